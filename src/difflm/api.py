@@ -27,7 +27,7 @@ class Run:
 
     folder: Path
     step: int
-    stopped: str  # "done", "early" or "interrupted", after which `resume=True` continues it
+    stopped: str  # "done", "early" or "interrupted"; `resume=True` continues an interrupted one
     seconds: float
     validation: dict[str, Any]
 
@@ -39,7 +39,7 @@ class Run:
 
 
 class StepCounter:
-    """Watches a training for a function of the steps that are done, and of how many."""
+    """Watches a training run for a function of finished steps and their total."""
 
     def __init__(self, tell: Callable[[int, int], None]) -> None:
         self.tell = tell
@@ -97,7 +97,7 @@ def train(
 
 
 def list_changes(changes: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Keys of a recipe as the command writes them: model={"hidden": 256} is model.hidden=256."""
+    """Keys of a recipe in the command's notation: model={"hidden": 256} is model.hidden=256."""
     found = []
     for key, value in changes.items():
         if isinstance(value, Mapping):
@@ -136,7 +136,7 @@ def evaluate(runs: str | Path | Sequence[str | Path], task: str = "language", **
 
 
 def as_path(one: Any, value: Any) -> Any:
-    """A value as its option has it: paths of files may be given as text."""
+    """Convert a value to the type of its option: paths may be given as text."""
     kinds = str(one.type)
     if "list" in kinds and isinstance(value, str | Path):
         value = [value]
@@ -146,7 +146,7 @@ def as_path(one: Any, value: Any) -> Any:
 
 
 def plain_type(annotation: Any) -> Any:
-    """The type behind an annotation that also describes an option."""
+    """The type in an annotation that also describes an option."""
     return get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
 
 

@@ -37,7 +37,7 @@ Ids = NDArray[np.uint64]
 class Tagger(Protocol):
     @property
     def name(self) -> str:
-        """Name and version; figures of different taggers do not compare."""
+        """Name and version; figures of different taggers cannot be compared."""
 
     def tags(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
         """Return a Universal tag for each word of each sentence."""

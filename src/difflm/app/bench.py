@@ -25,10 +25,10 @@ from difflm.models.diffusion import DiffusionModel
 from difflm.training.recipe import Recipe, check
 from difflm.training.trainer import Trainer
 
-REPEATS, MAX_SECONDS = 5, 2.5  # repeats of a measurement, and the seconds after which no further one begins
-CPU_TEXTS = 16  # texts of a training step on a CPU are this many at most: 512 would take a minute
-WORDS = 24  # of every training text: E2E's mean is 22
-STEPS_IN_A_ROW = 32  # between two synchronisations with a GPU, which is busy while the next step is prepared
+REPEATS, MAX_SECONDS = 5, 2.5  # repeats of a measurement; none starts after this many seconds
+CPU_TEXTS = 16  # the most texts of a training step on a CPU: 512 would take a minute
+WORDS = 24  # per training text: E2E's mean is 22
+STEPS_IN_A_ROW = 32  # steps between two synchronisations with a GPU, so that it stays busy
 SMALL: dict[str, Any] = {
     "method": "difflm",
     "model": {"embedding_dim": 32, "hidden": 128, "layers": 4, "heads": 4, "dropout": 0.0},
@@ -97,8 +97,8 @@ def loading_speed(name: str, lm: TextDiffusion) -> Row:
 
 
 def sampling_speed(name: str, lm: TextDiffusion, texts: int, **settings: Any) -> Row:
-    """Measure so many texts of lengths that the model draws, as `difflm generate` makes them."""
-    lm.inference.clear_recorded()  # graphs captured for another row would not count in this one's memory
+    """Measure generating this many texts, of lengths that the model draws, as `difflm generate` does."""
+    lm.inference.clear_recorded()  # so that graphs captured for another row do not count in this one's memory
     timing = time_work(lm.device, lambda: lm.generate(texts, **settings), repeats_on(lm.device), max_seconds=5.0)
     return {
         "model": name,
@@ -111,12 +111,12 @@ def sampling_speed(name: str, lm: TextDiffusion, texts: int, **settings: Any) ->
 
 
 def repeats_on(device: torch.device) -> int:
-    """Repeats of a request. On a GPU it takes milliseconds, and the first one still captures how sampling begins."""
+    """Repeats of a request. On a GPU it takes milliseconds, and the first one still captures the start of sampling."""
     return 9 if device.type == "cuda" else 3
 
 
 def dtype_name(lm: TextDiffusion) -> str:
-    """The arithmetic of the network while it samples."""
+    """The number format of the network's arithmetic while it samples."""
     dtype = lm.inference.dtype
     if isinstance(lm.model, DiffusionModel) and dtype is not torch.int8:
         dtype = lm.inference.denoiser.precision

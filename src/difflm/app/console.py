@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 BAR_DELAY = 2.0  # seconds of work after which a bar appears
 SAMPLES, SAMPLE_STEPS = 3, 20
-PIPE_WIDTH = 200  # columns of a table, where there is no terminal to fit
+PIPE_WIDTH = 200  # columns of a table that is not printed to a terminal
 
 
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # that a terminal would obey and not show; not tab and newline
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a terminal would obey these; not tab and newline
 
 
 def strip_controls(text: str) -> str:
-    """Remove control characters: what is printed may come from the files of a run, and these from anybody."""
+    """Remove control characters: printed text may come from files of a run, which anyone may have written."""
     return CONTROLS.sub("", text)
 
 
@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
 
 
 class Bar:
-    """A bar on stderr for work longer than two seconds; none where stderr is no terminal."""
+    """A progress bar on stderr for work longer than two seconds; nothing if stderr is not a terminal."""
 
     def __init__(self, what: str, total: int | None = None) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -72,7 +72,7 @@ class Bar:
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
-            redirect_stdout=False,  # else texts meant for a pipe would end up on stderr
+            redirect_stdout=False,  # otherwise texts meant for a pipe would end up on stderr
             redirect_stderr=False,
             disable=not sys.stderr.isatty(),
         )
@@ -87,7 +87,7 @@ class Bar:
 
     def __exit__(self, *exception: object) -> None:
         self._timer.cancel()
-        self._timer.join()  # the bar is shown by now, or never will be
+        self._timer.join()  # by now the bar has been shown, or will never be
         if self._progress.live.is_started:
             self._progress.stop()
 
@@ -95,13 +95,13 @@ class Bar:
         self._progress.update(self._task, description=what, completed=done, total=total)
 
     def advance(self, steps: int, least: int = 0) -> None:
-        """Count steps, from any thread. `least`: those of the texts that are finished, if nobody counted them."""
+        """Count steps, from any thread. `least`: the steps of all finished texts, if they were not counted before."""
         with self._lock:
             self._done = max(self._done + steps, least)
             self._progress.update(self._task, completed=self._done)
 
     def put(self, line: str) -> None:
-        """Print a line of output to stdout; above the bar where both share a terminal."""
+        """Print a line of output to stdout; above the bar if both share a terminal."""
         if self._progress.live.is_started and sys.stdout.isatty():
             self._progress.console.print(strip_controls(line), markup=False, highlight=False, soft_wrap=True)
         else:
@@ -152,7 +152,7 @@ class TrainingView:
             put_line(text)
 
     def reading(self, what: str, count: int) -> None:
-        """Show how far reading is. A count of zero makes `what` a note that stays, one below zero a warning."""
+        """Show progress of reading. A count of zero makes `what` a permanent note, a negative one a warning."""
         if self.as_json:
             if count <= 0:
                 put_json({"kind": "warning" if count else "note", "text": what})

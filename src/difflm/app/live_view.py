@@ -27,7 +27,7 @@ ON_DARK = ("#a08d45", "#a99a61", "#b2a77b", "#bbb495", "#c4c2af", "#ced0c9", "#d
 ON_LIGHT = ("#84640a", "#735b26", "#615234", "#50493e", "#3f4044", "#2d3647", "#1d2b49", "#0b1f4a")
 MARKS = {"replace": "~{}", "delete": "-{}", "insert": "{}+"}  # what the next step does with a word
 FAINT = Style(dim=True)
-UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # they would move the cursor or turn the line around
+UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # these characters would move the cursor or reverse the line
 
 
 class TerminalView:
@@ -45,7 +45,7 @@ class TerminalView:
         self._finished = 0
         self._drawn = float("-inf")
         self._styles = word_styles(self.console)
-        # FORCE_COLOR makes rich take a pipe for a terminal; the file itself knows.
+        # FORCE_COLOR makes rich treat a pipe as a terminal; the file itself knows.
         alive = self.console.file.isatty() and self.console.is_terminal and not self.console.is_dumb_terminal
         self._live = Live(console=self.console, auto_refresh=False, transient=True) if alive else None
 
@@ -71,7 +71,7 @@ class TerminalView:
             self._draw()
 
     def advance(self, steps: int, least: int = 0) -> None:
-        """Do nothing: this view counts the texts that it prints. A `Bar` has the same methods."""
+        """Do nothing: this view counts the texts that it prints. It has the interface of a `Bar`."""
 
     def put(self, text: str) -> None:
         """Print the next finished text."""
@@ -82,7 +82,7 @@ class TerminalView:
         if self._live is None:
             print(text, file=self.console.file, flush=True)
             return
-        self.console.print(Text(text if self.n == 1 else f"{text}\n"))  # a blank line tells long texts apart
+        self.console.print(Text(text if self.n == 1 else f"{text}\n"))  # a blank line separates long texts
         self._draw()
 
     def _snapshot(self) -> None:
@@ -106,7 +106,7 @@ class TerminalView:
         self._drawn = time.monotonic()
 
     def _rows(self) -> list[Text]:
-        """A line for each text, waiting ones included, as many as the window holds."""
+        """One line for each text, including waiting ones, as many as fit into the window."""
         unfinished = range(self._finished * self.candidates, self.n * self.candidates)
         if self.n * self.candidates == 1:
             return [draw_words(self._drafts[0], self._styles)] if 0 in self._drafts else []
@@ -127,7 +127,7 @@ class TerminalView:
         mean = sum(sure) / max(1, len(sure))
         full = min(BAR, round(BAR * (draft.step + 1) / max(self.steps, draft.step + 1)))
         parts = [self._time(draft), "━" * full + "╌" * (BAR - full)]
-        if draft.step + 1 < self.steps:  # the confidence of a finished text would read as a promise
+        if draft.step + 1 < self.steps:  # showing confidence for a finished text would look like a promise
             parts.append(f"{mean:4.0%} sure")
         if self.n > 1:
             parts.append(f"{self._finished}/{self.n} done")
@@ -157,7 +157,7 @@ def word_styles(console: Console) -> list[Style]:
     """Styles from low to high confidence; without colours, faint and plain."""
     if console.no_color or console.color_system is None:
         return [FAINT, Style()]
-    background = os.environ.get("COLORFGBG", "").rpartition(";")[2]  # some terminals set its number
+    background = os.environ.get("COLORFGBG", "").rpartition(";")[2]  # some terminals set its colour number
     light = background in map(str, (7, *range(9, 16)))
     return [Style(color=color) for color in (ON_LIGHT if light else ON_DARK)]
 
@@ -167,7 +167,7 @@ def printable(token: str) -> str:
 
 
 def mark_word(word: str, edit: str) -> str:
-    """Byte pairs keep their space before the mark."""
+    """Byte pairs put their space before the mark."""
     letters = word.lstrip(" ")
     return " " * (len(word) - len(letters)) + MARKS.get(edit, "{}").format(letters)
 
@@ -181,7 +181,7 @@ def hide_letters(word: str, sure: float, position: int) -> str:
     shown, hidden = "", False
     for k, sign in enumerate(word):
         width = cell_len(sign)
-        if width:  # a combining mark has none: it is hidden with its letter
+        if width:  # a combining mark has no width: it is hidden with its letter
             hidden = sign != " " and (0.61803 * (k + 1) + 0.32472 * position) % 1 > sure / SETTLED
         shown += "·" * width if hidden else sign
     return shown

@@ -53,9 +53,9 @@ from difflm.runtime.files import append_line, write_atomic
 from difflm.training.model_card import write_card
 from difflm.training.run import bundled_runs, find_run, read_config
 
-load_model = partial(load_whole, divided=True)  # several processes make the texts that are measured together
+load_model = partial(load_whole, divided=True)  # several processes generate the texts that are measured
 
-GAPS = ("anlg", "roc")  # sets of the infilling task
+GAPS = ("anlg", "roc")  # gap sets of the infilling task
 SAMPLES, TARGETS = 1000, 200  # texts of the language task or gaps, targets a control
 
 
@@ -133,7 +133,7 @@ def measure_control(
 
 
 def guide_models(models: Sequence[TextDiffusion], folder: Path) -> None:
-    """Give a classifier to the models that it was made for."""
+    """Give a classifier to the models that it was trained for."""
     refused = []
     for lm in models:
         try:
@@ -307,7 +307,7 @@ def run_names(runs: list[str]) -> list[str]:
         raise UsageError(f"{doubled[0]} is named twice.")
     for run in runs:
         if find_open_model(run) is None:
-            read_config(find_run(run))  # refuses what is no run
+            read_config(find_run(run))  # rejects what is not a run
     short = [Path(run).resolve().name if Path(run).is_dir() else run for run in runs]
     return [name if short.count(name) == 1 else run for name, run in zip(short, runs, strict=True)]
 

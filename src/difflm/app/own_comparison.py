@@ -15,8 +15,8 @@ from difflm.training.own_text import begun_recipe, own_recipe
 def train_methods(
     names: Sequence[str], changes: Sequence[str], minutes: float, into: Path | None, root: Path | None, device: str
 ) -> list[str] | None:
-    """The runs of these methods; those that were trained before are kept, and a run that was interrupted is continued.
-    None: it was interrupted again."""
+    """Train the runs of these methods; finished ones are kept, and interrupted ones continued. None: interrupted
+    again."""
     given = dict(one.split("=", 1) for one in changes if "=" in one)
     if wrong := [one for one in changes if "=" not in one]:
         raise UsageError(f"{wrong[0]!r} is not of the form key=value: with --methods, give settings for training.")

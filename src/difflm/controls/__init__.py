@@ -24,7 +24,7 @@ register = CONTROLS.register
 
 
 def parse_control(pair: str) -> Control:
-    """The registered control that NAME=VALUE asks for."""
+    """The registered control for NAME=VALUE."""
     name, equals, value = pair.partition("=")
     if not equals or not name.strip():
         raise UsageError(f"control {pair!r} is not of the form NAME=VALUE.")

@@ -1,4 +1,4 @@
-"""What is asked of a text: a rule to impose while it forms, an energy to descend, and a check once it is there."""
+"""What a control consists of: a rule while a text forms, labels to guide it to, and a check once it is finished."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """Whether a finished text obeys, found by something that had no part in making it. `satisfied` is None where the
-    checker is not installed."""
+    """Whether a finished text complies, judged by a checker that took no part in generating it. `satisfied` is None if
+    the checker is not installed."""
 
     satisfied: bool | None
     score: float | None  # 0 to 1
@@ -30,24 +30,24 @@ class Check:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model that a control is asked of."""
+    """The model that a control is applied to."""
 
     tokenizer: Tokenizer
-    max_words: int  # the most words of a text
+    max_words: int  # the largest number of words of a text
     first: int  # canvas position of the first word
-    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what its classifiers tell apart
-    word_labels: "Mapping[str, Tensor]" = field(default_factory=dict)  # how often a word bears a tag, [V, labels]
-    kinds: "Mapping[str, Kind]" = field(default_factory=dict)  # whether a label is of texts, words or spans
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the labels that its classifiers know
+    word_labels: "Mapping[str, Tensor]" = field(default_factory=dict)  # how often a word has a tag, [V, labels]
+    kinds: "Mapping[str, Kind]" = field(default_factory=dict)  # whether a label applies to texts, words or spans
     told: Sequence[Labelling] = ()  # labels that it has learned to read in a prompt
 
     @property
     def whole_words(self) -> bool:
-        """Whether one token is one word, so that words can be counted before they are there."""
+        """Whether one token is one word, so that words can be counted in advance."""
         return isinstance(self.tokenizer, Words)
 
     @property
     def unit(self) -> str:
-        """What its tokens are called."""
+        """The name of its tokens."""
         return self.tokenizer.kind if self.tokenizer.kind in ("words", "characters") else "tokens"
 
 
@@ -57,7 +57,7 @@ class Canvas:
 
     mask: "Tensor"  # [B, W] positions that exist
     first: int  # position of the first word
-    settled: "Tensor"  # [B, W] positions whose word is known already
+    settled: "Tensor"  # [B, W] positions whose word is already known
     known: "Tensor | None" = None  # [B, W] their ids, FREE elsewhere
 
     def rows(self, part: slice) -> "Canvas":
@@ -66,7 +66,7 @@ class Canvas:
 
 
 def need_text(value: Any, example: str) -> str:
-    """A control's text as it is given; anything else is refused."""
+    """Return a control's text; anything else is an error."""
     if not isinstance(value, str):
         name = example.partition("(")[0]
         raise UsageError(f"{name} takes text, such as {example}, not {value!r}.")
@@ -74,9 +74,9 @@ def need_text(value: Any, example: str) -> str:
 
 
 def need_number(value: Any, example: str) -> int:
-    """A control's whole number, also one that is written as text."""
+    """Return a control's whole number, which may be given as text."""
     if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value.strip()[:9])  # more digits are too many anyway
+        value = int(value.strip()[:9])  # longer numbers are too large anyway
     if not isinstance(value, Integral) or isinstance(value, bool):
         name = example.partition("(")[0]
         raise UsageError(f"{name} takes a whole number, such as {example}, not {value!r}.")
@@ -84,50 +84,50 @@ def need_number(value: Any, example: str) -> int:
 
 
 class Control(ABC):
-    """Subclasses are frozen values: what a person asks. They compose by being listed."""
+    """A request for a property of texts. Subclasses are frozen values, and are combined by listing them."""
 
     name: ClassVar[str]
 
     head: str | None = None  # the head of a classifier that guides towards it
-    reads_text: ClassVar[bool] = False  # whether `check` judges the printed text itself and not its words
-    whole: ClassVar[bool] = False  # whether the spans it asks for shall be the only ones
+    reads_text: ClassVar[bool] = False  # whether `check` reads the printed text instead of its words
+    whole: ClassVar[bool] = False  # whether there must be no other spans than the requested ones
 
     @property
     def target(self) -> Any:
-        """What is asked, as JSON: of a dataclass, its first field, unless a subclass says otherwise."""
+        """The requested value as JSON: the first field of a dataclass, unless a subclass says otherwise."""
         return getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
 
     @classmethod
     def parse(cls, value: str) -> "Control":
-        """Read the VALUE of `--control NAME=VALUE`, by which a registered control is asked for outside Python."""
+        """Read the VALUE of `--control NAME=VALUE`, the option for registered controls."""
         raise UsageError(f"{cls.name} cannot be given as NAME=VALUE: use its own option, or Python.")
 
     @abstractmethod
     def check(self, words: Sequence[str]) -> Check:
-        """`words` are those of the printed text."""
+        """Check a finished text; `words` are those of the printed text."""
 
     def prepare(self, info: ModelInfo) -> None:  # noqa: B027 (most controls have nothing to refuse)
-        """Refuse, before any sampling, what this model cannot do."""
+        """Reject, before any sampling, what this model cannot do."""
 
     def length(self, info: ModelInfo) -> int | None:
-        """The number of tokens it settles by itself."""
+        """The number of tokens, if the control determines it."""
         return None
 
     def min_length(self, info: ModelInfo) -> int:
-        """The fewest tokens of a text that can obey."""
+        """The fewest tokens of a text that can comply."""
         return 1
 
     def verbatim(self, info: ModelInfo) -> str | None:
-        """Words that must appear exactly so; those of all controls are placed together."""
+        """Words that must appear verbatim; those of all controls are placed together."""
         return None
 
     def wordings(self, info: ModelInfo) -> Sequence[str]:
-        """Ways to say it. Beside a control that speaks of every word one of them must appear, or a step that suits many
-        words a little would win over the one that says this."""
+        """Ways to express it. Together with a control of every word, one of them must appear: otherwise a step that
+        suits many words a little would win over the one that expresses this."""
         return ()
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
-        """What it imposes on every belief."""
+        """The rule that it imposes on every belief."""
         return None
 
     def automaton(self, info: ModelInfo) -> "TokenAutomaton | None":
@@ -135,8 +135,8 @@ class Control(ABC):
         return None
 
     def wanted(self, info: ModelInfo) -> Any:
-        """The labels under `head` that guidance climbs towards, as ids: one of the text, one a word, or
-        [first, last, label] for each span, with further labels where any of them will do."""
+        """The labels under `head` that guidance aims at, as ids: one for the text, one per word, or [first, last,
+        label] for each span, with further labels if any of them will do."""
         return None
 
     def __str__(self) -> str:

@@ -56,13 +56,13 @@ class Letters(Length):
             raise UsageError(f"length must be between 1 and {info.max_words} characters for this model.")
 
     def check(self, words: Sequence[str]) -> Check:
-        """Of the text itself, which is a sequence of characters."""
+        """Check the text itself, which is a sequence of characters."""
         return replace(super().check(words), checker="characters of the printed text")
 
 
 @dataclass(frozen=True)
 class Pieces(Length):
-    """A number of tokens: the length control of somebody else's model."""
+    """A number of tokens: the length control of an open model."""
 
     tokenizer: Tokenizer
     reads_text = True
@@ -79,7 +79,7 @@ class Pieces(Length):
 
 @dataclass(frozen=True)
 class Avoid(Control):
-    """A word that must not appear, however it is capitalised."""
+    """A word that must not appear, regardless of case."""
 
     word: str
     name = "avoid"
@@ -121,7 +121,7 @@ class Infill(Control):
     def gaps(self) -> list[int | None]:
         """The number of words of each gap; None: free."""
         found = BLANK.findall(self.template)
-        return [int(n[:9]) if n else None for n in found]  # more digits are too many words anyway
+        return [int(n[:9]) if n else None for n in found]  # longer numbers are too large anyway
 
     @property
     def sizes(self) -> list[int | None]:
@@ -156,13 +156,13 @@ class Infill(Control):
             raise UsageError(f"infill: the gaps have more than {self.most} words.")
 
     def known(self, info: ModelInfo) -> list[list[int]]:
-        """Ids of the parts. The space before a gap is the gap's own where tokens have spaces."""
+        """Ids of the parts. If tokens include spaces, the space before a gap belongs to the gap."""
         texts = self.parts if info.whole_words else [part.removesuffix(" ") for part in self.parts]
         texts = [part.removeprefix(" ") for part in texts] if info.tokenizer.adds_space else texts
         return info.tokenizer.encode_batch(texts)
 
     def template_items(self, info: ModelInfo) -> list[int]:
-        """The text as a `Template` has it."""
+        """The text in the form of a `Template`."""
         gaps = [[GAP] if gap is None else [ANY] * gap for gap in [*self.sizes, 0]]
         return [one for part, gap in zip(self.known(info), gaps, strict=True) for one in (*part, *gap)]
 
@@ -184,7 +184,7 @@ class Infill(Control):
 
     def cut_gaps(self, info: ModelInfo, words: int, shares: Sequence[float], more: int = 0) -> list[int]:
         """Sizes of the free gaps in a text of `words` tokens: what is left for them is cut at `shares`, numbers between
-        0 and 1, one fewer than such gaps; `more` words go to the widest of them."""
+        0 and 1, one fewer than free gaps; `more` words go to the widest one."""
         cut = split_total(words - self.min_length(info) - more, self.sizes.count(None), shares)
         if cut:
             cut[cut.index(max(cut))] += more
@@ -192,7 +192,7 @@ class Infill(Control):
         return [least + size for least, size in zip(fewest, cut, strict=True)]
 
     def place_known(self, info: ModelInfo, free: Sequence[int]) -> tuple[dict[int, int], dict[int, str]]:
-        """Ids of the known places where the free gaps have these sizes, and the words that the model has no id for."""
+        """Ids of the known positions if the free gaps have these sizes, and the words without an id."""
         sizes = iter(free)
         ids: dict[int, int] = {}
         unknown: dict[int, str] = {}
@@ -207,7 +207,7 @@ class Infill(Control):
         return ids, unknown
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
-        """Pieces: a gap behind a space begins with one, and none ends with white space."""
+        """For subwords: a gap after a space begins with a space, and no gap ends with white space."""
         if not info.tokenizer.spells:
             return None
         from difflm.controls.rules import SeparateGaps
@@ -223,7 +223,7 @@ class Infill(Control):
 
 
 def split_total(rest: int, gaps: int, shares: Sequence[float]) -> list[int]:
-    """`rest` words over the gaps: cut at `gaps` − 1 places, any cut as likely as any other."""
+    """Distribute `rest` words over the gaps, by cuts at `gaps` − 1 places; all cuts are equally likely."""
     cuts = sorted(int(share * (rest + 1)) for share in shares[: max(0, gaps - 1)])
     edges = [0, *cuts, rest]
     return [b - a for a, b in pairwise(edges)][:gaps] if gaps else []
@@ -232,7 +232,7 @@ def split_total(rest: int, gaps: int, shares: Sequence[float]) -> list[int]:
 def matches_template(parts: list[list[str]], gaps: Sequence[int | None], words: list[str]) -> bool:
     """Whether `words` are the parts in their order with gaps of the right sizes between them.
 
-    Part by part, all places at which it may end: templates with many gaps have more ways to match than can be tried."""
+    Finds all places where each part may end: templates with many gaps have too many ways to match to try each."""
 
     def ends_of(part: list[str], starts: Iterable[int]) -> set[int]:
         return {start + len(part) for start in starts if words[start : start + len(part)] == part}
@@ -247,9 +247,9 @@ def matches_template(parts: list[list[str]], gaps: Sequence[int | None], words: 
 
 
 def fits_between(sizes: Sequence[int], runs: Sequence[int]) -> bool:
-    """Whether phrases of these sizes, which are few, fit side by side into runs of free places.
+    """Whether a few phrases of these sizes fit side by side into runs of free positions.
 
-    A set of phrases is a number, a bit a phrase; of the runs only the longest can matter, as many as there are phrases.
+    A set of phrases is a number with one bit per phrase; only the longest runs matter, as many as there are phrases.
     """
     everything = range(1 << len(sizes))
     needed = [sum(size for n, size in enumerate(sizes) if one >> n & 1) for one in everything]
@@ -261,7 +261,7 @@ def fits_between(sizes: Sequence[int], runs: Sequence[int]) -> bool:
 
 
 def spell_variants(word: str, info: ModelInfo) -> list[list[int]]:
-    """The ways in which the model can write a word: all of them, or with byte pairs the usual ones."""
+    """The ways in which the model can spell a word: all of them or, with byte pairs, the usual ones."""
     word = word.strip()
     if isinstance(info.tokenizer, Words):
         known = enumerate(info.tokenizer.words)

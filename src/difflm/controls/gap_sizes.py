@@ -1,8 +1,8 @@
-"""Sizes of gaps that a template leaves open: those that a model fills with the least doubt.
+"""Choose sizes for the open gaps of a template: those that a model fills most confidently.
 
-Each gap is tried with 1 to MOST tokens, and written, the surest half of what is left at a time. The mean of their
-log-probabilities is what a size scores (compare CAL, arXiv 2602.00476, which reads it off the first step). How long
-whole texts are says little about a gap in one of them.
+Each gap is filled with 1 to MOST tokens, always writing the surest half of the remaining ones. The score of a size is
+the mean of their log-probabilities (compare CAL, arXiv 2602.00476, which takes it from the first step). The lengths of
+whole texts say little about a gap in one of them.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ from difflm.models.batching import Layout
 if TYPE_CHECKING:
     from difflm.controls.plan import ControlPlan
 
-GAPS = 4  # the stream of random numbers that cuts the words of free gaps
-MOST = 8  # tokens that a gap is tried with
-OTHERS = 3  # tokens of the other gaps meanwhile
-SHARPNESS = 4.0  # by which scores become shares: sizes that are filled almost as well are drawn almost as often
+GAPS = 4  # the random stream that sizes free gaps
+MOST = 8  # the most tokens that are tried in a gap
+OTHERS = 3  # tokens in the other gaps meanwhile
+SHARPNESS = 4.0  # turns scores into shares: sizes that are filled almost as well are drawn almost as often
 
 
 def share_gap_sizes(plan: "ControlPlan") -> list[Tensor] | None:
-    """How often each gap of a plan has 1, 2, … pieces, where the model is to say it: one of masks that has learned from
-    gaps, asked for gaps between words and for nothing else that takes room. None: lengths of whole texts say it."""
+    """The shares of 1, 2, … tokens for each gap of a plan, if the model can tell: a masked model trained on gaps, for
+    gaps between words and nothing else that takes room. None: drawn from the lengths of whole texts."""
     infill, info = plan.infill, plan.info
     if infill is None or not most_in_gaps(plan) or plan.phrases.asked or plan.pattern:
         return None
@@ -39,8 +39,8 @@ def share_gap_sizes(plan: "ControlPlan") -> list[Tensor] | None:
 
 
 def most_in_gaps(plan: "ControlPlan") -> int:
-    """Tokens that all open gaps between words may have more than they need, of a model of masks that has learned from
-    gaps: how long its whole texts are says nothing about them. 0: there is no such limit."""
+    """The most tokens that all open gaps between words may have beyond the least, for a masked model trained on gaps:
+    the length of its whole texts says nothing about them. 0: there is no such limit."""
     learned = getattr(plan.model.process, "masks", False) and plan.model.clean_context > 0 and not plan.info.whole_words
     return MOST * plan.infill.gaps.count(None) if plan.infill and plan.infill.parts[-1] and learned else 0
 
@@ -48,7 +48,7 @@ def most_in_gaps(plan: "ControlPlan") -> int:
 def draw_gap_layouts(
     plan: "ControlPlan", shares: Sequence[Tensor], noise: Noise
 ) -> tuple[list[Layout], list[dict[int, str]]]:
-    """Layouts of samples whose gaps have sizes by their shares, and the words that the model has no id for."""
+    """Layouts of samples with gap sizes drawn from the shares, and the words without an id."""
     assert plan.infill is not None
     sizes = [choose_sizes(shares, own) for own in noise.uniform(0, len(shares), stream=GAPS).tolist()]
     placed = [plan.infill.place_known(plan.info, own) for own in sizes]
@@ -58,14 +58,14 @@ def draw_gap_layouts(
 
 
 def choose_sizes(shares: Sequence[Tensor], u: Sequence[float]) -> list[int]:
-    """A size for each gap by its shares of the sizes from 1 on and a uniform number."""
+    """Draw a size for each gap from its shares of the sizes 1, 2, … by a uniform number."""
     return [
         1 + int(torch.searchsorted(own.cumsum(0), one * float(own.sum()))) for own, one in zip(shares, u, strict=True)
     ]
 
 
 def place_sizes(known: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[int, dict[int, int]]:
-    """The tokens of a text whose gaps have these sizes, and the ids of its known parts by place."""
+    """The number of tokens of a text whose gaps have these sizes, and the ids of its known parts by position."""
     ids: dict[int, int] = {}
     place = 0
     for part, size in zip(known, [*sizes, 0], strict=True):
@@ -76,7 +76,7 @@ def place_sizes(known: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[i
 
 @torch.no_grad()
 def share_sizes(plan: "ControlPlan", known: Sequence[Sequence[int]], room: int) -> list[Tensor]:
-    """How often a gap shall have 1, 2, … tokens, for each gap between the known parts of a text of at most `room`."""
+    """The shares of 1, 2, … tokens for each gap between the known parts of a text of at most `room` tokens."""
     gaps = len(known) - 1
     most = max(1, min(MOST, (room - sum(map(len, known))) // gaps))
     rows, places = [], []
@@ -90,8 +90,8 @@ def share_sizes(plan: "ControlPlan", known: Sequence[Sequence[int]], room: int) 
 
 
 def score_gaps(plan: "ControlPlan", rows: Sequence[Layout], gaps: Sequence[tuple[int, int]]) -> Tensor:
-    """The mean log-probability of what is written into a gap [first, end) of each row, [B], while all that is not known
-    there is written."""
+    """The mean log-probability of what is written into the gap [first, end) of each row, [B], while all unknown
+    positions are written."""
     denoiser, mask_id = plan.denoiser, plan.model.process.mask_id
     device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
     lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]

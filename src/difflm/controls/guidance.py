@@ -22,13 +22,13 @@ from difflm.diffusion.samplers.steps import StepState, clean_weight
 from difflm.models.autoregressive import Autoregressive
 from difflm.networks import Transformer
 
-CHART = 128  # width of the vectors that a span's two ends add up to
-MOSTLY_NONE = 5.0  # nearly all pairs of places are no span: known from the start, not learned
+CHART = 128  # width of the vectors that are summed for the two ends of a span
+MOSTLY_NONE = 5.0  # nearly all pairs of positions are not spans: an initial bias, not learned
 
 
 class Classifier(nn.Module):
-    """One trunk and a head for each labelling. It sees what the denoiser sees of x_t, except earlier estimates. It is
-    trained at all times of the process, so it works with any number of steps."""
+    """One trunk and a head for each labelling. Its input is the denoiser's view of x_t, without earlier estimates. It
+    is trained at all times of the process, so it works with any number of steps."""
 
     causal: ClassVar[bool] = False  # whether it reads clean prefixes, from left to right
 
@@ -54,8 +54,8 @@ class Classifier(nn.Module):
             self.trunk = Transformer(*sizes, positions=longest)
         nn.init.normal_(self.trunk.head.weight, std=hidden**-0.5)
         self.heads = nn.ModuleDict()
-        self.word_counts = nn.ParameterDict()  # how often each word bears each tag, [V, labels]; not trained
-        for number, one in enumerate(labellings):  # by number: a name may hold what module names may not
+        self.word_counts = nn.ParameterDict()  # how often each word has each tag, [V, labels]; not trained
+        for number, one in enumerate(labellings):  # by number: a name may contain characters that module names may not
             size = hidden if self.causal or one.kind == "tags" else 2 * hidden if one.kind == "text" else CHART
             self.heads[str(number)] = nn.Linear(size, len(one.values))
             if one.kind == "tags":
@@ -68,7 +68,7 @@ class Classifier(nn.Module):
                     out.bias[0] = MOSTLY_NONE
 
     def forward(self, view: Tensor, t: Tensor, mask: Tensor) -> "ClassifierOutput":
-        """`view` [B, L, view_dim] is what there is to see of the texts at times t: `Codec.view` of a noisy state."""
+        """`view` [B, L, view_dim] is `Codec.view` of a noisy state at times t."""
         if self.precision is None:
             return ClassifierOutput(self, self.trunk(view, t, mask), mask)
         with autocast_to(view.device, self.precision):
@@ -76,7 +76,7 @@ class Classifier(nn.Module):
         return ClassifierOutput(self, features.float(), mask)
 
     def guiding(self, dtype: torch.dtype | None) -> "Classifier":
-        """Itself, as it guides: nothing learns any more, and the trunk computes in `dtype`."""
+        """Prepare it for guiding: nothing is trained any more, and the trunk computes in `dtype`."""
         self.precision = dtype
         cast_linears(self.requires_grad_(False).trunk, dtype)
         return self
@@ -110,7 +110,7 @@ class ClassifierOutput:
     def spans(self, name: str) -> Tensor:
         """The same for every pair of a first and a last position, [B, L, L, labels]."""
         number = self.classifier.numbers[name]
-        # An end of a span is a place between two words: both are looked at.
+        # An end of a span is between two words: both are used.
         around = F.pad(self.features, (0, 0, 1, 1))
         first = self.classifier.heads[f"{number}-first"](torch.cat([around[:, :-2], self.features], -1))
         last = self.classifier.heads[f"{number}-last"](torch.cat([self.features, around[:, 2:]], -1))
@@ -118,8 +118,8 @@ class ClassifierOutput:
         return F.log_softmax(self.classifier.heads[number](pair).float(), -1)
 
     def nats(self, name: str, labels: Tensor, whole: bool = True) -> Tensor:
-        """−log p(labels | x_t) of each text, all its places together, [B]; NOTHING asks for nothing. `whole`: pairs of
-        places that no span names shall be no span; else a span may have several labels, of which any will do."""
+        """−log p(labels | x_t) of each text, summed over positions, [B]; NOTHING is ignored. `whole`: pairs of
+        positions without a span must not be spans; otherwise a span may have several labels, any of which will do."""
         kind = self.classifier.labellings[name].kind
         if kind == "text":
             chosen = self.text(name).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
@@ -144,7 +144,7 @@ class ClassifierOutput:
 
 
 def labels_on_canvas(labelling: Labelling, labels: Tensor, width: int, first: int) -> Tensor:
-    """Labels of words as labels of canvas positions, where words do not begin at 0."""
+    """Labels of words as labels of canvas positions, if words do not begin at 0."""
     if labelling.kind == "text" or (first == 0 and labelling.kind == "spans"):
         return labels
     if labelling.kind == "tags":
@@ -161,7 +161,7 @@ def span_chart(spans: Tensor, mask: Tensor) -> Tensor:
     batch, length = mask.shape
     first, last, label = spans[..., :3].unbind(-1)
     there = label != NOTHING
-    cell = torch.where(there, first * length + last, length * length)  # filling goes to a cell behind the chart
+    cell = torch.where(there, first * length + last, length * length)  # padding goes to an extra cell after the chart
     chart = torch.zeros(batch, length * length + 1, dtype=torch.int64, device=mask.device)
     return chart.scatter(1, cell, label.clamp(min=0))[:, :-1].view(batch, length, length)
 
@@ -173,14 +173,14 @@ def word_pairs(mask: Tensor) -> Tensor:
     return mask.unsqueeze(1) & mask.unsqueeze(2) & order
 
 
-Guided = Denoiser | Autoregressive  # what a classifier is trained for
+Guided = Denoiser | Autoregressive  # the model that a classifier is trained for
 
 
 def model_signature(guided: Guided) -> list[float]:
-    """Some numbers that are about equal for models whose states mean the same: out of the word vectors, and how noise
-    grows. Not a digest, since shipped weights are rounded."""
+    """Some numbers that are about equal for models whose states mean the same, from the word vectors and the noise
+    schedule. Not a digest, since shipped weights are rounded."""
     noise: Sequence[float] = ()
-    if isinstance(guided, Autoregressive):  # its vectors are as small as it likes
+    if isinstance(guided, Autoregressive):  # the scale of its vectors is arbitrary
         table = guided.embedding.weight.detach().float()
         table = table / table.std()
     else:
@@ -200,7 +200,7 @@ def matches_model(guided: Guided, wanted: Sequence[float]) -> bool:
 
 @dataclass(frozen=True)
 class Fluency:
-    """λ, the weight of log p(x_s | x_t) beside a classifier's *mean* loss, for each kind of control."""
+    """λ, the weight of log p(x_s | x_t) relative to a classifier's *mean* loss, for each kind of control."""
 
     text: float
     tags: float
@@ -230,7 +230,7 @@ class GuidanceSettings:
 
 
 STANDARD = GuidanceSettings()
-TOKENS = GuidanceSettings(size=2.0)  # 1 is Bayes' rule; the vectors' 10 makes up for steps that are small
+TOKENS = GuidanceSettings(size=2.0)  # 1 is Bayes' rule; 10 for vectors makes up for small steps
 # Li et al. (2022), released code. Of 200 steps the last that is followed by moves ends at 0.05: half a step of room.
 ORIGINAL = GuidanceSettings(
     "sign", 0.1, 3, Fluency(text=0.01, tags=1e-4, tree=5e-4, span=0.1), 0.0475, absolute=True, impose=False
@@ -239,16 +239,16 @@ ORIGINAL = GuidanceSettings(
 
 @dataclass(frozen=True)
 class GuidanceTarget:
-    """Labels that the texts of a batch should bear under one head, each text its own."""
+    """Labels that the texts of a batch should have under one head, which may differ between texts."""
 
     classifier: Any  # a `Classifier`, or one that reads sentences
     head: str
     labels: Tensor  # on the canvas, NOTHING where nothing is asked: [B], [B, W] or [B, M, 3]
-    whole: bool = False  # of spans: there shall be no others
+    whole: bool = False  # spans: there must be no others
 
     @cached_property
     def asks(self) -> Tensor:
-        """Which texts it asks something of, [B]; of the others not even, with `whole`, that they have no spans."""
+        """Which texts have a target, [B]; with `whole`, the others may have any spans."""
         return (self.labels.reshape(len(self.labels), -1) != NOTHING).any(-1)
 
     @property
@@ -257,7 +257,7 @@ class GuidanceTarget:
         return kind if kind != "spans" else "tree" if self.whole else "span"
 
     def terms(self, mask: Tensor) -> Tensor:
-        """How many terms the original's mean has, [B]: all positions for tags and all pairs for a tree, pads too."""
+        """The number of terms in the original's mean, [B]: for tags all positions, for a tree all pairs, even pads."""
         if self.kind == "tags":
             return mask.sum(-1)
         if self.kind == "tree":
@@ -282,10 +282,10 @@ class Guidance:
             slope = self.slope(x, s)
             if settings.climb == "gradient":
                 move = settings.size * std**2 * slope
-                if now.eta < 1:  # a step with less noise follows the score less far
+                if now.eta < 1:  # a step with less noise moves less along the score
                     move = move * expand_levels(clean_weight(now), x)
             else:
-                if settings.fluency:  # the released code divides by σ where the Gaussian has σ²
+                if settings.fluency:  # the released code divides by σ instead of σ²
                     slope = slope - expand_levels(self.fluency, x) * 2 * (x - mean) / std.clamp(min=1e-6)
                 size = (
                     torch.full_like(s, settings.size)
@@ -299,14 +299,14 @@ class Guidance:
     @cached_property
     def fluency(self) -> Tensor:
         """λ of each text, [B]. The original never mixed kinds of controls; here the smallest λ holds for all, since a
-        mean over many places would be lost beside a larger one. A text that asks for nothing is left alone."""
+        mean over many positions would have no effect next to a larger one. Texts without a target are not moved."""
         assert self.settings.fluency is not None
         own = [torch.where(w.asks, getattr(self.settings.fluency, w.kind), torch.inf) for w in self.targets]
         return torch.nan_to_num(torch.stack(own).amin(0), posinf=0.0)
 
     @torch.enable_grad()
     def slope(self, x: Tensor, s: Tensor) -> Tensor:
-        """∇ log p(c | x_s), positions that do not exist left out; beside fluency, of means."""
+        """∇ log p(c | x_s), 0 at positions that do not exist; with fluency, of mean losses."""
         x = x.detach().requires_grad_()
         found = self.nats_apiece(x, s)
         if self.settings.fluency:
@@ -315,7 +315,7 @@ class Guidance:
         return torch.nan_to_num(slope) * self.mask.unsqueeze(-1)
 
     def nats(self, x: Tensor, s: Tensor) -> Tensor:
-        """−log p(c | x_s) of each text, all targets together, [B]; each classifier is asked once."""
+        """−log p(c | x_s) of each text, summed over targets, [B]; each classifier is called once."""
         return torch.stack(self.nats_apiece(x, s)).sum(0)
 
     def nats_apiece(self, x: Tensor, s: Tensor) -> list[Tensor]:
@@ -327,8 +327,8 @@ class Guidance:
 
 @dataclass(frozen=True)
 class GuidedBelief:
-    """A transform: where vectors are moved after a step, the belief in words is tilted before it. The weight of the
-    classifiers is the settings' size; "enumerate" asks about each of the `words` likeliest words of a position."""
+    """A transform for token models: the belief is reweighted before a step, where vectors would be moved after it. The
+    classifiers' weight is the settings' size; "enumerate" evaluates the `words` likeliest words of each position."""
 
     guidance: Guidance
 
@@ -336,7 +336,7 @@ class GuidedBelief:
         process: object = self.guidance.denoiser.process
         assert isinstance(process, DiscreteProcess)
         settings = self.guidance.settings
-        if not settings.size:  # an impossible word is −∞ times nothing
+        if not settings.size:  # impossible words would give −∞ · 0
             return belief
         open_ = self.guidance.mask & ((x == process.mask_id) | (not process.settles))
         gain = self.enumerated(belief, x, t, open_) if settings.climb == "enumerate" else self.sloped(x, t, process)
@@ -344,13 +344,13 @@ class GuidedBelief:
         return belief.with_logits(belief.logits + settings.size * gain)
 
     def sloped(self, x: Tensor, t: Tensor, process: DiscreteProcess) -> Tensor:
-        """log p(c | x_t with w at a place) − log p(c | x_t) to first order in the one-hot vectors, [B, L, words]."""
+        """log p(c | x_t with w at a position) − log p(c | x_t) to first order in the one-hot vectors, [B, L, words]."""
         one_hot = one_hot_states(x, process.states, torch.float32)
         slope = self.guidance.slope(one_hot, t)
         return (slope - slope.gather(-1, x.unsqueeze(-1)))[..., : process.words]
 
     def enumerated(self, belief: Belief, x: Tensor, t: Tensor, open_: Tensor) -> Tensor:
-        """The same without the approximation, for the likeliest words; others are taken to change nothing."""
+        """The same without the approximation, for the likeliest words; all others get no gain."""
         count = min(self.guidance.settings.words, belief.logits.shape[-1])
         targets = [replace(w, labels=w.labels.repeat_interleave(count, 0)) for w in self.guidance.targets]
         asked = replace(self.guidance, targets=targets, mask=self.guidance.mask.repeat_interleave(count, 0))

@@ -9,14 +9,14 @@ from difflm.diffusion.condition import FREE
 from difflm.diffusion.forward_backward import IMPOSSIBLE, TokenChain
 from difflm.runtime.kernels import automaton_scan as kernels
 
-MOST = 16_384  # tokens, or places of a list of transitions, that one program holds
+MOST = 16_384  # the most tokens or transitions that one program holds
 
 Listed = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class KernelChain:
-    """What `plain` says of beliefs, without gradients. Lists of tokens, of transitions and of which classes belong to
+    """Computes the same as `plain`, without gradients. Lists of tokens, of transitions and of which classes belong to
     which of the `unions` are those of `runtime/kernels/automaton_scan.py`."""
 
     plain: TokenChain
@@ -29,7 +29,7 @@ class KernelChain:
     by_class: Listed
 
     def pass_messages(self, logits: Tensor, inside: Tensor) -> "KernelMessages":
-        """For beliefs [B, L, V] about texts at the positions `inside` [B, L]."""
+        """Messages for beliefs [B, L, V] about texts at the positions `inside` [B, L]."""
         log_q, joined, best, top, norm = kernels.group_tokens(
             logits, inside, *self.tokens, *self.members, self.classes, self.unions
         )
@@ -44,7 +44,7 @@ class KernelChain:
 
 @dataclass(frozen=True)
 class KernelMessages:
-    """What an automaton says of a belief; see `Messages`."""
+    """Messages of an automaton about a belief; see `Messages`."""
 
     chain: KernelChain
     logits: Tensor  # [B, L, V]
@@ -66,7 +66,7 @@ class KernelMessages:
         return kernels.tilt_tokens(logits, self.inside, self.top, factor, chain.plain.classes)
 
     def likeliest(self) -> Tensor:
-        kinds, _ = self.trace(1, None)  # outside the text the class of all tokens, by which a state stays as it is
+        kinds, _ = self.trace(1, None)  # outside the text, the class of all tokens, which leaves a state unchanged
         return self.best.gather(-1, kinds.unsqueeze(-1)).squeeze(-1)
 
     def draw(self, u: Tensor) -> Tensor:

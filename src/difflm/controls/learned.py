@@ -1,4 +1,4 @@
-"""Controls that a classifier guides towards, and that something else checks."""
+"""Controls that a classifier guides towards, and that an independent checker checks."""
 
 import difflib
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers.loop import Transform
 
-POS = "pos"  # the head that tells parts of speech
+POS = "pos"  # the head for parts of speech
 MEANING: dict[Kind, str] = {"text": "a label of a whole text", "tags": "a tag for every word", "spans": "spans"}
-VERBATIM = ("name", "near", "food")  # fields whose values people write as they are
+VERBATIM = ("name", "near", "food")  # fields whose values people write verbatim
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Field(Label):
         said = (
             self.value if isinstance(self.value, str) else {True: "yes", False: "no"}.get(self.value, str(self.value))
         )
-        head, value = normalise(need_text(self.label, 'Field("food", "Japanese")'), said)  # as the corpus writes them
+        head, value = normalise(need_text(self.label, 'Field("food", "Japanese")'), said)  # as spelt in the corpus
         object.__setattr__(self, "label", head)
         object.__setattr__(self, "value", value)
         super().__post_init__()
@@ -138,7 +138,7 @@ class Tags(Control):
 
 @lru_cache(maxsize=1)
 def checking_tagger() -> Tagger:
-    """spaCy where it is installed, else the bundled one; the check says which."""
+    """spaCy if it is installed, otherwise the bundled tagger; the check names it."""
     try:
         return spacy_tagger()
     except UsageError:
@@ -146,8 +146,8 @@ def checking_tagger() -> Tagger:
 
 
 def check_label_known(head: str, kind: Kind, info: ModelInfo) -> list[str]:
-    """The values that a classifier tells apart. A label is of a whole text, tags are of words: what was learned as one
-    cannot be asked for as the other."""
+    """The values that a classifier knows. A label is of a whole text, tags are of words: one cannot be used as the
+    other."""
     if (known_as := info.kinds.get(head, kind)) != kind:
         raise UsageError(f"{head!r} is {MEANING[known_as]} in this classifier, not {MEANING[kind]}.")
     if head not in info.labels:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from difflm.diffusion.forward_backward import TokenChain
     from difflm.diffusion.samplers.loop import Transform
 
-    Chains = dict[torch.device, TokenChain | KernelChain]  # of one automaton: every batch of a device has the same
+    Chains = dict[torch.device, TokenChain | KernelChain]  # by device: all batches share one automaton
 
-CHUNK = 32  # tokens of one class that are summed up together
+CHUNK = 32  # tokens of one class that are summed at once
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Pattern(Control):
 
     @property
     def expression(self) -> str | Node:
-        """What the automaton is made of."""
+        """The source of the automaton."""
         return self.regex
 
     def prepare(self, info: ModelInfo) -> None:
@@ -139,7 +139,7 @@ class Json(Pattern):
 
 @dataclass(frozen=True)
 class Between(Pattern):
-    """A pattern of what stands between a beginning and an end of the text, and spaces if there are any."""
+    """A pattern for the part between a given beginning and end of the text, with optional spaces around it."""
 
     regex: str = field(init=False, default="")
     inner: Pattern
@@ -169,10 +169,10 @@ class Between(Pattern):
 
 @dataclass(frozen=True)
 class BoundPattern:
-    """All patterns of a request, and what else stands beside them, for one vocabulary."""
+    """All patterns of a request, joined with its other controls, for one vocabulary."""
 
     template: Template
-    lengths: Mapping[int, float]  # numbers of tokens of texts that match, and how likely texts of as many do
+    lengths: Mapping[int, float]  # token counts of matching texts, and how likely texts of that length match
     chains: "Chains" = field(default_factory=dict)
 
     def rule(self, codec: "Codec", canvas: Canvas) -> "Transform":
@@ -180,7 +180,7 @@ class BoundPattern:
 
 
 def impose_automaton(automaton: TokenAutomaton, chains: "Chains", codec: "Codec", canvas: Canvas) -> "Transform":
-    """The rule by which texts are accepted. Of known tokens, specials are no part of a text."""
+    """The rule that makes texts match. Known special tokens are not part of a text."""
     from difflm.controls.rules import ImposePattern
     from difflm.diffusion.condition import FREE
 
@@ -200,9 +200,9 @@ def join_patterns(
     bias: "Tensor",
     kept: Sequence[int] | None = None,
 ) -> BoundPattern:
-    """The patterns among these controls and all that can be written as an automaton beside them as one, of texts with
-    `words` tokens, or at least so many. `bias` [V] are the log frequencies of tokens. `kept` is an edited text: the ids
-    that stay, ANY for others."""
+    """Join the patterns among these controls, and all others that can be written as an automaton, for texts with
+    `words` tokens, or at least `least`. `bias` [V] are the log frequencies of tokens. `kept` is an edited text: the ids
+    that are kept, ANY elsewhere."""
     banned = frozenset[int]()
     if info.whole_words:  # one token is one word
         avoided = [spell for c in controls if isinstance(c, Avoid) for spell in spell_variants(c.word, info)]
@@ -227,7 +227,7 @@ def join_patterns(
 
 
 def chain_of(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain | KernelChain":
-    """The automaton as tensors: for kernels where a GPU has Triton and no list is too long."""
+    """The automaton as tensors: for kernels if a GPU has Triton and no list is too long."""
     plain = plain_chain(automaton, device)
     if device.type != "cuda" or find_spec("triton") is None:
         return plain
@@ -259,8 +259,8 @@ def kernel_chain(automaton: TokenAutomaton, plain: "TokenChain", device: "torch.
 
 
 def join_transitions(edges: Array) -> tuple[Array, Array]:
-    """Transitions (begin, union, end), of which no two have the same ends: a union is a set of classes, and its members
-    are (class, union)."""
+    """Transitions (begin, union, end), no two of them with the same begin and end: a union is a set of classes, and its
+    members are (class, union)."""
     edges = edges[np.lexsort((edges[:, 1], edges[:, 2], edges[:, 0]))]
     pairs, firsts = np.unique(edges[:, [0, 2]], axis=0, return_index=True)
     sets = [tuple(part) for part in np.split(edges[:, 1], firsts[1:])]
@@ -270,8 +270,8 @@ def join_transitions(edges: Array) -> tuple[Array, Array]:
 
 
 def list_columns(items: Array, keys: Array, more: Array | int = 0) -> tuple[Array, Array]:
-    """Items [n], at least one, as the kernels of `automaton_scan.py` want them, `more` in the higher halves, sorted by
-    keys: a list [N, R] of as few places as can be, and where its columns [3, R] go."""
+    """Items [n], at least one, in the format of `automaton_scan.py`, with `more` in the upper bits, sorted by keys: a
+    list [N, R] that is as small as possible, and the targets of its columns [3, R]."""
     items = (items + (more << 16))[np.argsort(keys, kind="stable")]
     keys, counts = np.unique(keys, return_counts=True)
     sizes = {high: 1 << int(np.ceil(counts / high).sum() - 1).bit_length() for high in (32, 16, 8, 4)}
@@ -279,7 +279,7 @@ def list_columns(items: Array, keys: Array, more: Array | int = 0) -> tuple[Arra
     lengths = -(-counts // high)  # in columns
     begins, found = lengths.cumsum() - lengths, np.full((high, sizes[high]), -1)
     within, wide = np.arange(len(items)) - np.repeat(counts.cumsum() - counts, counts), np.repeat(lengths, counts)
-    found[within // wide, np.repeat(begins, counts) + within % wide] = items  # neighbours stand beside each other
+    found[within // wide, np.repeat(begins, counts) + within % wide] = items  # neighbours are adjacent
     columns = np.zeros((3, sizes[high]), np.int64)
     columns[0, : lengths.sum()] = np.repeat(keys, lengths)
     columns[1], columns[1, : lengths.sum()] = 1, 0
@@ -288,18 +288,18 @@ def list_columns(items: Array, keys: Array, more: Array | int = 0) -> tuple[Arra
 
 
 def plain_chain(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain":
-    """The chain by torch's operations."""
+    """The chain in torch operations."""
     import torch
 
     from difflm.diffusion.forward_backward import TokenChain
 
     states, classes = automaton.table.shape
     begin, kind, end = automaton.edges.T
-    every = np.arange(states)  # under the class that stays, each leads to itself
+    every = np.arange(states)  # under the added class, each state leads to itself
     begins, kinds, ends = (np.append(*both) for both in ((begin, every), (kind, 0 * every + classes), (end, every)))
     fill = len(begins)
     by_begin = np.column_stack([list_by(begins, states, fill), every * 0 + fill])
-    place = np.full(fill + 1, by_begin.shape[1] - 1)  # of each transition in these lists; one of the filling is known
+    place = np.full(fill + 1, by_begin.shape[1] - 1)  # of each transition in these lists; that of the padding is known
     place[by_begin[by_begin < fill]] = np.flatnonzero(by_begin < fill)
     arrivals = chunk_lists(ends, states, 1 + 8 * fill // states)
     arrivals[0] = place[arrivals[0]]
@@ -317,7 +317,7 @@ def plain_chain(automaton: TokenAutomaton, device: "torch.device") -> "TokenChai
 
 
 def list_by(keys: Array, size: int, fill: int) -> Array:
-    """Which items have each key from 0 on, [size, most of any key], filled up with `fill`."""
+    """The items of each key from 0 on, [size, most of any key], padded with `fill`."""
     counts = np.bincount(keys, minlength=size)
     order = np.argsort(keys, kind="stable")
     found = np.full((size, max(1, counts.max(initial=0))), fill)
@@ -326,8 +326,8 @@ def list_by(keys: Array, size: int, fill: int) -> Array:
 
 
 def chunk_lists(keys: Array, size: int, width: int) -> list[Array]:
-    """Lists of up to `width` items of one key, then of those lists, and so on to one list a key; each is filled up with
-    the number behind the last item, which stands for nothing, and is followed by a list of nothing."""
+    """Lists of up to `width` items of one key, then lists of those lists, and so on until there is one list per key;
+    each is padded with the number after the last item, which stands for nothing, and is followed by an empty list."""
     found = []
     while np.bincount(keys).max() > width:
         counts = np.bincount(keys, minlength=size)

@@ -1,4 +1,4 @@
-"""Words and phrases that must appear: whether they fit, and the one rule that places them together."""
+"""Words and phrases that must appear: whether they fit, and the rule that places all of them."""
 
 import difflib
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers.loop import Transform
 
-MOST = 8  # all their orders are weighed at every step, which doubles with each
+MOST = 8  # all their orders are compared at every step, and each phrase doubles the work
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Contains(Control):
             )
 
     def ids(self, info: ModelInfo) -> list[int]:
-        # Pieces spell a word inside a text with the space before it.
+        # Inside a text, subword tokens spell a word with the space before it.
         plain = isinstance(info.tokenizer, Words) or info.tokenizer.adds_space
         text = self.phrase.strip() if plain else f" {self.phrase.strip()}"
         return info.tokenizer.encode(text)
@@ -76,23 +76,23 @@ class Contains(Control):
 
 
 class Phrases:
-    """Phrases that known words do not hold, nor each other; of each the ways to say it, of which one will do."""
+    """Required phrases that are not contained in known words or each other; each may have several wordings."""
 
     def __init__(self, asked: Sequence[Sequence[Contains]], info: ModelInfo) -> None:
         self.asked, self.info = asked, info
         self.ids = tuple(tuple(tuple(one.ids(info)) for one in ways) for ways in asked)
         self.sizes = [min(map(len, ways)) for ways in self.ids]
-        # The fewest tokens of a text that holds them all; with pieces, something may stand before the first.
+        # The fewest tokens of a text with all phrases; with subwords, something may come before the first one.
         self.needed = sum(self.sizes) + (info.tokenizer.spells and bool(asked))
 
     def check_kept(self, kept: Sequence[bool]) -> None:
-        """`kept` places of an edited text are not theirs; with pieces, nor is the one before and behind these."""
+        """Check that all fit between the `kept` positions of an edited text; with subwords, not next to these."""
         runs = [len(list(run)) for taken, run in groupby(kept) if not taken]
         if not fits_between(self.sizes, [run - 2 * self.info.tokenizer.spells for run in runs]):
             raise UsageError(f"contains: {self.named} does not fit between the kept words.")
 
     def more(self, infill: Infill, words: int | None) -> int:
-        """How many words longer than one the widest free gap must be to hold what fits into no other."""
+        """How much wider than one word the widest free gap must be to hold what fits into no other."""
         left = list(self.sizes)
         gaps = [gap for gap in infill.sizes if gap is not None]
         for size in sorted(self.sizes, reverse=True):
@@ -103,7 +103,7 @@ class Phrases:
         if None not in infill.sizes and not fits_between(self.sizes, [gap for gap in infill.sizes if gap is not None]):
             raise UsageError(f"contains: {self.named} does not fit into the gaps of {infill.template!r}.")
         more = max(0, sum(left) - 1) if None in infill.sizes else 0
-        more += 2 * (self.info.tokenizer.spells and bool(left))  # pieces that keep their words apart
+        more += 2 * (self.info.tokenizer.spells and bool(left))  # tokens that separate their words
         least, room = infill.min_length(self.info) + more, self.info.max_words if words is None else words
         if least > room:
             raise UsageError(
@@ -127,7 +127,7 @@ class Phrases:
         return [PlacePhrases(codec, self.ids, free, apart, ends)]
 
     def keep_apart(self, codec: "Codec", canvas: Canvas) -> "KeepApart":
-        """What keeps phrases whole where a model writes pieces; what lengthens one way to say it, is kept off all."""
+        """The rule that keeps phrases whole for subword models; what would lengthen any wording is banned after all."""
         from difflm.controls.rules import KeepApart
 
         tokenizer = self.info.tokenizer
@@ -147,7 +147,7 @@ def choose_phrases(
     words: int | None = None,
     worded: bool = False,
 ) -> Phrases:
-    """The phrases that the controls ask for. `worded`: with ways to say what has such, even where no control speaks of
+    """The phrases that the controls require. `worded`: with all wordings of a control, even if no control determines
     every word."""
     if (worded or speaks_of_every_word(controls, info)) and not known:
         found = choose_wordings(controls, info)
@@ -161,12 +161,12 @@ def choose_phrases(
 
 
 def speaks_of_every_word(controls: Sequence[Control], info: ModelInfo) -> bool:
-    """Whether tags or a tree are asked for."""
+    """Whether tags or a tree are requested."""
     return any(c.head and c.length(info) is not None for c in controls)
 
 
 def choose_wordings(controls: Sequence[Control], info: ModelInfo) -> Phrases:
-    """The phrases that the controls ask for, with ways to say what has such."""
+    """The phrases that the controls require, with all wordings of those that have several."""
     avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
     ways = {c: [Contains(text) for text in c.wordings(info)] for c in controls}
     ways = {c: [one for one in own if not avoided & {w.lower() for w in one.words}] for c, own in ways.items()}
@@ -177,7 +177,7 @@ def choose_wordings(controls: Sequence[Control], info: ModelInfo) -> Phrases:
 
 
 def drop_contained(asked: Sequence[Contains], known: Sequence[Sequence[str]]) -> list[Contains]:
-    """Phrases that neither known words nor longer phrases hold."""
+    """Phrases that are contained in neither known words nor longer phrases."""
     found: list[Contains] = []
     for control in sorted(asked, key=lambda c: -len(c.words)):
         if not any(control.stands_in(words) for words in [*known, *(c.words for c in found)]):
@@ -186,7 +186,7 @@ def drop_contained(asked: Sequence[Contains], known: Sequence[Sequence[str]]) ->
 
 
 def nearest_words(word: str, info: ModelInfo) -> str:
-    """A hint at words of like spelling."""
+    """A hint with similarly spelt words."""
     known = getattr(info.tokenizer, "words", [])
     near = difflib.get_close_matches(word, known, n=3) or difflib.get_close_matches(word.capitalize(), known, n=3)
     return f" Near: {', '.join(near)}." if near else ""

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers.loop import Transform
 
-# What might stand behind a piece and make one word of it and the words before it.
+# What might follow a token and join it with the words before it into one word.
 BEHIND = ("a", "A", "1", "s", "é", ".", ".a", ".1", "-", "-a", "'s", "&a", ",1", ":1", "£", "e.", "g.", "m.")
 ANYTHING, NOTHING = Repeated(Chars(named="sS"), 0, None), Sequenced(())
-EDGE = Chars(tuple(re.findall("(.)-(.)", CJK)), "W")  # what may stand beside a word
+EDGE = Chars(tuple(re.findall("(.)-(.)", CJK)), "W")  # what may be next to a word
 
 
 # -- words that must not be there -------------------------------------------------------------------------------------
 
 
 def avoid_words(words: Sequence[str], tokenizer: Tokenizer) -> TokenAutomaton:
-    """The automaton of texts that hold none of these words, however their pieces are cut."""
+    """The automaton of texts that contain none of these words, however they are tokenized."""
     return compile_pattern(
         Either(tuple(hold_word(word.strip()) for word in words)), tokenizer, negated=True, as_bytes=True
     )
 
 
 def hold_word(word: str) -> Node:
-    """Texts of which `split_words` finds this word in any case; and some more, in which it touches signs."""
+    """Texts in which `split_words` finds this word, in any case; and some more, in which it touches punctuation."""
     before, after, lower = [EDGE], [EDGE], word.lower()
     pairs, units = [pair.split() for pair in FUSED], UNITS.split("|")
     if lower in units:  # 5pm
@@ -56,7 +56,7 @@ def hold_word(word: str) -> Node:
 
 
 def is_letter(char: str) -> bool:
-    """Whether a character makes one word with letters beside it."""
+    """Whether a character joins adjacent letters into one word."""
     return (char.isalnum() or char == "_") and not re.match(f"[{CJK}]", char)
 
 
@@ -77,14 +77,14 @@ def cut_bytes(text: str) -> str:
 
 
 def let_end(automaton: TokenAutomaton, ends: Sequence[int]) -> TokenAutomaton:
-    """The automaton of accepted texts that a model ends itself: anything may stand behind the end."""
+    """The automaton of accepted texts that the model ends itself: anything may follow the end."""
     dead, count = len(automaton.table) - 1, automaton.table.shape[1]
     classes, over = automaton.classes.copy(), dead + 1
     classes[list(ends)] = count + 1
-    step = np.append(automaton.table, np.where(automaton.accepting, over, dead)[:, None], 1)  # the end is a class more
+    step = np.append(automaton.table, np.where(automaton.accepting, over, dead)[:, None], 1)  # a class for the end
     table = np.vstack([step[:-1], np.full(count + 1, over), step[-1:]])
-    table = np.where(table == over, dead, np.where(table == dead, over, table))  # the last one is never left
-    order = [*range(count - 1), count, count - 1]  # nor is the last class read, but behind the end
+    table = np.where(table == over, dead, np.where(table == dead, over, table))  # the last state is never left
+    order = [*range(count - 1), count, count - 1]  # and the last class is read only after the end
     places = np.argsort(order)
     classes = places[np.minimum(classes, count)]
     accepting = np.insert(automaton.accepting, dead, True)
@@ -92,7 +92,7 @@ def let_end(automaton: TokenAutomaton, ends: Sequence[int]) -> TokenAutomaton:
 
 
 def can_pass(automaton: TokenAutomaton, runs: Sequence[Sequence[int]]) -> bool:
-    """Whether given tokens, side by side, can stand in an accepted text."""
+    """Whether each run of given tokens can occur in an accepted text."""
     dead = len(automaton.table) - 1
     for run in runs:
         states = {*range(dead)}
@@ -103,14 +103,14 @@ def can_pass(automaton: TokenAutomaton, runs: Sequence[Sequence[int]]) -> bool:
     return True
 
 
-# -- what stands behind words that must be there ----------------------------------------------------------------------
+# -- what may follow required words -----------------------------------------------------------------------------------
 
 Followers = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @lru_cache(maxsize=8)
 def printed_pieces(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """What each piece adds to a text behind a word: its spelling, or what decoding finds where none is told."""
+    """What each token adds to a text after a word: its spelling or, if that is not given, the result of decoding."""
     if tokenizer.spells:
         return tuple(tokenizer.spellings())
     pieces = range(len(SPECIALS), tokenizer.size)
@@ -121,7 +121,7 @@ def printed_pieces(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def sort_followers(phrase: str, tokenizer: Tokenizer) -> Followers:
-    """Pieces that lengthen the last word of a phrase, and those that do so unless a space or nothing follows them."""
+    """Tokens that lengthen the last word of a phrase, and those that do so unless a space or nothing follows them."""
     words, glued, closing = split_words(phrase), list[int](), list[int]()
 
     def stays(text: str) -> bool:
@@ -139,7 +139,7 @@ def sort_followers(phrase: str, tokenizer: Tokenizer) -> Followers:
 
 @lru_cache(maxsize=8)
 def spaced_pieces(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Specials, and pieces that begin with white space: they lengthen no word."""
+    """Specials, and tokens that begin with white space: they lengthen no word."""
     pieces = enumerate(printed_pieces(tokenizer), len(SPECIALS))
     return (*range(len(SPECIALS)), *(i for i, piece in pieces if piece[:1].isspace()))
 
@@ -148,8 +148,8 @@ def spaced_pieces(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def find_kept(phrase: str, text: str, tokenizer: Tokenizer) -> list[range]:
-    """Places of the tokens of a phrase in a text, wherever it occurs. Of pieces, all that spell a part of it, and one
-    before them, a space or a sign, where the first does not bring a space itself."""
+    """Positions of the tokens of a phrase in a text, wherever it occurs. For subwords, all tokens that spell a part of
+    it, and the one before them, a space or a punctuation mark, if the first does not begin with a space."""
     words, asked = split_words(text), split_words(phrase.strip())
     starts = [i for i in range(len(words) - len(asked) + 1) if words[i : i + len(asked)] == asked]
     if not asked or not starts:
@@ -172,7 +172,7 @@ def find_kept(phrase: str, text: str, tokenizer: Tokenizer) -> list[range]:
 
 
 def keep_whole(text: str, places: Sequence[range], codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform":
-    """The rule by which words of an edited text stay whole; `places` are those of their pieces."""
+    """The rule that keeps words of an edited text whole; `places` are the positions of their tokens."""
     from difflm.controls.rules import KeepApart, KeepWhole
 
     spans = info.tokenizer.spans(text)
@@ -188,7 +188,7 @@ def keep_whole(text: str, places: Sequence[range], codec: "Codec", info: ModelIn
 
 @dataclass(frozen=True)
 class PieceInfill(Infill):
-    """Gaps between pieces: `___:4` are four words between spaces. The rest stays as it is, to the character."""
+    """Gaps between subword tokens: `___:4` means four words between spaces. The rest is kept verbatim."""
 
     reads_text = True
 
@@ -204,7 +204,7 @@ class PieceInfill(Infill):
         return compile_pattern(Sequenced(tuple(parts)), info.tokenizer, as_bytes=True)
 
     def fewest(self, info: ModelInfo) -> list[int]:
-        """One, or two where no piece is a space and more."""
+        """One, or two if no token begins with a space and continues."""
         whole = any(piece.startswith(" ") and not piece[-1].isspace() for piece in info.tokenizer.spellings())
         return [1 if whole or not part.endswith(" ") else 2 for part in self.parts[:-1]]
 
@@ -219,11 +219,11 @@ class PieceInfill(Infill):
 
 
 def matches_parts(parts: Sequence[str], gaps: Sequence[int | None], text: str) -> bool:
-    """Whether a text is these parts in their order, with a word at least, or so many, in each gap between them."""
+    """Whether a text consists of these parts in order, with at least one word, or the given number, in each gap."""
     ends = {len(parts[0])} if text.startswith(parts[0]) else set[int]()
     for part, gap in zip(parts[1:], gaps, strict=True):
         starts = [found.start() for found in re.finditer(f"(?={re.escape(part)})", text)]
-        if gap is None:  # what a later end can reach, the first can
+        if gap is None:  # whatever a later end can reach, the first can reach too
             ends = {k + len(part) for k in starts if ends and text[min(ends) : k].strip()}
         else:
             ends = {k + len(part) for k in starts if any(len(text[end:k].split()) == gap for end in ends if end <= k)}
@@ -231,7 +231,7 @@ def matches_parts(parts: Sequence[str], gaps: Sequence[int | None], text: str) -
 
 
 class SpacedLength(WordCount):
-    """So many words between spaces: what a length is to a model that writes pieces of words."""
+    """A number of words between spaces: the length control of subword models."""
 
     name = "length"
 
@@ -241,7 +241,7 @@ class SpacedLength(WordCount):
 
 
 def say_of_pieces(controls: Sequence[Control], tokenizer: Tokenizer) -> list[Control]:
-    """Controls of words as controls of what pieces spell."""
+    """Replace controls of words by controls of what subword tokens spell."""
     found = list[Control]()
     for control in controls:
         if type(control) is Infill:

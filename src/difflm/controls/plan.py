@@ -1,4 +1,4 @@
-"""A list of controls bound to a model: checked for sense beforehand, then layouts and steering, then checks."""
+"""A list of controls bound to a model: checked in advance, then turned into layouts, steering and checks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class Edit:
 
 
 def length_unit(tokenizer: Tokenizer) -> str | None:
-    """What `Length` counts in texts of this tokenizer; None where no length can be asked for."""
+    """What `Length` counts in texts of this tokenizer; None if lengths are not supported."""
     if isinstance(tokenizer, Characters):
         return "characters"
     if isinstance(tokenizer, OpenTokenizer):
@@ -104,12 +104,12 @@ class ControlPlan:
         if len(infills) > 1:
             raise UsageError("infill can be given only once; put all gaps in one text.")
         self.infill = infills[0] if infills else None
-        # Whether a text is continued, as far as the model likes: a template that ends in its only gap.
+        # Whether the model continues a text as far as it likes: a template that ends in its only gap.
         self.continues = model.lengths.continues and any(c.gaps == [None] and not c.parts[-1] for c in infills)
         if edit is not None:
             self.check_edit(edit)
         self.guided = any(control.head for control in self.controls)  # whether a classifier guides
-        # Of two that know a head, the first; each is asked once, however many heads it has.
+        # Of two classifiers with the same head, the first; each is called once, however many heads it has.
         able = {control.head: [c for c in classifiers if control.head in c.labellings] for control in self.controls}
         self.asked_classifiers = list({id(some[0]): some[0] for some in able.values() if some}.values())
         self.words, self.least = agree_on_length(self.controls, info, edit)
@@ -118,14 +118,14 @@ class ControlPlan:
         if any(isinstance(c, Pattern) or (isinstance(c, PieceInfill) and any(c.gaps)) for c in self.controls):
             bias, kept = model.denoiser.codec.bias, None if edit is None else self.kept_items(edit)
             self.pattern = join_patterns(self.controls, info, self.words, self.least, bias, kept)
-        # Whether nothing settles the length, and the model writes its own end.
+        # Whether nothing determines the length, and the model writes its own end.
         own_end = END not in model.lengths.forbidden
         self.open_ended = own_end and self.words is None and not self.pattern
         self.open_ended &= self.continues or (self.least <= 1 and self.infill is None)
         if not self.pattern and info.tokenizer.spells:
             self.spelling = self.avoid_spellings()
         given = self.infill.parts if self.infill else (edit.text,) if edit else ()
-        # Words that were given and that the model does not know, each once.
+        # Given words that the model does not know, each once.
         self.unknown_words = list(
             dict.fromkeys(word for text in given for word in info.tokenizer.unknown(text.strip()))
         )
@@ -133,10 +133,10 @@ class ControlPlan:
         if any(isinstance(c, Avoid) for c in self.controls):
             check_avoided(self.controls, info, known)
         self.imposed = [c for c in self.controls if guidance.impose or not c.head]
-        if self.pattern or self.spelling:  # whose rule sees to it
+        if self.pattern or self.spelling:  # its rule takes care of it
             self.imposed = [c for c in self.imposed if not isinstance(c, Avoid)]
-        # Tilting single words hardly ever makes a phrase appear: docs/log.md has the figures.
-        placed = [] if self.pattern else self.imposed  # what a pattern leaves no place for is not placed
+        # Reweighting single words hardly ever makes a phrase appear: docs/log.md has the figures.
+        placed = [] if self.pattern else self.imposed  # a pattern contains the phrases already
         self.phrases = choose_phrases(placed, info, known, self.words, model.denoiser.codec.holds_tokens)
         self.extra = self.phrases.more(self.infill, self.words) if self.infill and not self.continues else 0
         if edit is not None:
@@ -154,17 +154,17 @@ class ControlPlan:
             raise UsageError(f"--strength must be greater than 0 and at most 1, not {edit.strength}.")
 
     def kept_places(self, edit: Edit) -> list[range]:
-        """Places of the tokens of each phrase that stays, wherever it occurs."""
+        """Positions of the tokens of each kept phrase, wherever it occurs."""
         return [place for phrase in edit.keep for place in find_kept(phrase, edit.text.strip(), self.info.tokenizer)]
 
     def kept_items(self, edit: Edit) -> list[int]:
-        """The text as a `Template` has it."""
+        """The text in the form of a `Template`."""
         kept = {k for place in self.kept_places(edit) for k in place}
         ids = self.info.tokenizer.encode(edit.text.strip())
         return [token if k in kept else ANY for k, token in enumerate(ids)]
 
     def edit_layout(self, edit: Edit) -> tuple[Layout, dict[int, str]]:
-        """The text on its canvas, with the words that stay as known ones; of these, those without an id."""
+        """The text on its canvas, with the kept words as known ones; and those of them without an id."""
         text, tokenizer = edit.text.strip(), self.info.tokenizer
         ids, spelt = tokenizer.encode(text), [] if self.info.whole_words else tokenizer.spans(text)
         words = split_words(text) if self.info.whole_words else [text[begin:end] for begin, end in spelt]
@@ -173,7 +173,7 @@ class ControlPlan:
         return self.layout(len(ids), kept, ids), {k: words[k] for k, token in kept.items() if token == UNK}
 
     def avoid_spellings(self) -> TokenAutomaton | None:
-        """The automaton of texts whose pieces spell no avoided word, if there are any."""
+        """The automaton of texts that spell no avoided word, if there are any."""
         avoided = tuple(c.word for c in self.controls if isinstance(c, Avoid))
         if not avoided:
             return None
@@ -193,8 +193,8 @@ class ControlPlan:
     def layouts(
         self, samples: Tensor, seed: int, condition: Condition = UNCONDITIONAL, ranks: Tensor | None = None
     ) -> tuple[list[Layout], list[dict[int, str]]]:
-        """Layouts of these samples, and for each the words that the model has no id for. With `ranks` [B], lengths that
-        nothing settles are the likeliest ones, by rank."""
+        """Layouts of these samples, and for each the words without an id. With `ranks` [B], lengths that nothing
+        determines are the likeliest ones, by rank."""
         noise = Noise(seed, samples)
         if self.edit is not None:
             return [self.edited] * len(samples), [self.unknown] * len(samples)
@@ -240,7 +240,7 @@ class ControlPlan:
     def layout(self, words: int, known: dict[int, int], begin: Sequence[int] = ()) -> Layout:
         positions, settled = self.model.lengths.settled(words)
         first, behind = self.info.first, self.info.first - self.model.lengths.first
-        if behind:  # a prompt stands before the text, and no START
+        if behind:  # a prompt precedes the text, instead of START
             positions, settled = positions + behind, {k + behind: token for k, token in settled.items() if k}
         known = settled | {k + first: token for k, token in known.items()}
         if begin:
@@ -249,7 +249,7 @@ class ControlPlan:
         return Layout(positions, known, begin)
 
     def open_layout(self, positions: int) -> Layout:
-        """A canvas whose text the model ends itself, behind what stands before a gap at the end."""
+        """A canvas whose text the model ends itself, after the known words before a gap at the end."""
         known = [START] * self.info.first
         if self.continues and self.infill is not None:
             known += self.infill.known(self.info)[0]
@@ -260,21 +260,21 @@ class ControlPlan:
     # -- while sampling -----------------------------------------------------------------------------------------
 
     def rules(self, canvas: Canvas) -> list[Transform]:
-        """Transforms of the belief that impose what can be imposed."""
+        """The rules of all controls, as transforms of the belief."""
         codec, rules = self.denoiser.codec, list[Transform]()
         if not self.open_ended:
-            # A vocabulary of words may hold a newline; a text does not begin or end with it.
+            # A vocabulary of words may contain a newline; a text does not begin or end with it.
             words = self.info.tokenizer.words[len(SPECIALS) :] if isinstance(self.info.tokenizer, Words) else []
             newline = words.index("\n") + len(SPECIALS) if "\n" in words else None
             rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
         rules += [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]
         if self.edit is not None and self.edit.keep and not self.info.whole_words:
             rules.append(keep_whole(self.edit.text.strip(), self.kept_places(self.edit), codec, self.info, canvas))
-        # Words that must appear come last: what else is asked of their positions must not unsettle them.
+        # Required words come last: no other rule may change their positions.
         return rules + self.phrases.rule(codec, canvas, self.model.lengths.ends if self.open_ended else ())
 
     def targets(self, canvas: Canvas) -> list[GuidanceTarget]:
-        """For every control that a classifier knows: which classifier, and the labels it should find."""
+        """For every control with a classifier: the classifier, and the labels it should find."""
         found = []
         for control in self.controls:
             classifier = next((c for c in self.classifiers if control.head in c.labellings), None)
@@ -287,7 +287,7 @@ class ControlPlan:
         return found
 
     def last_rules(self, canvas: Canvas) -> list[Transform]:
-        """What every belief is given: that the whole text is accepted."""
+        """The rule that the whole text is accepted, if there is an automaton."""
         automaton = self.pattern.template.automaton if self.pattern else self.spelling
         return [] if automaton is None else [impose_automaton(automaton, self.chains, self.denoiser.codec, canvas)]
 
@@ -311,8 +311,8 @@ class ControlPlan:
 
     @property
     def reads_words(self) -> bool:
-        """Whether finished texts are also compared by how likely the model finds their words: where controls speak of
-        every word, and one call of the model tells it."""
+        """Whether finished texts are also compared by how likely the model finds their words: if controls determine
+        every word, and one call of the model is enough."""
         speaks = speaks_of_every_word(self.controls, self.info)
         return speaks and knows_evidence(self.model.denoiser) and not self.model.source_longest
 
@@ -347,7 +347,7 @@ def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[s
 
 
 def agree_on_length(controls: Sequence[Control], info: ModelInfo, edit: Edit | None = None) -> tuple[int | None, int]:
-    """The number of tokens that the controls settle, all the same, and the fewest with which all can be obeyed."""
+    """The number of tokens on which the controls must agree, if any, and the fewest that satisfy all of them."""
     asked = [(c.name, n) for c in controls if (n := c.length(info)) is not None]
     if edit is not None:
         asked.append(("edit", len(info.tokenizer.encode(edit.text.strip()))))
@@ -371,7 +371,7 @@ def agree_on_length(controls: Sequence[Control], info: ModelInfo, edit: Edit | N
 
 
 def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[Sequence[str]]) -> None:
-    """Refuse words that must appear and must not."""
+    """Reject words that are both required and excluded."""
     avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
     wanted = [("the words that stay", words) for words in known]
     wanted += [(str(c), split_words(text)) for c in controls if (text := c.verbatim(info)) is not None]
@@ -381,7 +381,7 @@ def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[
                 raise UsageError(f"avoid {word!r} contradicts {where}: a word cannot be both required and excluded.")
 
 
-Part = tuple[ControlPlan | None, slice]  # the controls of some rows of a batch; None: none
+Part = tuple[ControlPlan | None, slice]  # the plan of some rows of a batch; None: no controls
 
 
 def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[StepSpan]) -> Steering:
@@ -406,9 +406,9 @@ def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[Step
     readers = [target for target in targets if isinstance(target.classifier, SentenceClassifier)]
     targets = [target for target in targets if not isinstance(target.classifier, SentenceClassifier)]
     guidance = Guidance(targets, lead.denoiser, mask, lead.guidance) if targets else None
-    if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient to climb: the belief is tilted
+    if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient: the belief is reweighted
         rules, guidance = [GuidedBelief(guidance), *rules], None
-    if readers:  # last: it makes nothing possible that a rule forbids, and reads what rules leave
+    if readers:  # after the rules: it cannot make forbidden words possible, and reads what the rules leave
         rules = [*rules, SentenceGuidance(readers, mask, lead.guidance.size)]
     rules = [*rules, *last]
     told = batch.condition

@@ -16,7 +16,7 @@ from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.samplers.loop import Caches
 from difflm.networks.transformer import rotary
 
-LENGTH = "length"  # the head that tells how many words a text will have
+LENGTH = "length"  # the head for the number of words of a text
 
 
 class PrefixClassifier(Classifier):
@@ -44,8 +44,8 @@ class PrefixClassifier(Classifier):
     def read(
         self, view: Tensor, caches: Caches | None = None, alternatives: bool = False
     ) -> "tuple[PrefixOutput, Caches]":
-        """Answers at words that follow what the caches hold, and the caches with them; an empty list of caches begins a
-        text. `alternatives`: the words do not follow each other, each is another continuation of the cached ones."""
+        """Outputs for words that follow the cached ones, and the caches with them; an empty list of caches begins a
+        text. `alternatives`: the words do not follow each other; each is a separate continuation of the cached ones."""
         trunk, before, turn, mask = self.trunk, caches[0][0].shape[2] if caches else 0, None, None
         if alternatives:
             words, device = view.shape[1], view.device
@@ -74,7 +74,7 @@ class PrefixClassifier(Classifier):
 
 @dataclass(frozen=True)
 class PrefixOutput(ClassifierOutput):
-    """What the classifier thinks at every prefix of some texts."""
+    """The classifier's outputs at every prefix of some texts."""
 
     classifier: PrefixClassifier
 
@@ -86,7 +86,7 @@ class PrefixOutput(ClassifierOutput):
         return self.tags(name)
 
     def follows(self, words: Tensor) -> Tensor:
-        """log p(word occurs behind x_≤i) of some words [N], [B, L, N]."""
+        """log p(word occurs after x_≤i) for some words [N], [B, L, N]."""
         layer = self.classifier.following
         return F.logsigmoid(F.linear(self.features, layer.weight[words], layer.bias[words]))
 

@@ -19,19 +19,19 @@ from difflm.diffusion.samplers.loop import impose_tokens
 if TYPE_CHECKING:
     from difflm.controls.kernel_chain import KernelChain
 
-SMOOTH = 0.01  # of a word's count, over all labels: what was never seen is not impossible
+SMOOTH = 0.01  # of a word's count, over all labels: unseen labels are not impossible
 
 
 def rule_out(belief: Belief, logits: Tensor, codec: Codec) -> Belief:
-    """The belief under logits of which some were made impossible. Where its clean state is not their mean (a model of
-    states, or a belief that was clamped), a state whose nearest word is impossible becomes the likeliest other one."""
+    """The belief after some logits were made impossible. If its clean state is not their mean (a model of states, or a
+    clamped belief), a state whose nearest word is impossible becomes the likeliest other one."""
     if belief.state is None and belief.words is None:
         return belief.with_logits(logits)
     nearest = codec.nearest(belief.clean) if belief.words is None else belief.words
     impossible = torch.isinf(logits.gather(-1, nearest.unsqueeze(-1)))
     best = logits.argmax(-1, keepdim=True)
     ruled = impose_tokens(belief, codec, impossible.squeeze(-1), best.squeeze(-1))
-    # Sure of that word, and of the next ones should another rule forbid it.
+    # Certain of that word, and of the next best if another rule forbids it.
     return replace(
         ruled,
         logits=torch.where(impossible, logits.scatter_add(-1, best, CERTAIN * impossible.to(logits.dtype)), logits),
@@ -48,19 +48,19 @@ def ban_at(logits: Tensor, here: Tensor, ids: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class PlacePhrases:
-    """Phrases stand where the belief finds them likeliest, all of them together, against what would stand there
-    instead; they may move while the text forms, and of several ways to say one the likeliest is taken. They keep off
-    each other and off places that are not `free`."""
+    """Places phrases where the belief finds them likeliest, all of them jointly, compared with what would be there
+    instead. They may move while the text forms, and the likeliest of several wordings is used. They do not overlap each
+    other or positions that are not `free`."""
 
     codec: Codec
-    phrases: tuple[tuple[tuple[int, ...], ...], ...]  # of each the ways to say it
+    phrases: tuple[tuple[tuple[int, ...], ...], ...]  # the wordings of each
     free: Tensor  # [B, W]
-    apart: "KeepApart | None" = None  # of pieces: what keeps a word whole
-    ends: tuple[int, ...] = ()  # what the model itself ends a text by: not before the last phrase
+    apart: "KeepApart | None" = None  # for subwords: keeps words whole
+    ends: tuple[int, ...] = ()  # tokens with which the model itself ends a text: not before the last phrase
 
     @cached_property
     def sized(self) -> list[tuple[int, Tensor, Tensor]]:
-        """For each phrase and each size of its ways: the phrase, these ways [ways, size], and where they fit [B, W]."""
+        """By phrase and size of its wordings: the phrase, these wordings [ways, size], and where they fit [B, W]."""
         found = []
         for n, ways in enumerate(self.phrases):
             for size in sorted({len(way) for way in ways}):
@@ -103,14 +103,14 @@ class PlacePhrases:
 
 @dataclass(frozen=True)
 class KeepApart:
-    """Keeps the last words of phrases whole where a model writes pieces: no piece behind them lengthens them. Behind a
-    piece that would with some others, such as a full stop, the text ends or white space follows."""
+    """Keeps the last words of phrases whole for subword models: no token after them lengthens them. After a token that
+    would do so together with others, such as a full stop, the text ends or white space follows."""
 
     codec: Codec
-    followers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # of each phrase (`sort_followers`)
-    spaced: tuple[int, ...]  # pieces that begin with white space, and specials
+    followers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # for each phrase (`sort_followers`)
+    spaced: tuple[int, ...]  # tokens that begin with white space, and specials
     canvas: Canvas
-    openings: tuple[tuple[int, ...], ...] = ()  # of each phrase: its pieces at the beginning of a text
+    openings: tuple[tuple[int, ...], ...] = ()  # the tokens of each phrase at the beginning of a text
 
     @property
     def first(self) -> int:
@@ -122,7 +122,7 @@ class KeepApart:
         return torch.full_like(self.canvas.mask, -1, dtype=torch.long) if known is None else known
 
     def unspaced(self, known: Tensor) -> Tensor:
-        """Whether pieces are known, and do not begin with white space."""
+        """Whether tokens are known and do not begin with white space."""
         return (known >= 0) & ~self.codec.token_mask(self.spaced)[known.clamp(min=0)]
 
     @cached_property
@@ -131,13 +131,13 @@ class KeepApart:
 
     @cached_property
     def blocked(self) -> list[Tensor]:
-        """Of each phrase: known pieces that it cannot stand before, [B, W]."""
+        """For each phrase, the known tokens that it cannot precede, [B, W]."""
         there, ids = self.known >= 0, self.known.clamp(min=0)
         later = torch.nn.functional.pad(self.unspaced(self.known)[:, 1:], (0, 1))
         return [there & (glued[ids] | (closing[ids] & later)) for glued, closing in self.masks]
 
     def open_texts(self, free: Tensor) -> list[tuple[int, Tensor, Tensor]]:
-        """Of phrases that begin a text: their numbers, pieces [1, size], and whether they fit there, [B, W]."""
+        """Phrases that begin a text: their numbers, tokens [1, size], and whether they fit there, [B, W]."""
         found = []
         for n, way in enumerate(self.openings):
             fits, here = torch.zeros_like(free), free[:, self.first : self.first + len(way)].sum(1) == len(way)
@@ -150,12 +150,12 @@ class KeepApart:
         return found
 
     def separate(self, logits: Tensor, n: int, begin: Tensor, end: Tensor, known: Tensor) -> Tensor:
-        """Logits in which phrase n, from `begin` to `end` [B], stays whole beside `known` pieces [B, W]; as they are
+        """Logits in which phrase n, from `begin` to `end` [B], stays whole next to `known` tokens [B, W]; unchanged
         where it begins before the text."""
         (glued, closing), width = self.masks[n], logits.shape[1]
         rows, there = torch.arange(len(logits), device=logits.device), (begin >= 0) & (end < width)
         here, next_ = end.clamp(0, width - 1), (end + 1).clamp(0, width - 1)
-        unprinted = self.codec.token_mask((START, UNK, PAD))  # what comes behind one touches the phrase
+        unprinted = self.codec.token_mask((START, UNK, PAD))  # what follows one of them touches the phrase
         own = logits[rows, here].masked_fill(glued | unprinted, float("-inf"))
         best = torch.where(known[rows, here] >= 0, known[rows, here], own.argmax(-1))
         closes = there & closing[best] & ~self.unspaced(known[rows, next_])
@@ -172,10 +172,10 @@ class KeepApart:
 
 @dataclass(frozen=True)
 class KeepWhole:
-    """Words of an edited text that stay are not lengthened by what is written behind them."""
+    """Words of an edited text that are kept are not lengthened by what is written after them."""
 
     apart: KeepApart
-    places: tuple[tuple[int, int], ...]  # of each phrase: where it begins and ends
+    places: tuple[tuple[int, int], ...]  # the begin and end of each phrase
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         logits = belief.logits
@@ -186,8 +186,8 @@ class KeepWhole:
 
 
 def phrase_gain(loss: Tensor, ways: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    """log p of the likeliest of some ways [ways, size] at each start, less that of the likeliest words there, and which
-    of them it is, [B, W]; `loss` [B, W, V] is that of single words."""
+    """log p of the likeliest of some wordings [ways, size] at each start, minus that of the likeliest words there, and
+    which wording it is, [B, W]; `loss` [B, W, V] is that of single words."""
     total = torch.zeros_like(loss[..., : len(ways)])
     for k, tokens in enumerate(ways.T):
         total = total + torch.roll(loss[..., tokens], -k, dims=1)
@@ -196,10 +196,10 @@ def phrase_gain(loss: Tensor, ways: Tensor, starts: Tensor) -> tuple[Tensor, Ten
 
 
 def best_starts(gains: Sequence[Tensor], sizes: Sequence[int], owners: Sequence[int]) -> list[Tensor]:
-    """Starts [B] of all phrases, side by side in any order, whose gains [B, W] have the largest sum. Of the options of
-    one owner one is taken; the others lie before the text.
+    """Starts [B] of all phrases, side by side in any order, whose gains [B, W] have the largest sum. One option of each
+    owner is used; the others start before the text.
 
-    best[done][:, i] is that sum for a set of owners within the first i places; a set is a number, a bit an owner."""
+    best[done][:, i] is that sum for a set of owners within the first i places; a set has one bit per owner."""
     if len(gains) == 1:
         return [gains[0].argmax(-1)]
     batch, width = gains[0].shape
@@ -231,8 +231,8 @@ def best_starts(gains: Sequence[Tensor], sizes: Sequence[int], owners: Sequence[
 
 @dataclass(frozen=True)
 class BanSequences:
-    """Token sequences that no text may hold; a single token is ruled out everywhere, of a longer sequence the last
-    token where the belief would complete it."""
+    """Token sequences that no text may contain: a single token is excluded everywhere, and the last token of a longer
+    sequence where the belief would complete it."""
 
     codec: Codec
     sequences: tuple[tuple[int, ...], ...]
@@ -247,12 +247,12 @@ class BanSequences:
 
     @property
     def syncs_with_device(self) -> bool:
-        """How often another token must be found, the device alone knows."""
+        """Only the device knows how often another token must be found."""
         return bool(self.several)
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         logits = belief.logits.masked_fill(self.singles, float("-inf"))
-        while self.several:  # another token in its place may complete another sequence
+        while self.several:  # the next token in its place may complete another sequence
             found = [(ids, find_completed(logits.argmax(-1), ids)) for ids in self.several]
             if not any(bool(here.any()) for _, here in found):
                 break
@@ -262,7 +262,7 @@ class BanSequences:
 
 
 def find_completed(tokens: Tensor, ids: Sequence[int]) -> Tensor:
-    """Places at which a sequence ends, [B, L]."""
+    """Positions at which a sequence ends, [B, L]."""
     here = tokens == ids[-1]
     for back, token in enumerate(reversed(ids[:-1]), start=1):
         before = torch.roll(tokens == token, back, dims=1)
@@ -273,8 +273,8 @@ def find_completed(tokens: Tensor, ids: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class ForbidSpecials:
-    """A text whose length is settled: none of its places may end it or be empty, nor be a newline at either end (where
-    its print would lose it) or before a known word."""
+    """For a text of known length: no position may end it or be empty, or be a newline at either end (where printing
+    would lose it) or before a known word."""
 
     codec: Codec
     canvas: Canvas
@@ -298,11 +298,11 @@ class ForbidSpecials:
 
 @dataclass(frozen=True)
 class SeparateGaps:
-    """Some gaps may not begin with a piece that would lengthen the word before them; none may end with white space."""
+    """Some gaps must not begin with a token that would lengthen the word before them; none may end with white space."""
 
     codec: Codec
     glued: tuple[int, ...]
-    gaps: tuple[bool, ...]  # which of them
+    gaps: tuple[bool, ...]  # which gaps
     canvas: Canvas
     blank: tuple[int, ...]
 
@@ -327,17 +327,17 @@ class SeparateGaps:
 
 @dataclass(frozen=True)
 class WordPrior:
-    """Bayes' rule place by place: the belief, times how likely each word bears the label that is asked there. Exact
-    where a word's label depends on the word alone; guidance does the rest."""
+    """Bayes' rule at each position: the belief times the probability that each word has the label requested there.
+    Exact if a word's label depends on the word alone; guidance does the rest."""
 
     codec: Codec
-    counts: Tensor  # how often each word bears each label, [V, labels]
+    counts: Tensor  # how often each word has each label, [V, labels]
     wanted: Sequence[int]
     canvas: Canvas
 
     @cached_property
     def log_shares(self) -> Tensor:
-        """log p(label | word) for every place and word, [W, V]."""
+        """log p(label | word) for every position and word, [W, V]."""
         shares = (self.counts + SMOOTH / self.counts.shape[-1]) / (self.counts.sum(-1, keepdim=True) + SMOOTH)
         out = torch.zeros(self.canvas.mask.shape[1], len(shares), device=shares.device)
         first = self.canvas.first
@@ -350,8 +350,8 @@ class WordPrior:
 
 @dataclass(frozen=True)
 class ImposePattern:
-    """Beliefs given that the text is accepted. The tokens to print are the likeliest ones that are; steps that draw
-    tokens draw all of them together, so that whatever part of them a step writes belongs to an accepted text."""
+    """Beliefs given that the text is accepted. The displayed tokens are the likeliest accepted ones; steps that draw
+    tokens draw all of them jointly, so that whatever part of them a step writes belongs to an accepted text."""
 
     codec: Codec
     chain: "TokenChain | KernelChain"

@@ -22,13 +22,13 @@ from difflm.diffusion.samplers.loop import impose_tokens
 from difflm.errors import UsageError
 from difflm.networks.hf_encoder import LOCAL, explained, transformers
 
-LAMBDA = 100.0  # λ for each unit of guidance; the paper's lie between 100 and 2,000
-OFFSET = 2  # positions that some kinds, such as RoBERTa, leave out before the first
+LAMBDA = 100.0  # λ per unit of guidance; the paper's are between 100 and 2,000
+OFFSET = 2  # positions before the first that some kinds, such as RoBERTa, do not use
 
 
 class SentenceClassifier(nn.Module):
-    """`spellings` are the pieces of each of the model's words, none of a special. A text is [CLS] pieces [SEP], cut
-    where `room` pieces are full."""
+    """`spellings` are the tokens of each of the model's words, empty for specials. A text is [CLS] tokens [SEP], cut
+    after `room` tokens."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class SentenceClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.labellings = {name: Labelling(name, "text", (NONE, *labels))}
-        self.numbers: dict[str, str] = {}  # of heads that count words: it has none
+        self.numbers: dict[str, str] = {}  # heads that count words: none
         self.word_counts: dict[str, Tensor] = {}
         self.precision: torch.dtype | None = None
         self.body, self.room = body, room
         longest = max(map(len, spellings))
-        # Where a word has fewer pieces than the likeliest one, its last stands for those that it lacks.
+        # If a word has fewer tokens than the likeliest one, its last token is repeated.
         padded = [[*pieces, *[pieces[-1] if pieces else ends[1]] * (longest - len(pieces))] for pieces in spellings]
         self.register_buffer("pieces", torch.tensor(padded).T)
         self.register_buffer("counts", torch.tensor([len(pieces) for pieces in spellings]))
@@ -61,16 +61,16 @@ class SentenceClassifier(nn.Module):
         return self.requires_grad_(False)
 
     def forward(self, logits: Tensor, there: Tensor) -> Tensor:
-        """log p(label | text), [B, labels], of words that are believed to be so, [B, L, V], where they are `there`. The
-        likeliest words say how many pieces each place has, and where the text ends."""
+        """log p(label | text), [B, labels], for beliefs about words [B, L, V] at the positions `there`. The likeliest
+        words determine how many tokens each position has, and where the text ends."""
         words, chances = logits.argmax(-1), logits.softmax(-1)
         before_end = (words == END).cumsum(1) == 0
         counts = self.counts[words] * (there & before_end)
         table = self.body.get_input_embeddings().weight
         vectors = torch.stack([chances @ table[pieces].to(chances.dtype) for pieces in self.pieces], 2).flatten(1, 2)
         used = (torch.arange(len(self.pieces), device=words.device) < counts.unsqueeze(-1)).flatten(1)
-        order = (~used).long().argsort(dim=1, stable=True)[:, : self.room]  # those that are used first
-        last = used.sum(1, keepdim=True).clamp(max=self.room) + 1  # the place of the mark at the end
+        order = (~used).long().argsort(dim=1, stable=True)[:, : self.room]  # used ones first
+        last = used.sum(1, keepdim=True).clamp(max=self.room) + 1  # the position of the end token
         place = torch.arange(order.shape[1] + 2, device=words.device)
         text = vectors.gather(1, order.unsqueeze(-1).expand(-1, -1, vectors.shape[-1]))
         first, final = table[self.ends].to(text.dtype)
@@ -83,20 +83,20 @@ class SentenceClassifier(nn.Module):
 
 @dataclass(frozen=True)
 class SentenceGuidance:
-    """A transform: the belief, moved to where sentence classifiers find their labels likelier."""
+    """A transform that moves the belief to where sentence classifiers find their labels likelier."""
 
     targets: Sequence[GuidanceTarget]
     mask: Tensor
     size: float
-    syncs_with_device: ClassVar[bool] = True  # the library may look at its masks
+    syncs_with_device: ClassVar[bool] = True  # the library may read its masks
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        # There is nothing to read where nothing is written yet.
+        # Before anything is written there is nothing to read.
         there = self.mask & ((t if t.dim() == 2 else t.unsqueeze(1)) < 1)
         moved = belief.with_logits(belief.logits + LAMBDA * self.size * self.slope(belief.logits, there))
         if belief.state is None or belief.codec is None:
             return moved
-        return impose_tokens(moved, belief.codec, moved.tokens != belief.tokens, moved.tokens)  # of a clamped belief
+        return impose_tokens(moved, belief.codec, moved.tokens != belief.tokens, moved.tokens)  # for a clamped belief
 
     @torch.enable_grad()
     def slope(self, logits: Tensor, there: Tensor) -> Tensor:
@@ -106,17 +106,17 @@ class SentenceGuidance:
         return slope
 
     def nats(self, logits: Tensor, there: Tensor) -> Tensor:
-        """−log f(labels | text) of each text, all targets together, [B]."""
+        """−log f(labels | text) of each text, summed over targets, [B]."""
         total = torch.zeros(len(logits), device=logits.device)
         for target in self.targets:
-            labels = target.labels  # the first label of a classifier is its second value, after none
+            labels = target.labels  # the classifier's first label is the second value, after NONE
             nats = -target.classifier(logits, there).gather(1, (labels - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
             total = total + nats * (labels != NOTHING)
         return total
 
 
 def load_sentence_classifier(folder: Path, tokenizer: Tokenizer) -> SentenceClassifier:
-    """The classifier of a directory, which tells labels apart under the directory's name."""
+    """Load the classifier of a directory; its label has the directory's name."""
     if isinstance(tokenizer, Characters):
         raise UsageError(f"{folder}: a sentence classifier reads words; this model writes characters.")
     library = transformers()
@@ -143,13 +143,13 @@ def load_sentence_classifier(folder: Path, tokenizer: Tokenizer) -> SentenceClas
 
 
 def spell_words(tokenizer: Tokenizer, pieces: Any) -> list[list[int]]:
-    """The classifier's pieces of each of the model's tokens, as they stand in a printed text."""
+    """The classifier's tokens for each of the model's tokens, as in a printed text."""
     texts = ["".join(tokenizer.tokens([token])) for token in range(len(SPECIALS), tokenizer.size)]
     if isinstance(tokenizer, Words):
         texts = [join_words(["a", text])[1:] if text else "" for text in texts]  # with a space before it, or without
     found: list[list[int]] = pieces(texts, add_special_tokens=False)["input_ids"]
     known = pieces.get_vocab()
-    for k, text in enumerate(texts):  # a word goes on, which some vocabularies write so
+    for k, text in enumerate(texts):  # the continuation of a word, which some vocabularies write this way
         if not isinstance(tokenizer, Words) and f"##{text}" in known:
             found[k] = [known[f"##{text}"]]
     return [[]] * len(SPECIALS) + found

@@ -1,4 +1,4 @@
-"""Controls of several requests in one batch: each text obeys its own, and every network is called once for all."""
+"""Controls of several requests in one batch: each text has its own, and every network is called once for all."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from difflm.diffusion.samplers.loop import Transform
 
 
 def merge_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) -> list[Transform]:
-    """Rules of parts of the rows as rules of all. Neighbours that only have to stay inside their texts are merged: a
+    """Merge the rules of parts of the rows. Adjacent parts that only have to stay inside their texts become one: a
     thousand gaps would be as many parts."""
     slices: list[slice] = []
     rules: list[list[Transform]] = []
@@ -37,13 +37,13 @@ def merge_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) 
 
 
 def merge_last(parts: Sequence[tuple[slice, list[Transform]]]) -> list[Transform]:
-    """Rules that come last, of parts of the rows, as rules of all."""
+    """Merge the last rules of parts of the rows."""
     return [PerRowTransforms(*map(list, zip(*parts, strict=True)))] if any(own for _, own in parts) else []
 
 
 @dataclass(frozen=True)
 class PerRowTransforms:
-    """Rules of their own for each part of the rows."""
+    """Applies different rules to each part of the rows."""
 
     parts: Sequence[slice]
     rules: Sequence[Sequence[Transform]]
@@ -70,7 +70,7 @@ class PerRowTransforms:
 
 
 def draw_by_rows(parts: Sequence[slice], beliefs: Sequence[Belief], u: Tensor) -> Tensor:
-    """Tokens that are drawn together, of those parts of the rows [B, L] that have such."""
+    """Draw tokens jointly for those parts of the rows [B, L] that need it."""
     whole = torch.full_like(u, FREE, dtype=torch.long)
     for part, own in zip(parts, beliefs, strict=True):
         if own.draw is not None:
@@ -79,10 +79,10 @@ def draw_by_rows(parts: Sequence[slice], beliefs: Sequence[Belief], u: Tensor) -
 
 
 def merge_targets(targets: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:
-    """Targets of parts of so many rows as targets of all: each head is called once, with NOTHING where a part asks for
-    nothing."""
+    """Merge the targets of parts with these numbers of rows: each head is called once, with NOTHING for parts without a
+    target."""
     keyed: list[dict[Any, GuidanceTarget]] = []
-    for own in targets:  # by classifier, head and `whole`; two of the same are numbered
+    for own in targets:  # by classifier, head and `whole`; equal ones are numbered
         alike = Counter[tuple[int, str, bool]]()
         keyed.append({})
         for target in own:
@@ -97,7 +97,7 @@ def merge_targets(targets: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[i
 
 
 def stack_labels(labels: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
-    """Labels of parts as one tensor, NOTHING where there are none or fewer than elsewhere."""
+    """Stack the labels of parts in one tensor, with NOTHING where there are none or fewer than elsewhere."""
     given = [one for one in labels if one is not None]
     shape = [max(one.shape[k] for one in given) for k in range(1, given[0].dim())]
     out = given[0].new_full((sum(sizes), *shape), NOTHING)

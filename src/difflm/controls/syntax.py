@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers.loop import Transform
 
-PHRASES, SHAPE = "tree", "shape"  # the heads that tell phrases, and how each word stands in its own
+PHRASES, SHAPE = "tree", "shape"  # the heads for phrases, and for the place of each word in the tree
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Span(Control):
         return self.last + 1
 
     def alternatives(self, info: ModelInfo) -> list[int]:
-        """Labels of which any will do: the one that is asked, and chains that hold it."""
+        """Labels of which any will do: the requested one, and chains that contain it."""
         return [i for i, label in enumerate(info.labels[PHRASES]) if span_has_label(label, self.label)]
 
     def wanted(self, info: ModelInfo) -> list[list[int]]:
@@ -128,12 +128,12 @@ class Span(Control):
 
 
 def span_has_label(label: str, wanted: str) -> bool:
-    """Whether a chain of labels has a link of that name, or is it."""
+    """Whether a chain of labels contains that name, or equals it."""
     return label == wanted or wanted in label.split(CHAIN)
 
 
 def span_in_tree(tree: trees.Tree, asked: Span) -> bool:
-    """Whether the phrase that is asked for is one of the tree's."""
+    """Whether the requested phrase is one of the tree's."""
     return any(
         (s.first, s.last) == (asked.first, asked.last) and span_has_label(s.label, asked.label) for s in phrases(tree)
     )
@@ -147,7 +147,7 @@ def check_room(words: int, info: ModelInfo, name: str) -> None:
 
 
 def parse_bracketed(words: Sequence[str]) -> tuple[trees.Tree | None, str]:
-    """The tree of a text by the bundled parser, which had no part in guiding; None: there are no words."""
+    """The tree of a text by the bundled parser, which took no part in guiding; None if there are no words."""
     from difflm.annotators.parser import own_parser, parse_texts
 
     parser = own_parser()

@@ -96,12 +96,12 @@ class Batch:
     source: Array | None = None  # [B, S] ids, PAD after each source
     source_lengths: Array | None = None  # [B]
     labels: Mapping[str, Array] = field(default_factory=dict)
-    origin: tuple[Array, Array] | None = None  # seed and sample number of the noise that a teacher made each text of
-    index: Array | None = None  # [B] the number of each text in the whole run: what its noise is drawn by
+    origin: tuple[Array, Array] | None = None  # seed and sample number of the teacher's noise for each text
+    index: Array | None = None  # [B] the number of each text in the whole run, which determines its noise
     seed: int = 0  # of the run
-    documents: Array | None = None  # [B, W] numbers of the documents of packed rows, −1 behind the last
-    ended: bool = False  # whether the documents of packed rows hold their END
-    full: bool = False  # whether no text of the run is shorter than the canvas: nothing is padding
+    documents: Array | None = None  # [B, W] numbers of the documents of packed rows, −1 after the last
+    ended: bool = False  # whether the documents of packed rows contain their END
+    full: bool = False  # whether no text of the run is shorter than the canvas, so that nothing is padding
 
     def map(self, convert: Callable[[Array], Array]) -> "Batch":
         """The batch with every array converted."""
@@ -159,12 +159,12 @@ class Batches:
         if longest > widest:
             raise UsageError(f"texts of {longest} tokens do not fit in {widest}: allow wider ones (widths=[…]).")
         self._full = bool(tokens.lengths[self.indices].min() == widest)
-        # A group is no longer than an epoch: else copies of one text, of equal length, would meet in one batch.
+        # A group is no longer than an epoch: otherwise copies of one text, of equal length, could share a batch.
         self._group_size = min(_GROUP, max(1, len(self.indices) // batch_size))
         self._cached: tuple[int, Ints] | None = None
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, as narrow as the allowed widths and its longest text and source let it be."""
+        """The batch of a step, as narrow as the allowed widths and its longest text and source permit."""
         group, number = divmod(step, self._group_size)
         cached = self._cached
         if cached is None or cached[0] != group:
@@ -192,7 +192,7 @@ class Batches:
         keys: list[NDArray[Any]] = [self.tokens.lengths[texts]]
         if self.tokens.sources is not None:  # by the texts' width, and by the sources' lengths among equal ones
             told: NDArray[Any] = self.tokens.sources.lengths[texts]
-            if self.tokens.texts is not None:  # prompts of one length tell the same control: a batch has several
+            if self.tokens.texts is not None:  # prompts of one length state the same control: a batch has several
                 told = np.searchsorted(self.source_widths, told)
             keys = [told, np.searchsorted(self.widths, keys[0])]
         texts = texts[np.lexsort(keys)]

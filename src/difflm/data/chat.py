@@ -1,4 +1,4 @@
-"""Chat templates: messages as the text that a model was taught to answer.
+"""Chat templates: messages as the text that a model was trained to answer.
 
 A template is a program in Jinja's language that comes with a model, so it runs in Jinja's sandbox, as in other
 libraries: it reads the messages and writes a text, and nothing else."""
@@ -25,8 +25,8 @@ def encode_messages(chat: "Chat | None", messages: Sequence[Message]) -> list[in
 
 
 class Chat:
-    """A template and the tokenizer that reads what it writes; `settings` are those of the tokenizer, whose special
-    tokens a template may write. A prompt has at most so many tokens as there is `room`."""
+    """A template and the tokenizer for its output; `settings` are those of the tokenizer, whose special tokens a
+    template may write. A prompt has at most `room` tokens."""
 
     def __init__(
         self, source: str, tokenizer: OpenTokenizer, settings: Mapping[str, Any], where: Path, room: int
@@ -41,7 +41,7 @@ class Chat:
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
         sandbox.globals["raise_exception"] = refuse
-        sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # some tell the date
+        sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # some templates state the date
         sandbox.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
         spelt = {name: settings.get(name) or "" for name in TOKENS}
         self.tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in spelt.items()}
@@ -75,5 +75,5 @@ class Chat:
             )
         except DifflmError:
             raise
-        except Exception as error:  # a template may do anything wrong
+        except Exception as error:  # a template may fail in any way
             raise DifflmError(f"the chat template of {self.where} fails: {str(error).splitlines()[0]}.") from None

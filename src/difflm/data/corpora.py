@@ -36,8 +36,8 @@ class Known:
     about: str  # what its texts are, in a few words
     path: Callable[[Path | None, Split], Path]
     read: Callable[[Path], Texts]
-    words: Callable[[Path], Texts] | None = None  # texts whose words are counted, where they differ from these
-    examples: Callable[[Path], Iterator[Example]] | None = None  # texts with their sources, where they have some
+    words: Callable[[Path], Texts] | None = None  # texts whose words are counted, if they differ from these
+    examples: Callable[[Path], Iterator[Example]] | None = None  # texts with their sources, if they have some
 
 
 KNOWN = {
@@ -90,7 +90,7 @@ def corpus(
     name_or_path: str | Path, root: Path | None, split: Split = "train", column: str | None = None, chunk: int = 0
 ) -> Iterator[str]:
     """Yield the texts of a split of a known corpus, or all texts of a file, which has no splits; with `chunk`, the file
-    cut into texts of so many characters."""
+    is cut into texts of this many characters."""
     if len(split_paths(name_or_path)) > 1:
         raise UsageError(f"{file_names(str(name_or_path))}: name one file: sources are not read here.")
     if str(name_or_path) in PAIRS:
@@ -127,9 +127,9 @@ def corpus_examples(
 def plain_texts(
     name_or_path: str, root: Path | None, split: Split = "train", column: str | None = None, chunk: int = 0
 ) -> Iterator[str]:
-    """Yield the texts of a split; of a corpus of pairs those of both sides, each once; of parallel files all texts of
+    """Yield the texts of a split; for a corpus of pairs those of both sides, each once; for parallel files all texts of
     the first, then all of the second."""
-    if name_or_path in PAIRS:  # whose files may hold both splits
+    if name_or_path in PAIRS:  # its files may hold both splits
         pairs = PAIRS[name_or_path].examples(root, split)
         return iter(dict.fromkeys(text for pair in pairs for text in (pair.source, pair.target) if text))
     paths = corpus_paths(name_or_path, root, split)
@@ -143,7 +143,7 @@ def plain_texts(
 def cut_examples(
     name_or_path: str, root: Path | None, split: Split = "train", column: str | None = None, chunk: int = 0
 ) -> Iterator[Example]:
-    """Yield the texts of a split, each to be written in part from the rest of it."""
+    """Yield the texts of a split, each to be written partly from the rest of it."""
     texts = plain_texts(name_or_path, root, split, column, chunk)
     return (Example(text, cut=number) for number, text in enumerate(texts))
 
@@ -151,15 +151,15 @@ def cut_examples(
 def prompted_examples(
     name_or_path: str, root: Path | None, split: Split = "train", column: str | None = None, chunk: int = 0
 ) -> Iterator[Example]:
-    """Yield the labelled texts of a file behind prompts that tell their labels."""
+    """Yield the labelled texts of a file, with prompts that state their labels."""
     return read_prompted(corpus_path(name_or_path, root, split), column)
 
 
 def counted_texts(
     name_or_path: str, root: Path | None, column: str | None = None, chunk: int = 0, sides: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Yield the training texts whose words make a vocabulary; of pairs those of some `sides`, source or target. Of a
-    corpus that has each text in several forms, one."""
+    """Yield the training texts whose words make up the vocabulary; for pairs those of some `sides`, source or target.
+    If a corpus has each text in several forms, one of them."""
     if sides:
         pairs = corpus_examples(name_or_path, root, "train", column)
         return (text for pair in pairs for side in sides if (text := getattr(pair, side)))
@@ -197,7 +197,7 @@ def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "tra
 
 
 def resolve_data(name_or_path: str, root: Path | None) -> str:
-    """A name for the same texts from any folder; what does not exist keeps its name."""
+    """The absolute name of texts, the same from any directory; names that do not exist stay as they are."""
     if is_remote(name_or_path):
         return resolve_remote(name_or_path)
     paths = [_find_file(Path(part), root) for part in split_paths(name_or_path)]
@@ -207,5 +207,5 @@ def resolve_data(name_or_path: str, root: Path | None) -> str:
 
 
 def _find_file(path: Path, root: Path | None) -> Path:
-    """The path itself, or the file of its name under `root`: texts are moved, and runs are copied to other machines."""
+    """The path itself, or the file of that name under `root`: texts move, and runs are copied to other machines."""
     return root / path.name if root and not path.exists() and (root / path.name).is_file() else path

@@ -1,4 +1,4 @@
-"""Downloads of the public corpora: a file is complete and checked under its name, or it is not there."""
+"""Download the public corpora: a file is complete and checked, or it does not exist."""
 
 import hashlib
 import ipaddress
@@ -29,7 +29,7 @@ ADVICE = {
     410: "The file is gone: see its home in `difflm data list`.",
 }
 LATER = "Try again later."
-NETWORK_ERRORS = {  # by urllib3's class
+NETWORK_ERRORS = {  # by the class of urllib3's error
     "ReadTimeoutError": "{host} sent nothing for {timeout:g} s",
     "ConnectTimeoutError": "{host} did not answer within {timeout:g} s",
     "NameResolutionError": "{host} cannot be found: this machine may be offline",
@@ -98,7 +98,7 @@ def sha256_of(path: Path) -> str:
 
 
 def is_complete(path: Path, one: CorpusFile) -> bool:
-    """Whether the file exists and agrees with what is known of it."""
+    """Whether the file exists and matches what is known about it."""
     same_size = path.is_file() and one.size in (None, path.stat().st_size)
     return same_size and one.sha256 in (None, sha256_of(path))
 
@@ -151,10 +151,10 @@ def fetch_file(
 
 
 def is_safe_address(url: str) -> bool:
-    """Whether a download from there cannot be tampered with: https, or a server of this machine."""
+    """Whether downloads from there cannot be tampered with: https, or a server on this machine."""
     parts = urlsplit(url)
     if parts.scheme == "http":
-        with suppress(ValueError):  # a name, which may be anybody's
+        with suppress(ValueError):  # a name, which may point anywhere
             return ipaddress.ip_address(parts.hostname or "").is_loopback
     return parts.scheme == "https" and bool(parts.hostname)
 
@@ -168,7 +168,7 @@ def check_redirect(answer: requests.Response, *args: Any, **kwargs: Any) -> None
 
 
 def check_answer(url: str, answer: requests.Response, size: int | None, sha256: str | None) -> int | None:
-    """Refuse what cannot be the file; return its length, or None where the body is chunked and marks its own end."""
+    """Reject responses that cannot be the file; return its length, or None if the body is chunked."""
     code, headers = answer.status_code, answer.headers
     if code != 200:
         meaning = responses.get(code, "unknown")

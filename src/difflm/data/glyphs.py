@@ -24,8 +24,8 @@ Pictures = NDArray[np.float32]  # [signs, height, width], 1 where there is ink
 HEIGHT, WIDTH = 8, 6  # of the built-in font's cells, in pixels
 BLANK = " "
 UNKNOWN = "\ud800"  # no text has it
-REPLACED = "\ufffd"  # what is printed for signs that are no text
-BYTES = 0xDC00  # the sign of a byte is this plus the byte: where text decodes badly, Python writes the same (PEP 383)
+REPLACED = "\ufffd"  # what is printed for glyphs that are not text
+BYTES = 0xDC00  # the glyph of a byte is this plus the byte: the same as Python's for undecodable bytes (PEP 383)
 
 
 @cache
@@ -56,16 +56,16 @@ def draw_box(height: int, width: int) -> Pictures:
 
 @dataclass(frozen=True)
 class Spelling:
-    """How texts of tokens are written in signs: `tokens` are those of each token, with what stands behind it."""
+    """How tokens are drawn as glyphs: `tokens` are the glyphs of each token, with what follows it."""
 
     tokens: Sequence[str]
-    gap: str  # what separates tokens: a blank behind words, nothing behind pieces of words
+    gap: str  # what separates tokens: a blank after words, nothing after pieces of words
     tokenizer: Tokenizer | None = None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer | None, vocabulary: int, from_file: bool) -> "Spelling":
-        """Of a tokenizer's tokens; without one, tokens are spelled as their numbers. Characters that the built-in font
-        lacks are spelled in UTF-8, byte by byte; a font file should have all that are printable."""
+        """The spelling of a tokenizer's tokens; without a tokenizer, tokens are spelled as their numbers. Characters
+        that the built-in font lacks are spelled in UTF-8, byte by byte; a font file should have all printable ones."""
         gap = BLANK if tokenizer is None else tokenizer.between
         pieces = [str(i) for i in range(len(SPECIALS), vocabulary)] if tokenizer is None else tokenizer.spellings()
         drawn = str.isprintable if from_file else builtin_font().__contains__
@@ -75,11 +75,11 @@ class Spelling:
 
     @cached_property
     def signs(self) -> list[str]:
-        """All signs in their order, the blank first."""
+        """All glyphs in order, the blank first."""
         return [BLANK, *sorted({*"".join(self.tokens)} - {BLANK})]
 
     def draw(self, height: int, width: int, font: str = "") -> Pictures:
-        """The pictures of all signs, by a font file or the built-in font."""
+        """The pictures of all glyphs, from a font file or the built-in font."""
         characters = "".join(sign for sign in self.signs if not is_byte(sign) and sign not in (BLANK, UNKNOWN))
         if not font and (height, width) != (HEIGHT, WIDTH):
             raise UsageError(f"the built-in font has cells of {HEIGHT} by {WIDTH} pixels; others need model.font=FILE.")
@@ -97,14 +97,14 @@ class Spelling:
 
 
 def spell_character(character: str, drawn: bool) -> str:
-    """The character itself, or the signs of its bytes."""
+    """The character itself, or the glyphs of its bytes."""
     if drawn or is_byte(character):
         return character
     return "".join(chr(BYTES + byte) for byte in character.encode())
 
 
 def read_signs(signs: str) -> str:
-    """The text that signs spell; bytes that are no text, and unknown words, are replaced."""
+    """The text that glyphs spell; invalid bytes and unknown words are replaced."""
     known = signs.replace(UNKNOWN, REPLACED)
     parts = (bytes([ord(one) - BYTES]) if is_byte(one) else one.encode() for one in known)
     return b"".join(parts).decode("utf-8", "replace")
@@ -115,7 +115,7 @@ def is_byte(sign: str) -> bool:
 
 
 def show_sign(sign: str) -> str:
-    """A sign as text that can be printed."""
+    """A glyph as printable text."""
     return REPLACED if unicodedata.category(sign) == "Cs" else sign
 
 
@@ -146,7 +146,7 @@ def read_font(path: str, characters: str, height: int, width: int) -> dict[str, 
 
 
 def picture_url(grey: NDArray[np.uint8]) -> str:
-    """A picture [rows, columns] as a PNG of sixteen greys, inside its address."""
+    """A picture [rows, columns] as the data URL of a PNG with sixteen greys."""
     rows, columns = grey.shape
     nibbles = np.pad(grey >> 4, ((0, 0), (0, columns % 2)))
     lines = np.pad(nibbles[:, ::2] << 4 | nibbles[:, 1::2], ((0, 0), (1, 0)))  # a 0 before each: it is not filtered

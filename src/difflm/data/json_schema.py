@@ -26,11 +26,11 @@ from difflm.errors import UsageError
 Schema = Mapping[str, Any]
 
 UNSPELT = (("\x00", "\x1f"), ('"', '"'), ("\\", "\\"))  # what a string of JSON has to escape
-NOT_SAME = (("\u2028", "\u2029"), ("\ufeff", "\ufeff"))  # spaces or ends of lines to some
+NOT_SAME = (("\u2028", "\u2029"), ("\ufeff", "\ufeff"))  # some readers treat these as spaces or line ends
 NAMED_RANGES = {"d": (("0", "9"),), "w": (("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"))}
 INSIDE = Chars(UNSPELT, negated=True)
 DIGIT = Chars((("0", "9"),))
-LARGEST = 10**15 - 1  # every whole number up to it is the same for all readers
+LARGEST = 10**15 - 1  # up to this number, all readers agree on whole numbers
 FRACTION = Sequenced((Repeated(DIGIT, 0, 5), Chars((("1", "9"),))))  # never zero, so that bounds stay simple
 
 ABOUT = {"$schema", "$id", "$comment", "$defs", "title", "description", "default", "examples", "deprecated"}
@@ -52,7 +52,7 @@ def schema_tree(schema: Schema) -> Node:
 
 
 class Compiler:
-    """Reads a schema from outside to inside; `at` is where it is."""
+    """Reads a schema from the outside in; `at` is the current path."""
 
     def __init__(self, root: Schema) -> None:
         self.root = root
@@ -101,7 +101,7 @@ class Compiler:
         return schema[key]
 
     def count(self, schema: Schema, key: str, default: int | None, at: str) -> int | None:
-        """A number of things, at most so many as a repetition may ask for."""
+        """A count, at most as large as a repetition may be."""
         value = schema.get(key, default)
         if value is not default and not (is_whole(value) and 0 <= value <= MAX_COUNT):
             self.refuse(at, f"{key} must be a whole number from 0 to {MAX_COUNT}")
@@ -150,8 +150,8 @@ class Compiler:
         return self.compile_signed(schema, at, between)
 
     def compile_signed(self, schema: Schema, at: str, between: Callable[[int, int, int, int], Node | None]) -> Node:
-        """Numbers by their sign: `between` gives the sizes from the least to the largest whole number that is meant,
-        and from where to where others lie."""
+        """Numbers by their sign: `between` compiles sizes, given the smallest and largest whole number and the limits
+        of other numbers."""
         for key in BOUNDS & {*schema}:
             if not is_whole(schema[key]) or abs(schema[key]) > LARGEST:
                 self.refuse(at, f"{key} must be a whole number of at most fifteen digits")

@@ -1,5 +1,5 @@
-"""The tokenizer in the directory of somebody else's model: `tokenizer.json`, or `vocab.json` with `merges.txt`, and the
-special tokens of `tokenizer_config.json`."""
+"""The tokenizer of an open model: `tokenizer.json`, or `vocab.json` with `merges.txt`, and the special tokens of
+`tokenizer_config.json`."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,14 +15,14 @@ from difflm.runtime.files import read_json
 if TYPE_CHECKING:
     import tokenizers
 
-MASKS = ("<|mdm_mask|>", "[MDM_MASK]", "<|mask|>", "<[MASK]>")  # as released tokenizers spell a mask
+MASKS = ("<|mdm_mask|>", "[MDM_MASK]", "<|mask|>", "<[MASK]>")  # spellings of the mask in released tokenizers
 ENDS = ("<|endoftext|>", "</s>", "[SEP]")
-# How Qwen's byte pairs cut a text; GPT-2's way is the library's own.
+# How Qwen's byte pairs split a text; GPT-2's way is the library's default.
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class TokenizerFiles:
-    """What a directory says of its tokenizer."""
+    """The tokenizer files of a directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,7 +32,7 @@ class TokenizerFiles:
 
     @cached_property
     def definition(self) -> Any:
-        """The tokenizer as the tokenizers library writes it."""
+        """The tokenizer in the format of the tokenizers library."""
         if (path := self.folder / "tokenizer.json").is_file():
             return read_json(path)
         vocabulary, merges = self.folder / "vocab.json", self.folder / "merges.txt"
@@ -45,14 +45,14 @@ class TokenizerFiles:
         return load_encoder(self.definition, self.folder)
 
     def find(self, name: str) -> int | None:
-        """The id of the token that is called so in the settings, such as `eos_token`."""
+        """The id of a token by its name in the settings, such as `eos_token`."""
         spelt = self.settings.get(name)
         spelt = spelt.get("content") if isinstance(spelt, dict) else spelt
         found: int | None = self.encoder.token_to_id(spelt) if isinstance(spelt, str) else None
         return found
 
     def find_among(self, spellings: Iterable[str]) -> list[int]:
-        """The ids of these tokens, of those that are there."""
+        """The ids of those tokens that exist."""
         return [found for spelt in spellings if (found := self.encoder.token_to_id(spelt)) is not None]
 
     @property
@@ -61,7 +61,7 @@ class TokenizerFiles:
         if (path := self.folder / "chat_template.jinja").is_file():
             return path.read_text(encoding="utf-8")
         found = self.settings.get("chat_template")
-        if isinstance(found, list):  # several, by name
+        if isinstance(found, list):  # several templates, by name
             found = next((one.get("template") for one in found if one.get("name") == "default"), None)
         return found if isinstance(found, str) else None
 
@@ -121,7 +121,7 @@ class OpenTokenizer(Tokenizer):
         self._ours = {number: own for own, number in reversed([*enumerate(self.theirs)])}
         self._ours[specials[END]] = END  # which may be START, UNK and PAD as well
         added = self._encoder.get_added_tokens_decoder()
-        # Special tokens beside the first four: marks of a chat, which no text holds.
+        # Further special tokens: marks of a chat, which no text contains.
         special = {number for number, token in added.items() if token.special}
         self.marks = [own for own, number in enumerate(self.theirs) if number in special and own >= len(SPECIALS)]
         self._marks = frozenset(self.marks)
@@ -136,13 +136,13 @@ class OpenTokenizer(Tokenizer):
         return load_encoder(self.definition, self.where)
 
     def our_id(self, number: int) -> int:
-        """Our id of one of theirs."""
+        """Our id for one of theirs."""
         return self._ours.get(number, UNK)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         try:
             encoded = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
-        except Exception as error:  # such as a word that is unknown, where nothing stands for it
+        except Exception as error:  # such as an unknown word, if there is no token for it
             raise UsageError(f"this tokenizer cannot read the texts: {str(error).splitlines()[0]}.") from None
         return [[self.our_id(number) for number in one.ids] for one in encoded]
 
@@ -165,7 +165,7 @@ class OpenTokenizer(Tokenizer):
         return [self.decode([i]) for i in ids if i >= len(SPECIALS) and i not in self._marks]
 
     def spellings(self) -> list[str]:
-        """Of byte pairs; a mark is spelt with a sign that no text holds."""
+        """Spellings of byte pairs; a mark is spelt with a character that no text contains."""
         byte = byte_alphabet()
         return [
             "\udc00" if own in self._marks else bytes(byte[sign] for sign in piece).decode("utf-8", "surrogateescape")

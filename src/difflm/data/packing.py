@@ -1,6 +1,6 @@
-"""Packed rows: documents end to end, cut where a row is full, and computed from the numbers of the rows.
+"""Packed rows: documents end to end, cut where a row is full, and computed from the row numbers.
 
-Nothing is in memory but where the documents begin that are left out, however large the corpus is."""
+However large the corpus is, only the offsets of omitted documents are in memory."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from difflm.data.tokenfile import Ints, TokenFile
 from difflm.data.tokenizers import PAD
 from difflm.errors import DifflmError
 
-SAMPLE = 1 << 24  # tokens that are counted before training
+SAMPLE = 1 << 24  # the largest number of tokens that are counted before training
 
 
 class PackedRows:
@@ -33,14 +33,14 @@ class PackedRows:
         return -(-self.total // self.width)
 
     def rows(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
-        """Ids [B, W], PAD behind the last; how many there are [B]; and the number of each one's document within its
-        row [B, W], −1 behind the last."""
+        """Ids [B, W], padded with PAD; how many there are [B]; and the number of each one's document within its row [B,
+        W], −1 for padding."""
         place = numbers[:, None] * self.width + np.arange(self.width)
         there = place < self.total
         place = np.minimum(place, self.total - 1)
         stretch = np.searchsorted(self._start, place, "right") - 1
         place = self._begin[stretch] + place - self._start[stretch]
-        # As offsets are: numpy would convert all of them to floats.
+        # The same dtype as offsets: otherwise numpy would convert all of them to floats.
         document = np.searchsorted(self.tokens.offsets, place.astype(self.tokens.offsets.dtype), "right")
         numbered = np.zeros_like(place)
         np.cumsum(document[:, 1:] != document[:, :-1], axis=1, out=numbered[:, 1:])
@@ -78,5 +78,5 @@ class PackedBatches:
 
 
 def ends_documents(tokens: TokenFile) -> bool:
-    """Whether an END stands behind each document of a token file."""
+    """Whether each document of a token file ends with END."""
     return bool(tokens.meta.get("source", {}).get("ended"))

@@ -1,5 +1,5 @@
-"""Public corpora of sources and targets, each by the files that its release has. A source with several targets is there
-once for each."""
+"""Public corpora of sources and targets, read from their released files. A source with several targets occurs once for
+each."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from difflm.errors import DifflmError
 
 CAPTIONS = 5  # of an image of Multi30k
 SIMPLIFICATIONS = 10  # of a sentence of ASSET
-HELD_OUT_SOURCES = 4  # simplification: of so many sources the last is held out, in the order of the file
+HELD_OUT_SOURCES = 4  # simplification: every fourth source is held out, in the order of the file
 HELD_OUT_DIALOGUES = 100
 
 
@@ -76,8 +76,8 @@ def read_aligned(paths: Sequence[Path]) -> Iterator[tuple[str, ...]]:
 
 
 def read_dialogues(paths: Sequence[Path], split: Split) -> Iterator[Example]:
-    """From what a user says to the answer: dialogues of a turn a line, with an empty line between two of them. A
-    dialogue in which a turn is missing has an odd number of them, and is left out."""
+    """From what a user says to the answer: dialogues with one turn per line and an empty line between them. A dialogue
+    with an odd number of lines lacks a turn, and is left out."""
     for number, turns in enumerate(read_paragraphs(paths[0])):
         held_out = number % HELD_OUT_DIALOGUES == HELD_OUT_DIALOGUES - 1
         if held_out == (split == "valid") and not len(turns) % 2:
@@ -108,8 +108,8 @@ def read_wiki_auto(paths: Sequence[Path], split: Split) -> Iterator[Example]:
 
 
 def is_held_out(source: int) -> bool:
-    """Whether the simplifications of a source are held out. Wiki-Auto and ASSET have the same sources in one order, so
-    that no source that a model was trained on is held out in the other."""
+    """Whether the simplifications of a source are held out. Wiki-Auto and ASSET have the same sources in the same
+    order, so that no source that a model was trained on in one is held out in the other."""
     return source % HELD_OUT_SOURCES == HELD_OUT_SOURCES - 1
 
 

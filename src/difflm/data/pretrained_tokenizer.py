@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PretrainedTokenizer(Tokenizer):
-    """The pieces of a `tokenizer.json`, in their order, behind difflm's own START, END, UNK and PAD. Its own special
+    """The pieces of a `tokenizer.json`, in their order, after difflm's own START, END, UNK and PAD. Its own special
     tokens are left out: no model here needs them, and no text can spell them. What it does not know is UNK."""
 
     kind = "pretrained"
@@ -24,7 +24,7 @@ class PretrainedTokenizer(Tokenizer):
         decoder = definition.get("decoder") if isinstance(definition, dict) else None
         self.byte_level = self.spells = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
         encoder = make_encoder(definition)
-        encoder.encode_special_tokens = True  # a text that spells one is a text
+        encoder.encode_special_tokens = True  # in a text, its spelling is plain text
         self._encoder = encoder
         special = {number for number, token in encoder.get_added_tokens_decoder().items() if token.special}
         if (unknown := _unknown_piece(definition, encoder)) is not None:
@@ -49,7 +49,7 @@ class PretrainedTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         try:
             encoded = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
-        except Exception as error:  # such as a word that is unknown, where nothing stands for it
+        except Exception as error:  # such as an unknown word, if there is no token for it
             reason = str(error).splitlines()[0]
             raise UsageError(f"this tokenizer cannot read the texts: {reason}. Choose one that can.") from None
         return [[self._ours[number] for number in one.ids] for one in encoded]
@@ -78,7 +78,7 @@ class PretrainedTokenizer(Tokenizer):
 
 
 def _unknown_piece(definition: Any, encoder: Any) -> int | None:
-    """The number of the piece that stands for what is unknown, which is not always among the special tokens."""
+    """The id of the token for unknown words, which is not always among the special tokens."""
     model = definition["model"]
     number: int | None = model.get("unk_id")
     return number if number is not None else encoder.token_to_id(model.get("unk_token") or "")
@@ -99,7 +99,7 @@ def make_encoder(definition: Any) -> "tokenizers.Tokenizer":
 
     try:
         encoder = Encoder.from_str(json.dumps(definition))
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises plain exceptions
         raise ValueError(f"the tokenizers library cannot read it: {str(error).splitlines()[0]}") from None
     encoder.no_truncation()
     encoder.no_padding()

@@ -16,8 +16,8 @@ from difflm.data.tokenizers import START
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 
-SPANS = 2  # prompts of single spans that a text is learned behind
-BESIDE = " ; "  # stands between what one prompt tells
+SPANS = 2  # prompts for single spans of a text
+BESIDE = " ; "  # separates the statements of a prompt
 LINK = "::"  # joins the labels of phrases over the same words, outermost first
 
 Span = tuple[int, int, str]
@@ -55,7 +55,7 @@ def end_prompt(ids: Sequence[int]) -> list[int]:
 
 
 def surround_gap(left: Sequence[int], right: Sequence[int]) -> list[int]:
-    """The prompt of a gap: START stands where the gap is."""
+    """The prompt of a gap: START marks the gap."""
     return end_prompt([*left, START, *right])
 
 
@@ -67,10 +67,10 @@ def cut_gap(ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
 
 
 def read_prompted(path: Path, column: str | None) -> Iterator[Example]:
-    """Yield every text of a labelled file behind nothing first, then behind each of its prompts: as many for all.
+    """Yield every text of a labelled file first without a prompt, then with each of its prompts: as many for all.
 
-    Each thing to tell leads one prompt, in which any number of others stand beside it, in any order. A field alone
-    decides a word or two of a text: validation was at its best before some fields were read (docs/log.md)."""
+    Each statement leads one prompt, with any number of others in any order. A field alone determines a word or two of a
+    text: validation was at its best before some fields were learned (docs/log.md)."""
     if file_kind(path) != ".jsonl":
         raise UsageError(f"prompts are made from labels, but {path} is not a .jsonl file of texts with labels.")
     labels = read_labels(path, column or "text")
@@ -89,7 +89,7 @@ def read_prompted(path: Path, column: str | None) -> Iterator[Example]:
 
 
 def tell_beside(lead: str, others: Sequence[str], draw: random.Random) -> str:
-    """What leads a prompt, among any number of others."""
+    """A statement and any number of others, in random order."""
     told = [lead, *draw.sample(others, draw.randint(0, len(others)))]
     return BESIDE.join(draw.sample(told, len(told)))
 
@@ -108,7 +108,7 @@ def tell_all(labelling: Labelling, row: Any, words: int, draw: random.Random) ->
 
 
 def check_places(labelling: Labelling, row: Any, words: int, where: str) -> None:
-    """Refuse tags that are not one a word, and spans beyond the text."""
+    """Reject tags that are not one per word, and spans beyond the text."""
     said = f"{where} has {words} words; under {labelling.name!r}"
     if labelling.kind == "tags" and row and len(row) != words:
         raise UsageError(f"{said} there are {len(row)} labels. Give one per word.")
@@ -117,10 +117,10 @@ def check_places(labelling: Labelling, row: Any, words: int, where: str) -> None
 
 
 def prompt_words(path: Path, column: str | None) -> Iterator[str]:
-    """Yield each text and each prompt once: what a vocabulary is made of."""
+    """Yield each text and each prompt once: the texts of the vocabulary."""
     return (one.source or one.target for one in read_prompted(path, column) if one.cut is None)
 
 
 def labels_told(path: Path, column: str | None) -> list[dict[str, Any]]:
-    """The labels that prompts tell, for the config of a run."""
+    """The labels that prompts state, for the config of a run."""
     return [one.labelling.to_json() for one in read_labels(path, column or "text")]

@@ -1,4 +1,4 @@
-"""Sources with all that people wrote for each, to measure against."""
+"""Sources with all references that people wrote for them."""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ class PairSet:
 
     @classmethod
     def group(cls, name: str, split: str, examples: Iterable[Example]) -> "PairSet":
-        """Put all targets of a source together; a target that is there twice counts once."""
+        """Group the targets of each source; repeated ones count once."""
         found: dict[str, dict[str, None]] = {}
         for example in examples:
             found.setdefault(str(example.source), {})[example.target] = None

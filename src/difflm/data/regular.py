@@ -1,6 +1,6 @@
 """Regular expressions as automata over characters: a subset of Python's syntax, read once and without backtracking.
 
-A pattern speaks of the whole text, as `re.fullmatch` does. A language that is not regular cannot be written in it, and
+A pattern is about the whole text, as with `re.fullmatch`. A language that is not regular cannot be written in it, and
 whatever would make too large an automaton is refused, however it is spelt."""
 
 import re
@@ -18,7 +18,7 @@ MAX_DEPTH = 40  # groups inside of groups
 MAX_COUNT = 1000  # repetitions that a number asks for
 MAX_STATES = 1000  # of the automaton
 MAX_WORK = 500_000  # steps of building it: well below a second
-MAX_PATHS = 100_000  # ways to read a text, from which on `re`, which may try them all, is not asked
+MAX_PATHS = 100_000  # with more ways to read a text, `re` is not used, since it may try them all
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -43,7 +43,7 @@ class Chars:
     negated: bool = False
 
     def members(self, alphabet: Sequence[str]) -> Array:
-        """Whether each character of a sorted alphabet is meant."""
+        """Whether each character of a sorted alphabet matches."""
         found = np.zeros(len(alphabet), dtype=bool)
         for first, last in self.ranges:
             found[bisect_left(alphabet, first) : bisect_right(alphabet, last)] = True
@@ -318,7 +318,7 @@ def compile_characters(pattern: str | Node, characters: Iterable[str]) -> Charac
 
 def minimise(table: Array, accepting: Array) -> tuple[Array, Array]:
     """The same automaton with as few states as possible: those that are reached from 0 and reach the end, no two of
-    them alike (Moore, 1956), and a last one that stands for all others."""
+    them equivalent (Moore, 1956), and a last one that replaces all others."""
     dead = len(table)
     table, accepting = np.vstack([table, np.full(table.shape[1], dead)]), np.append(accepting, False)
     reached, useful = np.arange(dead + 1) == 0, accepting.copy()
@@ -338,7 +338,7 @@ def minimise(table: Array, accepting: Array) -> tuple[Array, Array]:
 
 
 def refine(table: Array, labels: Array) -> Array:
-    """The coarsest partition of states that tells apart what `labels` do, now or after any steps."""
+    """The coarsest partition of states that separates different `labels`, now or after any steps."""
     labels = number_rows(labels[:, None])
     while True:
         finer = number_rows(np.column_stack([labels, labels[table]]))
@@ -358,8 +358,8 @@ def number_rows(rows: Array) -> Array:
 
 
 def matches_wholly(pattern: str, text: str, flags: re.RegexFlag = re.UNICODE) -> tuple[bool, str]:
-    """Whether a whole text matches, and who says so: `re`, or where that might try ways without end, an automaton of
-    this text alone."""
+    """Whether a whole text matches, and the name of the matcher: `re`, or an automaton for this text alone if `re`
+    might try ways without end."""
     if count_paths(parse_pattern(pattern), text, MAX_PATHS) <= MAX_PATHS:
         return re.fullmatch(pattern, text, flags) is not None, "re.fullmatch"
     return compile_characters(pattern, text).accepts(text), "an automaton over characters"
@@ -403,7 +403,7 @@ def follow_paths(
         if not starts:
             break
         after, first = follow_paths(node.part, text, starts, counted, most, members), min(starts)
-        starts = {at: ways for at, ways in after.items() if at > first}  # what reads nothing repeats nothing
+        starts = {at: ways for at, ways in after.items() if at > first}  # an empty match repeats nothing
         add_paths(ends, starts)
     return ends
 

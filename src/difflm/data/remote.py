@@ -1,6 +1,6 @@
-"""Texts from elsewhere: a file of the web, or a dataset of Hugging Face, copied once into a folder of this machine.
+"""Remote texts: a file on the web, or a dataset of Hugging Face, copied once to this machine.
 
-A copy is whole under its name, or it is not there. A dataset that breaks off is continued where it broke off."""
+A copy is complete or does not exist. An interrupted download of a dataset is continued."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from difflm.data.texts import FORMATS, ROWS, file_kind
 from difflm.errors import DifflmError, UsageError, suggest
 from difflm.runtime.files import explain_write_errors, locked, sync_directory, sync_file
 
-DATASET = "hf:"  # before the name of a dataset of Hugging Face, or of a local one that its library reads
+DATASET = "hf:"  # the prefix of datasets of Hugging Face, or of local ones that its library reads
 ADDRESSES = (DATASET, "https://", "http://")
 MOST_BYTES = 64 << 30  # of a copy
 NOTED = 64 << 20  # bytes between two notes
@@ -28,7 +28,7 @@ def is_remote(name: str) -> bool:
 
 
 def resolve_remote(name: str) -> str:
-    """A name for the same texts from any folder: datasets may be local directories."""
+    """The absolute name of texts, the same from any directory: datasets may be local directories."""
     path, colon, part = name.removeprefix(DATASET).partition(":")
     local = name.startswith(DATASET) and Path(path).is_dir()
     return f"{DATASET}{Path(path).resolve()}{colon}{part}" if local else name
@@ -73,7 +73,7 @@ def copy_file(url: str, target: Path, column: str | None, note: Note) -> None:
 
 
 def copy_dataset(name: str, target: Path, column: str | None, note: Note) -> None:
-    """Write the texts of a dataset's training split, a JSON object a row. What was written before is kept."""
+    """Write the texts of a dataset's training split, one JSON object per row. Earlier rows are kept."""
     part = target.with_suffix(".part")
     with explain_write_errors(part):
         try:
@@ -98,7 +98,7 @@ def copy_dataset(name: str, target: Path, column: str | None, note: Note) -> Non
 
 
 def keep_whole_lines(file: Any) -> int:
-    """Cut off a line that was not finished, and count those before it."""
+    """Cut off an unfinished line, and count those before it."""
     file.seek(0)
     count = end = 0
     for line in file:

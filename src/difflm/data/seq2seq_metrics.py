@@ -1,8 +1,8 @@
 """Metrics of source-to-target tasks, and the choice among candidates. They need neither a model nor torch.
 
 Sentence-BLEU, ROUGE-L, dist-1, self-BLEU and div-4 are counted as in DiffuSeq's evaluation (Gong et al., 2023), so that
-published figures compare. Texts are split at white space and keep their case: lower both sides to compare with models
-of lower-case words.
+published figures can be compared. Texts are split at white space and keep their case: lower both sides to compare with
+models of lower-case words.
 """
 
 import math

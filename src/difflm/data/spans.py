@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from difflm.data.tokenizers import START
 
-HIDDEN = START  # the token that is left where the span was: no source has a START of its own
+HIDDEN = START  # the token in place of the span: no source contains START
 SHARE = 0.3  # of a text's tokens
 
 

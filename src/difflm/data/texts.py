@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from difflm.errors import DifflmError, UsageError, suggest
 from difflm.runtime.files import check_regular
 
-MOST_CHARACTERS = 1 << 20  # that are tokenised together: a file may be a single line
+MOST_CHARACTERS = 1 << 20  # tokenized at once: a file may be a single line
 LONGEST = 8192  # tokens of one text at most
 MOST_TOKENS = 512  # of a text with its source, and of a canvas whose size is chosen from the texts
 SENTENCE_END = re.compile(r"[.!?…。！？]['\")\]”’]*(?:\s+|(?<=[。！？]))")
@@ -27,8 +27,8 @@ Row = tuple[int, tuple[str, ...]]  # a line's number, and its texts of the colum
 
 @dataclass(frozen=True)
 class Example:
-    """A text to learn, and the source that it is written from, where there is one. `cut` is the number of a text that
-    is its own source: a span of it is cut out and learned (`data/spans.py`). `prompted`: the source is a prompt, on one
+    """A training text, and the source that it is written from, if there is one. `cut` is the number of a text that is
+    its own source: a span of it is cut out and learned (`data/spans.py`). `prompted`: the source is a prompt, on one
     canvas with the text (`data/prompts.py`). `continues`: it is a further piece of the text before it."""
 
     target: str
@@ -88,8 +88,8 @@ def read_examples(paths: Sequence[Path], column: str | None = None) -> Iterator[
 
 
 def read_sources(path: Path, column: str | None = None) -> Iterator[tuple[int, str]]:
-    """Yield line numbers and sources: lines, or a column of a .csv or .jsonl file ("src" or "source" where none is
-    given). An empty one is an error: answers stand in the order of the sources, a line each."""
+    """Yield line numbers and sources: lines, or a column of a .csv or .jsonl file ("src" or "source" by default). An
+    empty one is an error: results are in the order of the sources, one per line."""
     check_readable(path)
     kind = file_kind(path)
     if kind not in ROWS:
@@ -129,8 +129,8 @@ def read_chunks(path: Path, size: int) -> Iterator[str]:
 
 
 def cut_text(text: str, most: int = MOST_CHARACTERS) -> Iterator[str]:
-    """Cut a text into pieces of at most `most` characters, whose tokens are those of the whole: before a space, where
-    there is one."""
+    """Cut a text into pieces of at most `most` characters without changing its tokens: before a space, if there is
+    one."""
     start = 0
     while len(text) - start > most:
         space = text.rfind(" ", start + 1, start + most)
@@ -141,7 +141,7 @@ def cut_text(text: str, most: int = MOST_CHARACTERS) -> Iterator[str]:
 
 
 def split_long(text: str, most: int) -> Iterator[str]:
-    """Cut a text of more than `most` characters: where a sentence ends, or else a word, in the later half of them."""
+    """Cut a text of more than `most` characters after a sentence, or else a word, in the later half of them."""
     while len(text) > most:
         ends = [found.end() for found in SENTENCE_END.finditer(text, 0, most)]
         at = ends[-1] if ends and ends[-1] > most // 2 else text.rfind(" ", most // 2, most)
@@ -161,7 +161,7 @@ def text_files(directory: Path) -> list[Path]:
 
 
 def check_readable(path: Path) -> None:
-    """Raise at once, not at the first text, where a file cannot be read."""
+    """Raise an error now, not at the first text, if a file cannot be read."""
     check_regular(path)
     try:
         if path.is_dir():
@@ -233,7 +233,7 @@ def _parallel_rows(sources: Path, targets: Path) -> Iterator[Row]:
 def known_columns(path: Path, kind: str, count: int = 1) -> tuple[str, ...]:
     """The columns of source and target in a file, or of the source alone, by the names of its first line."""
     first: Iterator[tuple[int, Iterable[str]]] = read_csv(path) if kind == ".csv" else read_jsonl(path, "src")
-    number, names = next(first, (1, PAIR_COLUMNS[0]))  # reading an empty file says that it is empty
+    number, names = next(first, (1, PAIR_COLUMNS[0]))  # reading an empty file will report it
     known = next((pair for pair in PAIR_COLUMNS if {*pair} & {*names}), PAIR_COLUMNS[0])[:count]
     for name in known:
         if name not in names:

@@ -14,15 +14,15 @@ from difflm.errors import UsageError
 
 MAX_SIZE = 200_000  # states times classes of tokens
 MAX_RAW = 20_000  # states before the smallest automaton is found
-Context = tuple[tuple[str, ...], bool]  # the last words since a space, and whether they are read back as they are
+Context = tuple[tuple[str, ...], bool]  # the last words since a space, and whether they are read back unchanged
 NEWLINE = ("\n",)
-GLUE, SPACE, NEVER = 0, 1, 2  # what stands before a word
+GLUE, SPACE, NEVER = 0, 1, 2  # what is written before a word
 ANY, GAP = -1, -2  # in a template: one token, or one and more
 
 
 @dataclass(frozen=True)
 class TokenAutomaton:
-    """State 0 is the start, the last one is never left. Tokens that it does not tell apart share a class; those of the
+    """State 0 is the start, the last one is never left. Tokens with the same transitions share a class; those of the
     last class are never read."""
 
     classes: Array  # [V]
@@ -37,7 +37,7 @@ class TokenAutomaton:
         return np.stack([begin, kind, self.table[begin, kind]], 1)
 
     def lengths(self, most: int) -> list[int]:
-        """The numbers of tokens, up to `most`, of which there is an accepted sequence."""
+        """The numbers of tokens, up to `most`, for which there is an accepted sequence."""
         reached, found = np.arange(len(self.table)) == 0, list[int]()
         for n in range(1, most + 1):
             reached = np.isin(np.arange(len(self.table)), self.table[reached])
@@ -103,13 +103,13 @@ def compile_pattern(
 
 
 def spells_tokens(tokenizer: Tokenizer) -> bool:
-    """Whether it says how its tokens are spelt."""
+    """Whether the spelling of its tokens is known."""
     return tokenizer.spells or isinstance(tokenizer, Words)
 
 
 def readable_pieces(tokenizer: Tokenizer) -> list[str | None]:
-    """The text of every token but the specials; None: it is no text by itself, or its spacing depends on a whole
-    text."""
+    """The text of every token except the specials; None if it is not a text by itself, or if its spacing depends on a
+    whole text."""
     if isinstance(tokenizer, Words):
         return [None if word_shape(word) is None else word for word in tokenizer.pieces]
     if tokenizer.spells:
@@ -118,7 +118,7 @@ def readable_pieces(tokenizer: Tokenizer) -> list[str | None]:
 
 
 def spell_columns(automaton: CharacterAutomaton, texts: Sequence[str | None]) -> Iterator[Array | None]:
-    """To which state each text leads from each state, [states]; beginnings that texts share are read once."""
+    """The state that each text leads to from each state, [states]; common beginnings are read once."""
     table, same = automaton.table, np.arange(len(automaton.table))
     found: dict[str, Array] = {}
     read, maps = "", [same]
@@ -145,7 +145,7 @@ class Spacing:
 
 
 def follow(context: Context, shape: str, sample: Mapping[str, str]) -> tuple[int, Context]:
-    """What stands before a word of this shape, and the context that it leaves."""
+    """What is written before a word of this shape, and the context after it."""
     run, decided = context
     if shape == "\n":
         return (GLUE if decided else NEVER), (NEWLINE, True)
@@ -204,7 +204,7 @@ def learn_spacing(words: tuple[str | None, ...]) -> Spacing:
 def space_words(
     characters: CharacterAutomaton, words: Sequence[str | None], columns: Sequence[Array | None]
 ) -> TokenAutomaton:
-    """The automaton of words whose print, with its spaces, matches."""
+    """The automaton of words whose printed text, with spaces, matches."""
     spacing, states = learn_spacing(tuple(words)), len(characters.table)
     if states * len(spacing.table) > MAX_RAW:
         raise UsageError(f"pattern: it is too large for a vocabulary of words: {states} states.")
@@ -313,7 +313,7 @@ class Template:
 
     @cached_property
     def chances(self) -> tuple[Array, Array]:
-        """P(the rest is accepted) with so many tokens left, from each item on and in each state, [most + 1, items + 1,
+        """P(the rest is accepted) with 0, 1, … tokens left, from each item on and in each state, [most + 1, items + 1,
         states], relative to the largest with as many tokens left; and the logarithms of those, [most + 1]."""
         automaton, states = self.automaton, len(self.automaton.table)
         begin, kind, end = automaton.edges.T

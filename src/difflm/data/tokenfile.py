@@ -1,4 +1,4 @@
-"""Token files: a corpus as ids on disk, memory-mapped, so that its lengths and indices alone are in memory."""
+"""Token files: a corpus as ids on disk, memory-mapped, so that only its lengths and indices are in memory."""
 
 import hashlib
 import math
@@ -26,11 +26,11 @@ from difflm.runtime.files import explain_write_errors, read_json, sync_directory
 Ints = NDArray[np.int64]
 _OFFSET = np.dtype("<u8")
 PACK = " Methods that pack cut them: method=mdlm rows=packed."
-HELD = 0.99  # share of the texts that a size chosen from them holds
+HELD = 0.99  # share of the texts that must fit a size chosen from them
 
 
 def source_fingerprint(path: Path) -> dict[str, Any]:
-    """A fingerprint by which a changed file is noticed without reading all of it: size, time, and its two ends; of a
+    """A fingerprint that detects a changed file without reading all of it: size, time, and its two ends; for a
     directory, that of each file."""
     if path.is_dir():
         return {"files": {file.name: source_fingerprint(file) for file in text_files(path)}}
@@ -64,7 +64,7 @@ class TokenColumn:
         return bytes(self.ids[self.offsets[index] : self.offsets[index + 1]].tobytes())
 
     def release_pages(self) -> None:
-        """Give back the memory of what was read so far, which the files hold: else it grows to the whole corpus."""
+        """Release the memory of what was read so far: otherwise it grows to the whole corpus."""
         for array in (self.ids, self.offsets):
             mapped = getattr(array.base, "obj", None)
             if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
@@ -89,14 +89,14 @@ class TokenFile(TokenColumn):
 
     sources: TokenColumn | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
-    continues: NDArray[np.bool_] | None = None  # whether each is a further piece of the text before it
+    continues: NDArray[np.bool_] | None = None  # whether each is a continuation of the text before it
 
     @classmethod
     def build(
         cls, directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, origin: dict[str, Any]
     ) -> "TokenFile":
-        """Write the tokens of all examples; with `ended` in their origin, an END behind each. The directory appears
-        whole or not at all."""
+        """Write the tokens of all examples; with `ended` in their origin, an END after each. The directory appears
+        complete or not at all."""
         with explain_write_errors(directory), ExitStack() as stack:
             directory.parent.mkdir(parents=True, exist_ok=True)
             cls.remove_leftovers(directory)
@@ -126,7 +126,7 @@ class TokenFile(TokenColumn):
 
     @staticmethod
     def remove_leftovers(directory: Path) -> None:
-        """Remove what a process left that was killed while it built the tokens, or just after."""
+        """Remove what a process left behind that was killed while it built the tokens, or just after."""
         for left in directory.parent.glob(f".{directory.name}.*"):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -136,7 +136,7 @@ class TokenFile(TokenColumn):
 
     @property
     def complete(self) -> bool:
-        """Whether all texts are there: earlier versions left out those that were too long or repeated."""
+        """Whether no texts are missing: earlier versions left out those that were too long or repeated."""
         return not self.meta.get("too_long") and not self.meta.get("repeated")
 
     @property
@@ -146,8 +146,8 @@ class TokenFile(TokenColumn):
 
     @cached_property
     def texts(self) -> Ints | None:
-        """The number of the text that each example is of, where several texts were cut, or where prompts make several
-        examples of one: the first, behind nothing, has the shortest prompt. None: each is a text of its own."""
+        """The number of each example's text, if several texts were cut, or if prompts make several examples of one: the
+        first, without a prompt, is the shortest. None: each example is a text."""
         if self.continues is not None:
             numbers = np.cumsum(~self.continues, dtype=np.int64) - 1
             return numbers if numbers[-1] else None
@@ -240,7 +240,7 @@ def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, b
 
 
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Encode texts of any length; a long one piece by piece, and with one object for each id: both save gigabytes."""
+    """Encode texts of any length; a long one piece by piece, sharing one object per id: both save gigabytes."""
     if sum(map(len, texts)) <= 2 * MOST_CHARACTERS:
         return tokenizer.encode_batch(texts)
     one = list(range(tokenizer.size))
@@ -273,7 +273,7 @@ def encode_examples(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterat
 
 
 class Room(NamedTuple):
-    """The cells of a picture, with what stands behind the last token, and those that each token takes of it, [V]."""
+    """The cells of a picture, including what follows the last token, and the cells of each token, [V]."""
 
     cells: int
     taken: Ints

@@ -28,16 +28,16 @@ class Tokenizer(ABC):
 
     kind: str
     between = ""  # what separates the pieces of a text
-    adds_space = False  # whether it spells a space before every text by itself
+    adds_space = False  # whether it adds a space before every text
     byte_level = False  # whether pieces are in the byte alphabet, a space before a word as its first sign
-    spells = False  # whether a text is its pieces' spellings, one behind the other
+    spells = False  # whether a text is the concatenation of its pieces' spellings
 
     def __init__(self, pieces: Sequence[str]) -> None:
-        self.pieces = list(pieces)  # pieces[id - 4]: a text may hold the word END, so the specials are no pieces
+        self.pieces = list(pieces)  # pieces[id - 4]: a text may contain the word END, so the specials are not pieces
         self._ids = {piece: i for i, piece in enumerate(self.pieces, len(SPECIALS))}
         if len(self._ids) != len(self.pieces):
             raise ValueError("a token occurs twice")
-        self.for_sources: Tokenizer = self  # another where sources have words of their own
+        self.for_sources: Tokenizer = self  # a different one if sources have their own words
 
     @property
     def size(self) -> int:
@@ -60,10 +60,10 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def contents(self) -> dict[str, Any]:
-        """What a file holds beside the kind."""
+        """The contents of a file besides the kind."""
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that a file holds, the tokenizer of sources included."""
+        """The whole contents of a file, including the tokenizer of sources."""
         own = {} if self.for_sources is self else {"for_sources": self.for_sources.to_json()}
         return {"kind": self.kind, **self.contents(), **own}
 
@@ -100,7 +100,7 @@ class Tokenizer(ABC):
 
     @staticmethod
     def from_json(data: Any) -> "Tokenizer":
-        """The inverse of `to_json`; ValueError says what is wrong with anything else."""
+        """The inverse of `to_json`; anything else raises a ValueError that explains it."""
         kind = data.get("kind") if isinstance(data, dict) else None
         made: Tokenizer
         if kind == Words.kind:
@@ -122,7 +122,7 @@ class Tokenizer(ABC):
 
 
 class Words(Tokenizer):
-    """One id a word of `split_words`, case kept; a word that is not in `words` is UNK."""
+    """One id per word of `split_words`, case kept; a word that is not in `words` is UNK."""
 
     kind = "words"
     between = " "
@@ -169,7 +169,7 @@ class Words(Tokenizer):
 
 
 class Characters(Tokenizer):
-    """One id a character; one that is not in `pieces` is UNK."""
+    """One id per character; one that is not in `pieces` is UNK."""
 
     kind = "characters"
     spells = True
@@ -265,7 +265,7 @@ class Bpe(Tokenizer):
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The byte that each sign of the byte alphabet stands for: printable ones themselves, others from 256 on."""
+    """The byte of each character of the byte alphabet: printable ones are themselves, others are from 256 on."""
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = sorted({*range(256)} - {*own})
     return {chr(byte): byte for byte in own} | {chr(k): byte for k, byte in enumerate(others, 256)}

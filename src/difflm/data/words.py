@@ -11,14 +11,14 @@ _OPENING = frozenset("([{„‘「『（《")
 _CLOSING = frozenset(",.;:!?)]}%”’…।،؛؟、。，！？；：」』）》")
 _TIGHT = frozenset(("/", "@", "—", "--"))
 _PAIRED = ("'", '"')
-_MARKS = frozenset((*_PAIRED, "’", "“"))  # that do not say by themselves whether they open, close or are apostrophes
+_MARKS = frozenset((*_PAIRED, "’", "“"))  # marks that may open, close or be apostrophes
 UNITS = "lb|am|pm"
 # Words that spaCy cuts although no apostrophe says so, and where. Only what E2E needs and "cannot": others of
 # spaCy's list are words of other languages ("dont", "im").
 FUSED = ("that s", "there s", "ca nt", "wo nt", "i d", "can not")
 
 LATIN, EVERY = 0x100, 0x20000  # characters: the first block, and all that have signs among them
-# What caches hold comes from anybody: a chunk of so many characters takes 3 kB at most, and of words their ends decide.
+# Caches hold any user's texts: a chunk of this many characters takes at most 3 kB, and for words the ends suffice.
 MOST_CACHED, ENDS = 32, 8
 _CHUNK = re.compile(r"\n|\S+")
 _HAN = re.compile(f"[{CJK}]")
@@ -97,7 +97,7 @@ def _signs(codes: int) -> str:
 
 
 def _chunks(words: list[str]) -> Iterator[list[str]]:
-    """Runs of words that are written without a space; a newline stands alone."""
+    """Runs of words that are written without a space; a newline is alone."""
     touching = [*map(_touch, (word[-ENDS:] for word in words), (word[:ENDS] for word in words[1:]))]
     for i in () if _MARKS.isdisjoint(words) else _Quotes(words).before:
         if 0 < i < len(words) and "\n" not in words[i - 1 : i + 1]:
@@ -176,7 +176,7 @@ def _stable_pieces(chunk: list[str]) -> Iterator[str]:
         chunk = chunk[size:]
 
 
-# -- spacing word by word, for those who must know it before the text is there ---------------------------------------
+# -- spacing word by word, before the text is complete ----------------------------------------------------------------
 
 _SPECIAL = frozenset(
     (*" ".join(FUSED).split(), *UNITS.split("|"), "st", "mr", "mrs", "ms", "dr", "jr", "prof", "inc", "ltd", "vs")
@@ -186,8 +186,8 @@ _RUNS = (("[A-Z]{2,}", "AA"), ("[a-z]{2,}", "aa"), ("[0-9]+", "9"))
 
 
 def word_shape(word: str) -> str | None:
-    """Words of one shape are spaced alike, whatever stands beside them; None: how this one is spaced, a whole text
-    alone decides (quotation marks, and what is no single word)."""
+    """Words of the same shape have the same spacing, whatever is next to them; None if the spacing of this one depends
+    on a whole text (quotation marks, and what is not a single word)."""
     if word in _MARKS or split_words(word) != [word]:
         return None
     if len(word) == 1 or word.lower() in _SPECIAL or not all(map(_plain, word)):
@@ -205,9 +205,8 @@ def _plain(char: str) -> bool:
 
 
 def extend_run(run: Sequence[str], word: str) -> bool | None:
-    """Whether a word is written without a space behind a run of words that are; None: that is not to be said, where
-    two signs
-    follow each other, unless the second alone is a stop."""
+    """Whether a word is written without a space after a run of such words; None if that is undecided: two signs follow
+    each other, and not only the second is a stop."""
     if not _touch(run[-1][-ENDS:], word[:ENDS]):
         return False
     signs = not run[-1][0].isalnum() and not word[0].isalnum()
@@ -215,5 +214,5 @@ def extend_run(run: Sequence[str], word: str) -> bool | None:
 
 
 def reads_back(run: Sequence[str]) -> bool:
-    """Whether words that are written without spaces are read as themselves."""
+    """Whether words that are written without spaces are read back unchanged."""
     return split_words("".join(run)) == list(run)

@@ -1,13 +1,13 @@
 """The fewest edits from one text to another, whole batches at once: which words are deleted, and where others come in.
 
-Texts are ids [B, N] with the mask of what is there; nothing depends on what stands behind a text.
+Texts are ids [B, N] with a mask; nothing depends on padding.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-EDITS = ("keep", "replace", "delete", "insert")  # of a word; "insert" keeps it, and others come behind it
+EDITS = ("keep", "replace", "delete", "insert")  # of a word; "insert" keeps it, and others follow it
 KEEP, REPLACE, DELETE, INSERT = range(len(EDITS))
 
 
@@ -34,12 +34,12 @@ def align(text: Tensor, mask: Tensor, target: Tensor, target_mask: Tensor) -> Te
 
 
 def keep_words(text: Tensor, kept: Tensor, pad: int) -> Tensor:
-    """The text without the words that are not `kept` [B, N]; `pad` behind it."""
+    """The text without the words that are not `kept` [B, N], padded with `pad`."""
     return spread(text, kept, kept.cumsum(1) - 1, torch.full_like(text, pad))
 
 
 def insert_holes(text: Tensor, mask: Tensor, counts: Tensor, hole: int, pad: int) -> Tensor:
-    """The text with so many holes behind each of its words, [B, N]. Holes for which the canvas has no room are left
+    """The text with this many holes after each of its words, [B, N]. Holes for which the canvas has no room are left
     out, the last ones first."""
     place, size = torch.arange(text.shape[1], device=text.device), mask.sum(1, keepdim=True)
     total = torch.where(mask, counts, 0).cumsum(1).minimum(text.shape[1] - size)
@@ -49,7 +49,7 @@ def insert_holes(text: Tensor, mask: Tensor, counts: Tensor, hole: int, pad: int
 
 def spread(text: Tensor, here: Tensor, to: Tensor, canvas: Tensor) -> Tensor:
     """The canvas [B, N] with the words that are `here` at the positions `to`."""
-    # What is not there goes to the column behind the last, which is cut off.
+    # Other words go to an extra last column, which is cut off.
     return F.pad(canvas, (0, 1)).scatter(1, torch.where(here, to, canvas.shape[1]), text)[:, :-1]
 
 
@@ -68,8 +68,7 @@ def name_edits(found: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def open_slots(text: Tensor, mask: Tensor, edits: Tensor, slot: int, pad: int) -> Tensor:
-    """What edits leave of texts [B, N], with a slot wherever words are to be written, [B, 2 N]. Slots that touch each
-    other are one."""
+    """The edited texts [B, N] with a slot wherever words are to be written, [B, 2 N]. Adjacent slots are one."""
     room, stays = (0, text.shape[1]), mask & (edits != DELETE)
     left = F.pad(keep_words(torch.where(edits == REPLACE, slot, text), stays, pad), room, value=pad)
     counts = F.pad(keep_words((edits == INSERT).long(), stays, 0), room)
@@ -79,9 +78,9 @@ def open_slots(text: Tensor, mask: Tensor, edits: Tensor, slot: int, pad: int) -
 
 
 def close_slots(target: Tensor, mask: Tensor, found: Tensor, stop: int, pad: int) -> tuple[Tensor, Tensor]:
-    """What is written into the slots of a text: its target [B, M] with a `stop` behind the words of each slot, and the
-    mask of words that are written, stops among them. The last word of each target was found in the text: there are at
-    most M / 2 slots."""
+    """What is written into the slots of a text: its target [B, M] with a `stop` after the words of each slot, and the
+    mask of written words, stops included. The last word of each target was found in the text, so there are at most M /
+    2 slots."""
     written = mask & ~spread(torch.ones_like(found), found >= 0, found, torch.zeros_like(target)).bool()
     ends = written & ~F.pad(written, (0, 1))[:, 1:]
     room = (0, target.shape[1] // 2)

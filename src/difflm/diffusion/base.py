@@ -1,4 +1,4 @@
-"""What the parts of a diffusion model ask of each other: noise levels, a belief, a process, a codec."""
+"""The interfaces between the parts of a diffusion model: noise levels, a belief, a process, a codec."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from difflm.diffusion.noise import Noise, Step
 
-MAX_MASKS = 64  # sets of tokens whose masks are kept
+MAX_MASKS = 64  # sets of tokens whose masks are cached
 
 
 @dataclass(frozen=True)
 class Levels:
-    """Noise levels at times t, [B], [B, L] or, of a whole grid, [N, B, …]. They are computed once and passed down:
-    a sampling step asks a dozen times for the levels of two times."""
+    """Noise levels at times t, [B], [B, L] or, for a whole grid, [N, B, …]. They are computed once and passed down: a
+    sampling step needs the levels of two times a dozen times."""
 
     t: Tensor
 
@@ -36,8 +36,8 @@ def expand_levels(value: Tensor, state: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, ids: Tensor, smoothing: float = 0.0) -> Tensor:
-    """−log p of the ids [B, L] under logits [B, L, V]; `smoothing` is the share of the target that all tokens have
-    alike."""
+    """−log p of the ids [B, L] under logits [B, L, V]; `smoothing` is the share of the target that is uniform over all
+    tokens."""
     flat, targets = logits.flatten(0, 1), ids.flatten()
     return F.cross_entropy(flat, targets, reduction="none", label_smoothing=smoothing).view(ids.shape)
 
@@ -86,8 +86,7 @@ class Belief:
 
     @cached_property
     def shares(self) -> Tensor:
-        """Probabilities of all tokens, [B, L, V]: computed once for the step that draws and for who shows how sure it
-        is."""
+        """Probabilities of all tokens, [B, L, V]: computed once for drawing and for displaying the confidence."""
         return self.logits.softmax(-1)
 
     @property
@@ -104,15 +103,15 @@ class Belief:
         return cross_entropy(self.logits, ids, smoothing)
 
     def rows(self, part: slice | Tensor) -> "Belief":
-        """What is believed of some texts."""
+        """The belief about some texts."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         rows: dict[str, Any] = {name: one[part] for name, one in own.items() if isinstance(one, Tensor)}
         return replace(self, **rows)
 
     def contrasted(self, other: "Belief", weight: float, scores: bool = False) -> "Belief":
-        """Log-probabilities, and a state that was predicted, moved on by `weight` from the belief of who knows less:
+        """Log-probabilities, and a predicted state, moved by `weight` away from a belief without the condition:
         classifier-free guidance (Ho & Salimans, 2022). Tokens that one of the two rules out stay as they are. With
-        `scores` the probabilities are moved, and with them their mean, as a score is; none below `LEAST` of itself."""
+        `scores` the probabilities are moved, and with them their mean, like a score; none below `LEAST` of itself."""
         here, there = self.logits.log_softmax(-1), other.logits.log_softmax(-1)
         step = (
             (1 + weight - weight * (there - here).exp()).clamp(min=LEAST).log() if scores else weight * (here - there)
@@ -132,7 +131,7 @@ class Belief:
 
 
 class Process(nn.Module):
-    """How a state is corrupted, and where sampling starts. It is a module, so that a schedule that learns is saved.
+    """How a state is corrupted, and where sampling starts. It is a module, so that a learned schedule is saved.
 
     `steps` names the step rules that the process understands (`samplers/steps.py`, `samplers/discrete_steps.py`)."""
 
@@ -168,12 +167,12 @@ class Process(nn.Module):
 
 
 class Codec(nn.Module):
-    """A state has one row per text; what its other axes mean is the codec's own affair."""
+    """A state has one row per text; the codec defines its other axes."""
 
     vocabulary: int
-    holds_tokens = False  # whether a state shows tokens, so that known ones can be put into it
-    predicts_tokens = True  # whether the network answers with logits
-    whole_text = ""  # what stands for a text as a whole, where no word has a state of its own
+    holds_tokens = False  # whether a state consists of tokens, so that known ones can be put into it
+    predicts_tokens = True  # whether the network predicts logits
+    whole_text = ""  # what represents a text as a whole, if words have no states of their own
     bias: Tensor  # [V] log-frequencies, learned
 
     def __init__(self, vocabulary: int) -> None:
@@ -190,28 +189,28 @@ class Codec(nn.Module):
         """The clean state of tokens [B, L], without noise."""
 
     def evidence(self, x: Tensor, level: Levels) -> Tensor | None:
-        """What each position's own noisy state says about its token, [B, L, V], where the codec adds it to logits."""
+        """The evidence of each position's own noisy state for its token, [B, L, V], if the codec adds it to logits."""
         return None
 
     @abstractmethod
     def inputs(self, x: Tensor, level: Levels, evidence: Tensor | None) -> tuple[Tensor, ...]:
-        """What the network reads of a noisy state: the state itself first, then features derived from it."""
+        """The network's inputs for a noisy state: the state itself first, then features derived from it."""
 
     @abstractmethod
     def belief(self, answer: Tensor, x: Tensor, level: Levels, evidence: Tensor | None, process: Process) -> Belief:
-        """The belief behind the network's answer."""
+        """The belief that corresponds to the network's output."""
 
     def frozen(self) -> "Codec":
-        """The codec as a model that does not learn uses it, with whatever can be computed beforehand."""
+        """The codec for a model that is not trained, with everything precomputed that can be."""
         return self
 
     def frozen_tensors(self) -> list[Tensor]:
-        """The tensors of `frozen`, as they are now."""
+        """The tensors of `frozen`, with their current values."""
         return []
 
     @abstractmethod
     def table(self) -> Tensor:
-        """The vectors of all tokens, [V, D]: what a map of words draws, and what tells one model from another."""
+        """The vectors of all tokens, [V, D]: for maps of words, and to tell models apart."""
 
     @abstractmethod
     def expectation(self, logits: Tensor) -> Tensor:
@@ -219,12 +218,12 @@ class Codec(nn.Module):
 
     @abstractmethod
     def view(self, x: Tensor, level: Levels) -> Tensor:
-        """What a classifier reads of a noisy state, [B, L, view_dim]."""
+        """The input of a classifier for a noisy state, [B, L, view_dim]."""
 
     view_dim: int
 
     def clean_of(self, ids: Tensor) -> Tensor:
-        """What a belief holds as the clean state where it is certain of these tokens."""
+        """The clean state of a belief that is certain of these tokens."""
         return self.encode(ids)
 
     @abstractmethod
@@ -232,9 +231,9 @@ class Codec(nn.Module):
         """Ids of the tokens nearest to a clean state, `banned` [V] ones left out."""
 
     def token_mask(self, ids: Sequence[int]) -> Tensor:
-        """True for these tokens, [V], on the codec's device; kept, since a copy from the host makes a GPU wait."""
+        """True for these tokens, [V], on the codec's device; cached, since a copy from the host makes a GPU wait."""
         key = (*ids, self.bias.device)
-        found = self._masks.get(key)  # batches may be made in parallel
+        found = self._masks.get(key)  # batches may be generated in parallel
         if found is None:
             found = torch.zeros(self.vocabulary, dtype=torch.bool)
             found[list(ids)] = True

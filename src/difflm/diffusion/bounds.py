@@ -31,8 +31,8 @@ from difflm.diffusion.timesteps import TimeSampler
 LEVELS = 10_000  # of the chain whose bound is reported
 CERTAIN = 0.06  # share of the guessed nats that lies below t_0, where the chain ends in words
 EVEN = 0.3  # share of levels spread evenly in log-SNR: context moves the nats to noisier ones, faults to cleaner ones
-SPOKEN = 0.98  # share of the guessed nats below which they are spread: noisier levels are all alike
-TOLD = 0.95  # the same where a control variate tells most of the chance
+SPOKEN = 0.98  # share of the guessed nats below which they are spread: noisier levels hardly differ
+TOLD = 0.95  # the same if a control variate removes most of the variance
 TRUTH = 0.02  # share of the text itself in the opinion of a control variate
 KNOTS, WORDS = 65, 64  # of the guess: noise levels, and words at each
 # Levels of a pair, each with noise of both signs, that the mean of a control variate is taken over: at least, at most,
@@ -116,22 +116,22 @@ def _word_noise(denoiser: Denoiser, times: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def count_pairs(denoiser: Denoiser, draws: int) -> int:
-    """How many pairs cost no more than so many draws, each with all passes: a pair has three passes where a draw has
-    two, and the end of the chain, where words are certain, spares its second one."""
+    """How many pairs cost no more than this many draws with all passes: a pair takes three passes where a draw takes
+    two, and the end of the chain, where words are certain, does not need its second one."""
     spared = 0 if _embedding(denoiser).x0_std else 1
     return max(1, (2 * draws + spared) // 3 if denoiser.self_conditioning else draws // 2)
 
 
 def standard_error(estimates: Tensor) -> Tensor:
-    """Of the mean of a text's estimates [B, N], from the differences of neighbours, whose expectations are much alike
-    (Wolter, 2007, §8.2); of a single one, NaN."""
+    """The standard error of the mean of a text's estimates [B, N], from the differences of neighbours, whose
+    expectations are nearly equal (Wolter, 2007, §8.2); NaN for a single one."""
     count = estimates.shape[1]
     return (estimates.double().diff(dim=1).square().sum(1) / (2 * count * (count - 1))).sqrt()
 
 
 @torch.no_grad()
 def place_levels(denoiser: Denoiser) -> Tensor:
-    """Times of the chain from t_0 to 1, [LEVELS + 1], close together where words are told apart."""
+    """Times of the chain from t_0 to 1, [LEVELS + 1], dense where words become distinguishable."""
     device = denoiser.codec.bias.device
     times = torch.linspace(0, 1, LEVELS + 1, device=device, dtype=torch.float64)
     log_snr = _snr(denoiser, times).log()
@@ -190,7 +190,7 @@ class Chain:
 
     def draw(self, u: Tensor) -> "Draw":
         """The level at a share u of the chain, of each text."""
-        # The step from t_0 to x_0 is as large as thousands of others: it has a stratum of its own.
+        # The step from t_0 to x_0 is as large as thousands of others: it has its own stratum.
         own = 1 / (2 * self.pairs) if _embedding(self.denoiser).x0_std else 0.0
         level = ((u - own) / (1 - own) * LEVELS).long().clamp(0, LEVELS - 1) + 1
         weight = torch.full_like(u, LEVELS / (1 - own))
@@ -275,14 +275,14 @@ def _squares(vectors: Tensor, believed: Tensor, mask: Tensor) -> Tensor:
 
 
 def _is_told(denoiser: Denoiser) -> bool:
-    """Whether what context says of a word stands apart from what the word's own noisy vector says, so that a control
-    variate tells the errors which that vector's noise adds by chance."""
+    """Whether the evidence of context is separate from that of the word's own noisy vector, so that a control variate
+    can remove the errors that the vector's noise adds by chance."""
     prediction = _embedding(denoiser).prediction
     return isinstance(prediction, Logits) and prediction.evidence and not _embedding(denoiser).x0_std
 
 
 def _opinion(belief: Belief) -> Tensor:
-    """What context says of each word, as probabilities."""
+    """The evidence of context for each word, as probabilities."""
     return belief.context.softmax(-1)
 
 

@@ -7,7 +7,7 @@ from difflm.diffusion.codecs import Codec, Embedding
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.timesteps import LowDiscrepancy
 
-ROWS = 64  # words whose nearest neighbour is found anew at each training step
+ROWS = 64  # words whose nearest neighbour is updated at each training step
 
 
 def nearest_distances(table: Tensor, words: Tensor) -> Tensor:
@@ -25,8 +25,8 @@ def smallest_sigma(distance: Tensor) -> Tensor:
 
 
 class ClippedTimes(LowDiscrepancy):
-    """t ~ U(σ_min, 1), for σ(t) = t. Below σ_min a word's own noisy vector tells it, and a network learns to copy it
-    instead of reading its source.
+    """t ~ U(σ_min, 1), for σ(t) = t. Below σ_min a word's own noisy vector identifies it, and a network learns to copy
+    it instead of reading its source.
 
     δ² is the mean over the vocabulary. Each step looks at `ROWS` words only, which costs next to nothing and reads
     nothing back from the device: a word's distance is at most V/ROWS steps old.
@@ -50,7 +50,7 @@ class ClippedTimes(LowDiscrepancy):
 
     @property
     def low(self) -> Tensor:
-        """σ_min of the words that were looked at; 0 before the first."""
+        """σ_min for the words computed so far; 0 before the first."""
         known = (self.distances > 0).sum().clamp(min=1)
         return smallest_sigma(self.distances.sum() / known)
 

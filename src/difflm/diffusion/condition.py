@@ -1,4 +1,4 @@
-"""What is given in addition to the state: a source and its memory, known words, a label."""
+"""What is given besides the state: a source and its memory, known words, a label."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -13,18 +13,18 @@ NO_LABEL = 0  # the label that classifier-free guidance drops to; real labels be
 
 @dataclass(frozen=True)
 class Condition:
-    """Tensors with one row a text; None where nothing of the kind is known."""
+    """Tensors with one row per text; None if nothing of the kind is given."""
 
     source: Tensor | None = None  # [B, S] ids
     source_mask: Tensor | None = None  # [B, S], True where the source has a token
-    memory: Tensor | None = None  # [B, S, H]: what an encoder made of the source, once a generation
+    memory: Tensor | None = None  # [B, S, H]: the encoded source, computed once per generation
     given: Tensor | None = None  # [B, L] ids of known positions, HIDDEN where they are dropped, FREE elsewhere
     label: Tensor | None = None  # [B]
     documents: Tensor | None = None  # [B, L] numbers of the documents of packed rows, −1 where there is none
-    length_logits: Tensor | None = None  # [B, K]: of the text's length beside the source's, predicted of the source
+    length_logits: Tensor | None = None  # [B, K]: text length minus source length, predicted
 
     def __getitem__(self, rows: Any) -> "Condition":
-        """What is known of some texts."""
+        """The condition of some texts."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: None if value is None else value[rows] for name, value in own.items()})
 
@@ -34,8 +34,8 @@ class Condition:
         return replace(self, **moved)
 
     def null(self, rows: Tensor | None = None) -> "Condition":
-        """The condition that classifier-free guidance compares with: no source, no given word, no label; of some texts,
-        [B], or of all. Which positions were given stays known: their noisy state would give the words away."""
+        """The condition that classifier-free guidance compares with: no source, no given word, no label; for some
+        texts, [B], or for all. Which positions were given stays known: their noisy state would reveal the words."""
 
         def drop(value: Tensor | None, empty: float) -> Tensor | None:
             if value is None:

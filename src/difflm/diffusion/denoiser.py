@@ -1,5 +1,5 @@
-"""A network, its codec and its process, answering one question: what is the clean text behind x_t? A condition reaches
-the network as clean positions of the canvas, before the text, or not at all."""
+"""A network with its codec and its process, which predicts the clean text behind x_t. A condition reaches the network
+as clean positions of the canvas, before the text, or not at all."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -57,9 +57,9 @@ class ConditionDrop:
 
 @dataclass(frozen=True)
 class Canvas:
-    """What the network reads: a noisy state, its times and its mask. The text begins at position `first`. `memory` is
-    what else the network is given: an encoded source and its mask. `given` are clean states of given positions, zeros
-    elsewhere, and where those are, [B, L, 1]: features that the network reads beside the state."""
+    """What the network reads: a noisy state, its times and its mask. The text begins at position `first`. `memory` are
+    further inputs of the network: an encoded source and its mask. `given` are clean states of given positions, zeros
+    elsewhere, and where those are, [B, L, 1]: features that the network reads in addition to the state."""
 
     x: Tensor
     level: Levels
@@ -72,16 +72,16 @@ class Canvas:
 class Conditioning(nn.Module):
     """Without a condition: the network reads the noisy text alone."""
 
-    source_longest = 0  # tokens of a source that it reads; 0: it reads none
+    source_longest = 0  # tokens of a source that it reads; 0: none
 
     def prepare(self, denoiser: "Denoiser", condition: Condition) -> Condition:
-        """Work that is done once a generation, such as running an encoder."""
+        """Work that is done once per generation, such as running an encoder."""
         return condition
 
     def place(
         self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
     ) -> Canvas:
-        """The canvas that the network reads. Of packed rows its mask tells the documents."""
+        """The canvas that the network reads. For packed rows its mask identifies the documents."""
         return Canvas(x, level, mask if condition.documents is None else condition.documents)
 
 
@@ -100,7 +100,7 @@ class CleanGiven(Conditioning):
 
 
 class CrossAttention(Conditioning):
-    """The network attends to a source that it encodes once a generation: see `networks.EncoderDecoder`."""
+    """The network attends to a source that it encodes once per generation: see `networks.EncoderDecoder`."""
 
     def __init__(self, source_longest: int) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Denoiser(nn.Module):
     `precision` is the dtype of the network's own arithmetic; everything around it stays in float32.
     """
 
-    passes = 1  # of the network for one answer, while it writes
+    passes = 1  # network calls per prediction, while it generates
 
     def __init__(
         self,
@@ -204,11 +204,11 @@ class Denoiser(nn.Module):
                 last = torch.zeros_like(canvas.x[:, first:]) if previous is None else previous
                 # A source is clean: its own estimate.
                 inputs.insert(1, torch.cat([canvas.x[:, :first], last], 1) if first else last)
-            if canvas.given is not None:  # of which there is nothing to estimate
+            if canvas.given is not None:  # for which there is nothing to estimate
                 clean, here = canvas.given
                 inputs = [*(torch.where(here, 0, own) for own in inputs), clean, here.to(clean.dtype)]
             whole = torch.cat(inputs, dim=-1) if len(inputs) > 1 else inputs[0]
-            told = getattr(canvas.level, "told", canvas.level.t)  # of a jump, both of its times
+            told = getattr(canvas.level, "told", canvas.level.t)  # for a jump, both of its times
         with autocast_to(x.device, self.precision):
             if read is not None:
                 return read(self.network(whole, told, canvas.mask, *canvas.memory, answers=False)[:, first:])
@@ -221,12 +221,12 @@ class Denoiser(nn.Module):
             return self.codec.belief(answer, canvas.x, canvas.level, evidence, self.process)
 
     def view(self, x: Tensor, t: Times) -> Tensor:
-        """What a classifier reads of x_t."""
+        """The input of a classifier for x_t."""
         return self.codec.view(x, self.process.at(t))
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    """Autocast to `dtype`; `None` leaves things as they are, which in training may be autocast already."""
+    """Autocast to `dtype`; `None` changes nothing: training may already use autocast."""
     if dtype is None:
         return nullcontext()
     if device.type == "cpu" and dtype is torch.bfloat16 and lacks_bfloat16():

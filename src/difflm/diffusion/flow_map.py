@@ -21,12 +21,12 @@ from difflm.diffusion.samplers.loop import Denoise, Temperature
 from difflm.diffusion.samplers.steps import StepState, jump
 
 FINEST = 5  # the shortest jumps that are learned are 2⁻⁵ of the way; their halves are steps of the flow itself
-AT_AN_END = 0.2  # how many jumps more begin in noise, and end in text, than chance alone would have
+AT_AN_END = 0.2  # extra share of jumps that begin in noise, and of those that end in text
 
 
 @dataclass(frozen=True)
 class JumpLevels(GaussianLevels):
-    """Levels at t; `told`, [B, 1, 2], are t and the length t − s of a jump."""
+    """Levels at t; `told`, [B, 1, 2], are t and the length t − s of a jump, the network's inputs."""
 
     told: Tensor
 
@@ -37,14 +37,14 @@ def jump_levels(level: GaussianLevels, s: Tensor) -> JumpLevels:
 
 
 def first_share(t: GaussianLevels, u: GaussianLevels, s: GaussianLevels) -> Tensor:
-    """λ, the weight of the first of two jumps in one over both."""
+    """λ, the weight of the first of two jumps in a single jump over both."""
     begin, middle = (((one.log_snr - s.log_snr) / 2).exp() for one in (t, u))
     return (middle - begin) / (1 - begin).clamp(min=1e-6)
 
 
 def draw_jumps(uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Where jumps begin, and their lengths, as shares of the way, of random numbers [B, 2]: all orders of lengths alike
-    often, one in six leads from noise to text."""
+    """Draw where jumps begin, and their lengths, as shares of the way, from uniform numbers [B, 2]: all orders of
+    magnitude of lengths are equally frequent, and one jump in six leads from noise to text."""
     length = torch.exp2(1 - (FINEST + 1) * uniform[:, 0]).clamp(max=1)
     place = ((1 + 2 * AT_AN_END) * uniform[:, 1] - AT_AN_END).clamp(0, 1)
     return length + (1 - length) * place, length
@@ -91,6 +91,6 @@ class JumpDenoiser:
 
     def __call__(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
         assert isinstance(level, GaussianLevels)
-        following = (self.step_counter + 1).expand(1, self.times.shape[1])  # of all rows, or of each its own
+        following = (self.step_counter + 1).expand(1, self.times.shape[1])  # for all rows, or for each row
         s = self.times.gather(0, following).squeeze(0)
         return self.denoise(x, jump_levels(level, s), previous if self.remembers else None)

@@ -15,15 +15,15 @@ from torch.nn.functional import pad
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.samplers.left_to_right import draw_by_inverse_cdf
 
-IMPOSSIBLE = -1e30  # nats; finite, since −∞ − (−∞) is no number
-UNLIKELY = 1e5  # nats below the likeliest: what other rules forbid is taken only where nothing else is accepted
+IMPOSSIBLE = -1e30  # nats; finite, since −∞ − (−∞) is NaN
+UNLIKELY = 1e5  # nats below the likeliest: what other rules forbid is used only if nothing else is accepted
 
 
 @dataclass(frozen=True)
 class TokenChain:
     """An automaton of S states and C classes as tensors; state 0 is the start. Transitions are listed by where they
-    begin and by their class. Two classes are added: under `C` a state stays as it is, at positions that are no part of
-    the text, and `C + 1` fills up the lists, and is impossible."""
+    begin and by their class. Two classes are added: `C` leaves a state unchanged, for positions outside the text, and
+    `C + 1`, which is impossible, pads the lists."""
 
     classes: Tensor  # [V]
     accepting: Tensor  # [S]
@@ -33,10 +33,10 @@ class TokenChain:
     arrivals: tuple[Tensor, ...]  # which of these S · K transitions, then which of their sums, lead to each state
     class_begins: Tensor  # [C, I] of each class the transitions
     class_ends: Tensor  # [C, I]
-    class_real: Tensor  # [C, I] which of them are no filling
+    class_real: Tensor  # [C, I] which of them are not padding
 
     def pass_messages(self, logits: Tensor, inside: Tensor) -> "Messages":
-        """For beliefs [B, L, V] about texts at the positions `inside` [B, L]."""
+        """Compute the messages for beliefs [B, L, V] about texts at the positions `inside` [B, L]."""
         top = logits.float().amax(-1, keepdim=True).clamp(min=IMPOSSIBLE)
         log_p = torch.maximum(logits.float() - top, torch.full_like(top, -UNLIKELY))
         first, *more = self.chunks
@@ -119,7 +119,7 @@ def pick(values: Tensor, index: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Messages:
-    """What an automaton says of a belief."""
+    """The messages of an automaton about a belief."""
 
     chain: TokenChain
     log_p: Tensor  # [B, L, V] relative to the likeliest token

@@ -11,7 +11,7 @@ from difflm.diffusion.condition import HIDDEN, Condition
 from difflm.diffusion.denoiser import Canvas, Conditioning, Denoiser, clean_state
 from difflm.diffusion.noise import Noise
 
-GIVEN = 27  # the stream of random numbers that positions are drawn from
+GIVEN = 27  # the random stream of positions
 
 
 class GivenPositions(ABC):
@@ -19,7 +19,7 @@ class GivenPositions(ABC):
 
     @abstractmethod
     def draw(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
-        """Where texts of these lengths [B] are given, [B, width]."""
+        """The given positions of texts of these lengths [B], [B, width]."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Noise as a function of (seed, sample, step, position): nothing depends on batch size, order or device count.
 
-A counter goes in, a random number comes out (splitmix64, Steele et al., 2014). Integers wrap alike on every device.
+A counter goes in, a random number comes out (splitmix64, Steele et al., 2014). Integers wrap equally on every device.
 """
 
 import math
@@ -45,18 +45,18 @@ def folded(*parts: Tensor | int) -> Tensor:
     return torch.as_tensor(key) & (2**63 - 1)
 
 
-Step = int | Tensor  # its number, or [1] where that stands on a device
+Step = int | Tensor  # a step's number, or [1] if it is on a device
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Random numbers for some samples of one seed, or each of its own.
+    """Random numbers for some samples, of one seed or of one seed each.
 
     `scale` is the noise temperature. `top_p` keeps the central share of the normal's mass and redraws the rest:
     Diffusion-LM's truncation, here by the inverse distribution instead of by rejection.
     """
 
-    seed: int | Tensor  # [B] int64, where samples of several seeds stand side by side
+    seed: int | Tensor  # [B] int64 if samples have different seeds
     samples: Tensor  # [B] int64, the number of each sample
     scale: float = 1.0
     top_p: float = 1.0
@@ -77,7 +77,7 @@ class Noise:
 
     def _uniform_alone(self, step: int, stream: int) -> Tensor:
         """The same number for one sample, without a thread switch at each of thirty tiny operations: a server draws the
-        length of every text so, while other threads are busy."""
+        length of every text this way while other threads are busy."""
         key = mix_bits_of(mix_bits_of(int(self.seed)) ^ stream) & (2**63 - 1)
         key = mix_bits_of(mix_bits_of(int(self.samples) + key) + step)
         return torch.full(self.samples.shape, ((key >> 41 & 2**23 - 1) + 0.5) * 2.0**-23)

@@ -17,7 +17,7 @@ from difflm.diffusion.processes import DiscreteProcess, Gaussian, GaussianLevels
 
 @dataclass(frozen=True)
 class Corrupted:
-    """A batch at random times, and what the denoiser believes about it."""
+    """A batch at random times, and the denoiser's belief about it."""
 
     ids: Tensor  # [B, L]
     mask: Tensor  # [B, L], True where the loss counts
@@ -30,8 +30,8 @@ class Corrupted:
     codec: Codec
     process: Process
     chain: int | None = None  # levels of a discrete chain; None: continuous time
-    first: Belief | None = None  # the answer without self-conditioning, where both answers are trained
-    label_smoothing: float = 0.0  # share of the target of `anchor_ce` and `masked_ce` that all words have alike
+    first: Belief | None = None  # the prediction without self-conditioning, if both are trained
+    label_smoothing: float = 0.0  # share of the target of `anchor_ce` and `masked_ce` that is uniform over all words
 
     @property
     def earlier(self) -> Tensor:
@@ -97,7 +97,7 @@ def mse(batch: Corrupted) -> Tensor:
     if batch.chain is not None:
         clean = torch.where(expand_levels(level.t <= 1 / batch.chain, clean), batch.clean, clean)
     target = prediction.target(clean, batch.noise, level)
-    if isinstance(prediction, X0):  # whoever predicts the clean state itself is asked for no noise
+    if isinstance(prediction, X0):  # a network that predicts the clean state has no use for the noise
         return (batch.belief.clean - target).square().mean(-1)
     implied = batch.process.implied_noise(batch.x_t, batch.belief.clean, level)
     return (prediction.target(batch.belief.clean, implied, level) - target).square().mean(-1)

@@ -9,8 +9,8 @@ import torch
 
 class OneDnn:
     """Torch's matrix products on a CPU. Asked for bfloat16 on an ARM processor without it, torch tries oneDNN, fails,
-    and turns oneDNN off for the rest of the process: from then on float32, too, rounds otherwise. So it is off while
-    anybody computes in bfloat16 there, and on again afterwards."""
+    and turns oneDNN off for the rest of the process: from then on float32 rounds differently, too. So it is off while
+    any thread computes in bfloat16 there, and on again afterwards."""
 
     def __init__(self) -> None:
         self.lock, self.inside, self.before = threading.Lock(), 0, True

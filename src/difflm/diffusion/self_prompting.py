@@ -14,7 +14,7 @@ from difflm.errors import UsageError
 
 
 def join_texts(first: Tensor, lengths: Tensor, second: Tensor, second_lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Two texts of these lengths [B] behind each other, without a gap, on a canvas that holds both, and its mask: where
+    """Concatenate two texts of these lengths [B] without a gap, on a canvas that holds both, and return its mask: where
     the second begins does not depend on the padding of the first."""
     place, ends = torch.arange(first.shape[1] + second.shape[1], device=first.device), lengths.unsqueeze(1)
     behind = second.gather(1, (place - ends).clamp(0, second.shape[1] - 1))
@@ -51,7 +51,7 @@ class SelfPrompting(Denoiser):
         return belief
 
     def prompt(self, condition: Condition, guess: Tensor, lengths: Tensor) -> Condition:
-        """The condition whose source begins with a guess [B, L] of the text, of which so many tokens [B] are there."""
+        """The condition whose source begins with a guess [B, L] of the text, of this many tokens [B]."""
         if condition.source is None or condition.source_mask is None:
             raise UsageError(NO_SOURCE)
         source, mask = join_texts(guess, lengths, condition.source, condition.source_mask.sum(-1))

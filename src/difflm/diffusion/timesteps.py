@@ -15,19 +15,19 @@ from difflm.errors import UsageError
 GOLDEN_RATIO = 0.6180339887498949
 
 
-TIMES = 20  # the stream of random numbers that times are drawn from
+TIMES = 20  # the random stream of times
 
 
 class StepSpan(NamedTuple):
-    """In how many steps a text is made, and from what share of the noise."""
+    """The number of steps of a text, and the share of the noise that it starts from."""
 
     steps: int
     start: float = 1.0
 
 
 class TimeSampler(nn.Module):
-    """Uniform times; `steps` makes them the levels 1/T … 1 of a discrete chain. Of continuous times those outside of
-    `limits` are moved to them: the integrand of a discrete process is not finite at the ends."""
+    """Uniform times; `steps` makes them the levels 1/T … 1 of a discrete chain. Continuous times outside of `limits`
+    are clipped to them: the integrand of a discrete process is not finite at the ends."""
 
     observed_term: str | None = None  # the loss term that it observes; None: the weighted sum of all
     ignored_token = -1  # a token whose losses it does not observe, such as padding
@@ -41,8 +41,8 @@ class TimeSampler(nn.Module):
         return noise.uniform(0, stream=TIMES)
 
     def sample(self, noise: Noise, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Times in [0, 1] and the weight that undoes any preference among them: of texts [B], or of positions [B, L] as
-        the mask has them."""
+        """Times in [0, 1] and the weight that undoes any preference among them: per text [B], or per position [B, L]
+        like the mask."""
         t = self.time_of(self.draw(noise))
         if self.steps is None:
             t = t.clamp(*self.limits)
@@ -51,7 +51,7 @@ class TimeSampler(nn.Module):
         return t, torch.ones_like(t)
 
     def time_of(self, u: Tensor) -> Tensor:
-        """Where an evenly spaced u ∈ [0, 1] lies in time: sampling grids use the same map as training."""
+        """The time of an evenly spaced u ∈ [0, 1]: sampling grids use the same map as training."""
         return u
 
     def share_of(self, t: Tensor) -> Tensor:
@@ -63,17 +63,17 @@ class TimeSampler(nn.Module):
         return None
 
     def observe(self, t: Tensor, losses: Tensor, mask: Tensor) -> None:
-        """Take note of the losses [B, L] at their times."""
+        """Record the losses [B, L] at their times."""
 
     def adapt(self, process: Process, update: int) -> None:
-        """Change the process by what was observed, where that is due before an update, which is counted from 0."""
+        """Adapt the process to what was observed, if it is time for that before this update, counted from 0."""
 
     def observe_words(self, codec: Codec) -> None:
-        """Take note of the word vectors, before times are drawn."""
+        """Record the word vectors, before times are drawn."""
 
     def grid(self, spans: Sequence[StepSpan], width: int, device: torch.device) -> Tensor:
         """From noise, or from a share of it, to text in evenly spaced u, [N + 1], or [N + 1, B] where the spans of rows
-        differ; `time_of` turns them into times. A short span ends in a wait for the others."""
+        differ; `time_of` turns them into times. A shorter span stays at its end until the others end."""
         lines = {span: torch.linspace(span.start, 0, span.steps + 1, device=device) for span in {*spans}}
         if len(lines) == 1:
             return lines[spans[0]]
@@ -93,7 +93,7 @@ class LowDiscrepancy(TimeSampler):
     """
 
     def draw(self, noise: Noise, each: int = 1) -> Tensor:
-        """Of every text [B], or of `each` parts of it [B, each]."""
+        """Numbers for every text [B], or for `each` parts of it [B, each]."""
         part = torch.arange(each, device=noise.samples.device)
         index = noise.samples.unsqueeze(1) * each + part
         # A number of the host where the seed is one: a captured step copies nothing from there.
@@ -117,8 +117,8 @@ class MostlyAt(LowDiscrepancy):
 
 
 class BlockTimes(LowDiscrepancy):
-    """A time of its own for every block of `size` positions, from that part of [0, 1] where losses vary least. Sampling
-    goes down a staircase: behind the current block t is 0, before it 1 (Arriola et al., 2025)."""
+    """A separate time for every block of `size` positions, from the part of [0, 1] where losses vary least. Sampling
+    goes down a staircase: t is 0 in finished blocks and 1 in later ones (Arriola et al., 2025)."""
 
     def __init__(self, size: int, low: float, high: float) -> None:
         super().__init__(limits=(1e-4, 1.0))
@@ -161,7 +161,7 @@ class LossAware(TimeSampler):
         self.register_buffer("seen", torch.zeros(bins, dtype=torch.int64))
 
     def probabilities(self) -> Tensor:
-        """Of each bin. A tensor operation throughout: nothing waits for the device."""
+        """The weight of each bin, by tensor operations only: nothing waits for the device."""
         weights = self.history.square().mean(-1).sqrt()
         learned = weights / weights.sum().clamp(min=1e-12) * (1 - self.uniform) + self.uniform / self.bins
         return torch.where((self.seen >= self.keep).all(), learned, torch.full_like(learned, 1 / self.bins))
@@ -222,6 +222,6 @@ class LearnedWarp(LowDiscrepancy):
         return slopes[(torch.searchsorted(times, t.contiguous()) - 1).clamp(0, len(slopes) - 1)]
 
     def fit_loss(self, t: Tensor, losses: Tensor, mask: Tensor) -> Tensor:
-        """Squared error of F̃, weighted so that every time counts alike however often it is drawn."""
+        """Squared error of F̃, weighted so that every time has the same weight however often it is drawn."""
         expected = interpolate(t.detach(), *self.edges())
         return ((expected - text_mean(losses.detach(), mask)) ** 2 / self.density(t).clamp(min=self.floor)).mean()

@@ -42,7 +42,7 @@ class TwoLevelTimes(LowDiscrepancy):
         return (self.levels_of((u.double() * self.last).round(), width) / (self.chain - 1)).float()
 
     def sample(self, noise: Noise, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """An index for every text, all alike: times [B, L]."""
+        """One index for every text, the same at all positions: times [B, L]."""
         index = (self.draw(noise).double() * (self.last + 1)).floor().clamp(max=self.last)
         t = (self.levels_of(index, mask.shape[1]) / (self.chain - 1)).float()
         return t, torch.ones_like(t)

@@ -40,7 +40,7 @@ class Checkers:
         return cls(tagger, own_parser(), None if tagger.name == own.name else own, second)
 
     def names(self, control: str) -> list[str]:
-        """Return names with versions: figures of different checkers do not compare."""
+        """Return names with versions: figures of different checkers cannot be compared."""
         tree, tags = [f"difflm parser {self.parser.name}"], [self.tagger.name]
         tree += [f"second: difflm parser {self.second_parser.name}"] if self.second_parser else []
         tags += [f"second: {self.second_tagger.name}"] if self.second_tagger else []
@@ -61,7 +61,7 @@ class Checkers:
         return found
 
     def second_opinions(self, control: str, made: Texts) -> dict[str, list[float]]:
-        """Return successes according to the second checkers, a mean for each target that has a sentence."""
+        """Return successes according to the second checkers, averaged for each target that has a sentence."""
         known = [(target, texts) for target, texts in made if target.sentence]
         parts, found = control.split("+"), {}
         if POS in parts and self.second_tagger:
@@ -79,7 +79,7 @@ def compare(
     made: Texts, annotate: Callable[[Sequence[Words]], list[Any]], success: Callable[[Target, Any, Any], float]
 ) -> list[float]:
     """Return the mean success of each target's texts by the annotations of its sentence and of each text; a text
-    without words counts 0. Targets are left out if by these annotations their own sentence fails."""
+    without words counts 0. Targets whose own sentence fails by these annotations are left out."""
     means = []
     sentences = annotate([split_words(str(target.sentence)) for target, _ in made])
     for sentence, (target, texts) in zip(sentences, made, strict=True):

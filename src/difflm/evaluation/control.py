@@ -50,7 +50,7 @@ from difflm.generation.jobs import Generation, GenerationJob, check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
 
-COMPARED = 5  # samples of a target for self-BLEU: people wrote about eight sentences for one meaning
+COMPARED = 5  # samples of a target for self-BLEU: people wrote about eight sentences per meaning
 Z95 = 1.959964
 Words = list[str]
 
@@ -59,7 +59,7 @@ Words = list[str]
 class Protocol:
     """How texts are requested."""
 
-    each: int = 5  # samples a target
+    each: int = 5  # samples per target
     seed: int = 0
     candidates: int = 1
     guidance: GuidanceSettings | None = None  # None: the model's own, or the decoder's
@@ -104,7 +104,7 @@ class Protocol:
 
 @dataclass(frozen=True)
 class System:
-    """A run and how it is asked: a row of every control."""
+    """A run and its decoder: a row for every control."""
 
     name: str
     lm: TextDiffusion
@@ -116,7 +116,7 @@ class System:
         return self.protocol.method or str(self.lm.config["method"])
 
     def refusal(self, targets: Sequence[Target]) -> str:
-        """Return why it cannot take a target; empty if it can take all."""
+        """Return why it does not support a target; empty if it supports all."""
         try:
             for target in targets:
                 self.lm.plan_controls(target.asked.controls(), None, self.protocol.guidance, self.protocol.method)
@@ -153,8 +153,8 @@ def evaluate_control(
 ) -> Report:
     """Generate texts for every target and measure them. Sentences of one meaning among `pairs` are compared with the
     samples of one target; `about` says where the targets come from. The texts are kept in the file `texts`; if it
-    exists, its texts are measured instead. `rivals` have rows of their own, for the same targets; what one of several
-    cannot take is a row without figures and its reason."""
+    exists, its texts are measured instead. `rivals` have their own rows, for the same targets; a control that one of
+    several systems does not support is a row without figures, with the reason."""
     systems = [System(name, lm, protocol), *rivals]
     for system in systems:
         system.protocol.check()
@@ -206,8 +206,8 @@ def evaluate_control(
 
 
 def find_refusals(systems: Sequence[System], targets: Sequence[Target]) -> dict[tuple[int, str], str]:
-    """Find what systems, by number, cannot take, before the first text is generated. It is an error if a run without a
-    decoder is alone, or if nothing is left."""
+    """Find the controls that systems, by number, do not support, before the first text is generated. It is an error if
+    the only system is a run without a decoder, or if nothing is left."""
     groups = by_control(targets)
     found = {
         (number, control): reason
@@ -290,11 +290,11 @@ def fingerprint(targets: Sequence[Target]) -> str:
 
 
 def outcomes(target: Target, text: Generation) -> dict[str, float]:
-    """Return how well one printed text satisfies its target, between 0 and 1."""
+    """Return how well one printed text satisfies its target, from 0 to 1."""
     words = split_words(text.text)
     found: dict[str, float] = {}
     for control, check in zip(target.asked.controls(), text.controls, strict=True):
-        # A template with words that the model does not know is not judged for a user; they are printed as given.
+        # For users, a template with words that the model does not know is not judged; they are printed as given.
         satisfied = control.check(words).satisfied if isinstance(control, Infill) else check["satisfied"]
         for name, figure in CONTROL.items():
             if figure.control == control.name:
@@ -334,7 +334,7 @@ def interval(figure: str, values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Measure:
-    """What the texts of a row are measured by and compared with."""
+    """The checkers and comparisons for the texts of a row."""
 
     judge: TextDiffusion | None
     checkers: Checkers
@@ -369,7 +369,7 @@ class Measure:
         return row
 
     def compare(self, name: str, control: str, targets: int, groups: Sequence[Sequence[str]]) -> Row:
-        """Measure what texts and real sentences are compared by; a group has the texts of one target."""
+        """Measure the figures that texts and real sentences share; a group has the texts of one target."""
         words = [[split_words(text) for text in group] for group in groups]
         about = {"checkers": self.checkers.names(control)}
         row = Row(name, {}, about, control, targets, dict.fromkeys(CONTROL, sum(map(len, groups))))
@@ -409,7 +409,7 @@ def refusal_of(row: Row) -> str:
 
 
 def human_self_bleu(pairs: Sequence[E2EPair], count: int, seed: int) -> tuple[float, int] | None:
-    """Return the self-BLEU of `count` sentences of one meaning, a mean over meanings, and the number of sentences."""
+    """Return the self-BLEU of `count` sentences of one meaning, averaged over meanings, and the number of sentences."""
     meanings: dict[str, list[str]] = {}
     for pair in pairs:
         meanings.setdefault(json.dumps(pair.fields, sort_keys=True), []).append(pair.text)

@@ -25,11 +25,11 @@ class Corpus:
     name: str
     split: str
     texts: list[str]
-    training: Callable[[], Iterator[str]] | None  # all training texts, streamed; None: nobody knows them
+    training: Callable[[], Iterator[str]] | None  # all training texts, streamed; None: they are unknown
 
 
 def fits(lm: TextDiffusion, texts: Sequence[str], room: int = 0) -> list[bool]:
-    """Return for each text whether the model holds it with `room` tokens more; an empty text does not fit."""
+    """Return for each text whether it fits the model with `room` extra tokens; an empty text does not fit."""
     return [0 < len(ids) <= lm.model.max_words - room for ids in lm.tokenizer.encode_batch(list(texts))]
 
 
@@ -42,7 +42,7 @@ def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Co
     if data in NAMES:
         texts = list(corpus(data, root, split, column))  # type: ignore[arg-type]
         return Corpus(data, split, texts, lambda: corpus(data, root, "train", column))
-    most = recipe.get("split") or MOST_CHARACTERS**2  # as they are
+    most = recipe.get("split") or MOST_CHARACTERS**2  # unchanged
     whole = lambda: corpus(data, root, "train", column, chunk)  # noqa: E731
     return _file_corpus(
         lm, split, lambda: ((k, one) for k, text in enumerate(whole()) for one in split_long(text, most))
@@ -63,7 +63,7 @@ def named_corpus(name_or_path: str, root: Path | None, split: Split) -> Corpus:
 
 def pairs_for(lm: TextDiffusion, root: Path | None, split: Split = "valid") -> PairSet:
     """Return the sources and references of a split of the data that `lm` was trained on; for a file, the pairs that its
-    training held out, without those whose source it also learned with another target."""
+    training held out, without those whose source it was also trained on with another target."""
     recipe = lm.config["recipe"]
     data, column = recipe["data"], recipe["column"]
     if data in NAMES:
@@ -90,8 +90,8 @@ def _number_distinct(lm: TextDiffusion, pairs: Sequence[Example]) -> list[int]:
 
 
 def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[tuple[int, str]]]) -> Corpus:
-    """Split the texts of a file as training did, then leave out those that are too long for the model; of packed rows,
-    cut them as training did. `read` gives pieces with the number of the text that each is of."""
+    """Split the texts of a file as training did, then leave out those that are too long for the model; packed rows are
+    cut as in training. `read` yields pieces with the number of their text."""
     recipe = lm.config["recipe"]
     numbers = np.fromiter((number for number, _ in read()), np.int64)
     whole = numbers if lm.config.get("whole_texts_held_out") else None  # earlier versions held out pieces
@@ -119,8 +119,8 @@ def cut_texts(lm: TextDiffusion, texts: Sequence[str]) -> list[str]:
 def choose_numbers(
     lm: TextDiffusion, total: int, split: str, texts: NDArray[np.int64] | None = None
 ) -> tuple[set[int], set[int]]:
-    """Return the numbers of the texts of a file that are measured, and of those that training held out; where texts
-    were cut, of all pieces of such `texts`, by their numbers [total]."""
+    """Return the numbers of the texts of a file that are measured, and of those that training held out; if texts were
+    cut, the numbers of all pieces of these texts, where `texts` [total] gives the text of each piece."""
     name, seed = file_names(lm.config["recipe"]["data"]), lm.config["recipe"]["seed"]
     before = sum(lm.config.get(key, 0) for key in ("texts", "held_out", "left_out", "repeated"))
     if total != before:
@@ -131,7 +131,7 @@ def choose_numbers(
     if texts is not None:
         total = int(texts[-1]) + 1
     held = held_out(total, seed)
-    places = np.arange(min(total - len(held), MOST_TEXTS))  # positions of the same order that have no unseen text
+    places = np.arange(min(total - len(held), MOST_TEXTS))  # positions in the same order without held-out texts
     chosen = held if split == "valid" else Permutation(total, seed)(places)
     wanted, unseen = (one if texts is None else np.flatnonzero(np.isin(texts, one)) for one in (chosen, held))
     return set(wanted.tolist()), set(unseen.tolist())

@@ -1,4 +1,4 @@
-"""`evaluate --task infill` fills gaps between two sides of a story and compares the result with what people wrote.
+"""`evaluate --task infill` fills gaps in stories and compares the results with what people wrote.
 
 `infill_writers` has the ways of writing; `figures.yaml` defines the figures.
 """
@@ -34,7 +34,7 @@ from difflm.generation.pipeline import TextDiffusion
 
 __all__ = ["Asked", "Lengths", "Set", "evaluate_infill"]
 
-LEAST_ROOM = 12  # words that a gap must have room for in every model
+LEAST_ROOM = 12  # words that every model must have room for in a gap
 BOOTSTRAPS = 1000
 SHOWN = 50  # gaps whose middles are kept for people to read
 Floats = NDArray[np.float64]
@@ -109,7 +109,7 @@ def interval(draws: Floats) -> tuple[float, float]:
 
 
 class GapMetrics:
-    """What the middles of a set are compared with."""
+    """The comparisons for the middles of a set."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class GapMetrics:
         self.references = [[lower_words(text) for text in gap.references] for gap in gaps.gaps]
         count = len(gaps.gaps)
         drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=BOOTSTRAPS)
-        self.weights = np.vstack([np.ones(count), drawn])  # how often each gap counts: once, then in each draw
+        self.weights = np.vstack([np.ones(count), drawn])  # the weight of each gap: 1, then that in each draw
 
     def overlap(
         self, middles: Sequence[Words], references: Sequence[Sequence[Words]] | None = None

@@ -81,7 +81,7 @@ class Written:
     how: str
     middles: list[Words]
     seconds: float
-    calls: float  # a gap
+    calls: float  # per gap
     kept: float | None = None
     sampling: str = ""
     refused: str = ""  # why there are none
@@ -108,9 +108,9 @@ class Asked:
 class Writer:
     """A model on one set of gaps. Subclasses generate `mbr` candidates per gap and define the whole text."""
 
-    kept: float | None = None  # share of texts whose sides are as given
+    kept: float | None = None  # share of texts whose two sides are unchanged
     counted: list[list[int]] | None = None  # network calls of each candidate, where they were counted
-    label: str = ""  # of its rows, before how a candidate was chosen
+    label: str = ""  # of its rows, without how a candidate was chosen
 
     def __init__(self, lm: TextDiffusion, gaps: Set, asked: Asked) -> None:
         self.lm, self.set, self.asked = lm, gaps, asked
@@ -177,7 +177,7 @@ class BothSides(Writer):
             made[number] |= finished
             on_progress(sum(map(len, made)), len(self.set.gaps) * self.asked.mbr)
         texts = [(gap, own[k]) for (gap, _), own in zip(jobs, made, strict=True) for k in sorted(own)]
-        # A new control, without the length: a job's check does not judge words that the model does not know.
+        # A new control without the length: the job's own check does not judge words that the model does not know.
         kept = [Infill(f"{gap.left} ___ {gap.right}").check(split_words(g.text)).satisfied for gap, g in texts]
         self.kept = sum(map(bool, kept)) / len(texts)
         self.counted = self.grouped([text.denoiser_calls for _, text in texts])
@@ -200,7 +200,7 @@ class BothSides(Writer):
 
 
 class Decoded(BothSides):
-    """A model under a decoder that takes gaps, which settles their lengths by itself."""
+    """A model with a decoder that supports gaps and chooses their lengths itself."""
 
     def __init__(self, lm: TextDiffusion, gaps: Set, asked: Asked, method: str) -> None:
         super().__init__(lm, gaps, asked)
@@ -245,7 +245,7 @@ class Answering(Writer):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is not about denoising."""
+        """Settings that are not about denoising."""
         return {key: value for key, value in self.asked.settings.items() if key == "temperature"}
 
     @cached_property
@@ -308,7 +308,7 @@ class LeftOnly(Answering):
 
 
 def writers_for(lm: TextDiffusion, gaps: Set, asked: Asked) -> list[Writer]:
-    """The model's own way, and those of decoders, which replace that of a model that sees the left side alone."""
+    """The model's own way, and those of decoders, which replace that of a model that only sees the left side."""
     own = writer_for(lm, gaps, asked)
     decoded = [Decoded(lm, gaps, asked, m) for m in asked.methods if isinstance(lm.model, DECODERS[m].decodes)]
     return [*([] if decoded and isinstance(own, LeftOnly) else [own]), *decoded]

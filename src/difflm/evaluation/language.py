@@ -46,7 +46,7 @@ Counted = Callable[[int, int], None]
 
 CHUNK = 256  # texts scored between two calls of on_progress
 JUDGED = "judge_nats_per_token"
-RECONSTRUCTED = "reconstructed"  # a figure of models with latents or pixels alone
+RECONSTRUCTED = "reconstructed"  # only for models with latents or pixels
 
 
 def evaluate_language(
@@ -263,7 +263,7 @@ class Judge:
         return cls(lm, model_name(lm), float(np.quantile(nats / tokens_of(rows), 0.99)))
 
     def add_figures(self, row: Row, made: Texts, on_progress: OnProgress) -> None:
-        """A judge of byte pairs reads any text in its own tokens; others read those of their own vocabulary alone."""
+        """A judge of byte pairs tokenizes any text itself; others can only score texts of their own vocabulary."""
         written = [ids for ids in made.ids if ids]
         high = empty = len(made.ids) - len(written)
         if self.lm.tokenizer.fingerprint() != made.tokenizer.fingerprint():
@@ -309,8 +309,8 @@ def add_likelihood(
 
 
 def reconstructed_share(lm: TextDiffusion, rows: list[list[int]]) -> float:
-    """The share of known tokens that come back at their place through the latents or pixels of a text. Unknown ones,
-    which no model writes, do not count."""
+    """The share of known tokens that are restored at their positions through the latents or pixels of a text. Unknown
+    ones, which no model writes, do not count."""
     same = total = 0
     for start in range(0, len(rows), CHUNK):
         chosen = rows[start : start + CHUNK]
@@ -324,10 +324,10 @@ def reconstructed_share(lm: TextDiffusion, rows: list[list[int]]) -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """What the texts of a row are compared with."""
+    """The comparisons for the texts of a row."""
 
     judge: Judge | None
-    copied: set[str] | None  # None: what was trained on is not known
+    copied: set[str] | None  # None: the training texts are unknown
     lengths: list[int]  # of all held-out texts
     smallest: int  # texts of the smallest row
     seed: int

@@ -30,8 +30,8 @@ class Figure:
     show: str  # format of a value
     meaning: str
     graded: bool = False  # a share within each text; otherwise a text succeeds or fails
-    control: str = ""  # whose check gives the figure
-    real_label: str = ""  # what the table calls the figure of the real sentences
+    control: str = ""  # the control whose check gives the figure
+    real_label: str = ""  # the table's label for this figure of the real sentences
 
 
 def read_figures() -> dict[str, dict[str, Figure]]:
@@ -113,7 +113,7 @@ class Report:
             yield {**named, **row.figures, **measured, **row.about, **self.about, "notes": self.notes or row.notes}
 
     def tables(self) -> list[Table]:
-        """Return one table; of several systems' controls one for each, with a column per system."""
+        """Return one table; for controls of several systems, one for each control, with a column per system."""
         groups = list(dict.fromkeys(row.group for row in self.rows))
         parts = [[row for row in self.rows if row.group == group] for group in groups]
         if self.task != "control" or all(len(rows) == 2 for rows in parts):

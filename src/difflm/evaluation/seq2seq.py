@@ -1,7 +1,7 @@
 """`evaluate --task seq2seq` compares what systems wrote for each source with what people wrote, and with the source.
 
-A row is one system with one way to choose among its candidates; the last row is the copy baseline, which answers every
-source with itself. `figures.yaml` defines the figures.
+A row is one system with one way to choose among its candidates; the last row is the copy baseline, which returns every
+source unchanged. `figures.yaml` defines the figures.
 """
 
 import time
@@ -32,26 +32,26 @@ from difflm.generation.ranking import Rank, Ranking, make_ranking
 from difflm.models.sampling import understood_by
 
 COPY = "copy of the source"
-SAMPLES = 3  # candidates of a source whose variety is measured, as in DiffuSeq: both figures depend on their number
+SAMPLES = 3  # candidates per source for the figures of variety, as in DiffuSeq: both depend on their number
 
 Selection = Literal["first", "mbr", "oracle"]
 SELECTIONS: dict[Selection, Callable[[Sequence[str], Sequence[str]], int]] = {
     "first": lambda candidates, references: 0,
     "mbr": lambda candidates, references: choose_by_mbr(candidates),
-    "oracle": choose_oracle,  # looks at the references: an upper limit, not a result
+    "oracle": choose_oracle,  # uses the references: an upper limit, not a result
 }
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What one system wrote: equally many candidates for each source, and the cost of all of them together."""
+    """The texts of one system: equally many candidates for each source, and the cost of all of them together."""
 
     candidates: Sequence[Sequence[str]]
     calls: float  # network calls per source, over all its candidates
     seconds: float  # for all sources and candidates
     selection: Selection = "mbr"  # "first": the system has ordered its candidates itself (beam search, re-ranking)
-    how: str = ""  # in words; made from the selection where it is empty
-    chosen: Sequence[int] | None = None  # the index of the chosen candidate, where the system has made the choice
+    how: str = ""  # a description; derived from the selection if empty
+    chosen: Sequence[int] | None = None  # the index of the chosen candidate, if the system has chosen
     about: Mapping[str, Any] = field(default_factory=dict)  # method, sampling …
 
     def describe(self) -> str:
@@ -140,7 +140,7 @@ class Ways:
     beams: int = 5
     oracle: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
-    ranks: Sequence[Rank] = ()  # further choices among the candidates: by the own bound, by a twin
+    ranks: Sequence[Rank] = ()  # further choices among the candidates: by the model's own bound, by a twin
 
     def check(self) -> None:
         check_request(1, self.seed, self.mbr)
@@ -181,7 +181,7 @@ def reads(lm: TextDiffusion, sources: Sequence[str]) -> list[bool]:
 
 
 def rank_by(lm: TextDiffusion, sources: Sequence[str], ways: Ways) -> dict[str, Ranking]:
-    """Return how candidates are ranked, by what the rows are called; a model that cannot be ranked so is refused."""
+    """Return the rankings of candidates, by the names of their rows; a model that cannot be ranked so is rejected."""
     made = [make_ranking(lm, rank, ways.mbr, sources, len(sources), ways.seed) for rank in ways.ranks]
     names = ["bound" if isinstance(rank, str) else "the twin" for rank in ways.ranks]
     return {f"by {name}, best of {ways.mbr}": ranking for name, ranking in zip(names, made, strict=True)}
@@ -195,8 +195,8 @@ def write_outputs(
     rankings: Mapping[str, Ranking],
     on_progress: OnProgress,
 ) -> Iterator[Outputs]:
-    """Yield what a model writes: drawn once, the most central and the likeliest of some, and by beam search where it
-    searches."""
+    """Yield a model's texts: one sample, the most central and the likeliest of several, and beam search if it supports
+    that."""
     left_to_right = "left-to-right" in lm.model.families
     known = understood_by(lm.model.families) if left_to_right else ways.settings
     settings = {key: value for key, value in ways.settings.items() if key in known}
@@ -239,7 +239,7 @@ def write_candidates(
     settings: Mapping[str, Any],
     on_progress: OnProgress,
 ) -> tuple[list[list[Ids]], list[list[Generation]], float, float]:
-    """Return the candidates of each source as ids and as texts, the network calls a source, and the seconds for all."""
+    """Return the candidates of each source as ids and as texts, the calls per source, and the seconds for all."""
     warm = lm.make_job(1, seed, source=sources[0], **settings)  # the first call is slower than the next ones
     deque(lm.run_jobs([warm]), maxlen=0)
     ids: dict[int, list[Ids]] = {}

@@ -29,7 +29,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request, explain_errors
 from difflm.runtime.files import write_atomic
 
-WORDS = "contains"  # words that must appear: such targets are read from files alone
+WORDS = "contains"  # words that must appear: such targets are only read from files
 CONTROLS = ("length", "field", "pos", "tree", "span", "infill", "field+length", "field+pos", "field+tree")
 T = TypeVar("T")
 RELEASED_MARKS = ("START", "END", "\n")  # around a sentence in the files of Diffusion-LM
@@ -47,7 +47,7 @@ class Target:
 
     @property
     def key(self) -> str:
-        """The request as one string, by which texts of a file name their target."""
+        """The request as one string, by which texts in a file refer to their target."""
         return json.dumps(self.to_json()["asked"], sort_keys=True, ensure_ascii=False)
 
     def with_tags(self, tags: Sequence[str]) -> "Target":

@@ -1,4 +1,4 @@
-"""A model whose texts several processes make together: each its own, and all get all."""
+"""A model whose texts are divided among several processes; each of them gets all texts in the end."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -12,8 +12,8 @@ from difflm.runtime.distributed import current
 
 
 class DividedTextDiffusion(TextDiffusion):
-    """Divides jobs among the processes, or the texts of few jobs. A text does not depend on the process that writes it,
-    so measurements are the same as with one process."""
+    """Divides jobs, or the texts of few jobs, among the processes. A text does not depend on the process that writes
+    it, so measurements are the same as with one process."""
 
     def run_jobs(self, jobs: Sequence[GenerationJob]) -> Iterator[tuple[int, dict[int, Generation]]]:
         begun = time.perf_counter()
@@ -28,7 +28,7 @@ class DividedTextDiffusion(TextDiffusion):
         yield self.make_rows(jobs)
 
     def make_rows(self, jobs: Sequence[GenerationJob]) -> list[FinishedRow]:
-        """Make this process's rows of all jobs, and exchange them for those of the others."""
+        """Generate this process's rows of all jobs, and gather those of all processes."""
         rank, count = current().rank, current().count
         by_job = len(jobs) >= count
 
@@ -42,7 +42,7 @@ class DividedTextDiffusion(TextDiffusion):
         for progress in run_jobs(self.inference, jobs):
             if progress.finished:
                 made += [one for one in finished_rows(self.model, progress, jobs) if one.owner in progress.finished]
-        # A decoder may have put words there that have no id.
+        # A decoder may have used words without an id.
         told = [[asdict(row), [*jobs[row.owner].unknown.get(row.sample, {}).items()]] for row in made]
         found: list[FinishedRow] = []
         for row, unknown in (one for own in current().gather_json(told) for one in own):

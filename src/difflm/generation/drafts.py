@@ -1,4 +1,4 @@
-"""What a step of a batch shows of its texts."""
+"""The drafts of a batch at one step."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from difflm.models.batching import SampleBatch
 def read_drafts(
     model: LanguageModel, batch: SampleBatch, frame: Frame, part: slice, pieces: Callable[[int, list[int]], list[str]]
 ) -> list[Draft]:
-    """Drafts of the rows in `part`; `pieces` tells the token at each position of a sample as text."""
+    """Drafts of the rows in `part`; `pieces` maps the ids of a sample to the text of each position."""
     changed = torch.ones_like(frame.mask) if frame.changed is None else frame.changed
     times = frame.t.reshape(len(frame.t), -1).mean(1)
     marks = frame.tokens if frame.edits is None else frame.edits

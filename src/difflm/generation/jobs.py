@@ -1,4 +1,4 @@
-"""Requests that are checked, worked on in batches that they share, and the texts that come of them."""
+"""Requests: how they are checked, share batches and become texts."""
 
 import time
 from collections import defaultdict
@@ -36,8 +36,8 @@ from difflm.runtime.float32 import avoid_float64
 from difflm.runtime.threads import IsStopped, run_parallel
 
 MOST_TEXTS = 1_000_000
-SHOWN = 8  # unknown words that a warning names
-FOREIGN = {  # why a model that is not of a family refuses its settings
+SHOWN = 8  # how many unknown words a warning names
+FOREIGN = {  # why a model outside a family refuses its settings
     "vectors": "--{} is for models that diffuse word vectors, which this one does not.",
     "simplex": "--{} is for models that diffuse on a simplex, which this one does not.",
     "tokens": "--{} is for models that draw tokens, which this one does not.",
@@ -67,7 +67,7 @@ def check_device(device: str) -> torch.device:
 
 
 def check_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype | None:
-    """An arithmetic that the device has, by itself or by its name."""
+    """Return a dtype that the device supports, given as such or by name."""
     known = [torch.float32, torch.bfloat16, torch.float16 if device.type == "cuda" else torch.int8]
     found = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
     if found is not None and found not in known:
@@ -84,8 +84,8 @@ def check_eight_bits(model: LanguageModel) -> None:
 
 
 def fastest_dtype(device: torch.device) -> torch.dtype | None:
-    """What networks write in: bfloat16 on GPUs, and on processors that have matrix units for it; texts are as good
-    (docs/performance.md). None: float32."""
+    """The dtype of the network's arithmetic: bfloat16 on GPUs, and on processors with matrix units for it; texts are as
+    good (docs/performance.md). None: float32."""
     if device.type == "cuda":
         return torch.bfloat16
     return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else None
@@ -94,7 +94,7 @@ def fastest_dtype(device: torch.device) -> torch.dtype | None:
 def check_request(
     n: int, seed: int, mbr: int = 1, candidates: int = 1, controls: Sequence[Control] | None = None
 ) -> None:
-    """`controls` are those by which candidates are chosen; None: they are not known yet."""
+    """Reject invalid numbers. `controls` are those by which candidates are chosen; None: they are not known yet."""
     for name, value in (("n", n), ("seed", seed), ("mbr", mbr), ("candidates", candidates)):
         if not isinstance(value, Integral) or isinstance(value, bool):
             raise UsageError(f"{name} must be a whole number, not {value!r}.")
@@ -118,7 +118,7 @@ def check_request(
 
 
 def parse_guidance(size: Any, usual: GuidanceSettings) -> GuidanceSettings:
-    """The default guidance of a model with another size."""
+    """A model's default guidance settings with another size."""
     if isinstance(size, bool) or not isinstance(size, int | float) or not 0 <= size <= 1000:
         raise UsageError(f"guidance must be a number from 0 to 1,000, or GuidanceSettings, not {size!r}.")
     return replace(usual, size=float(size))
@@ -157,14 +157,14 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
 
 
 def plain_edit(edit: Edit) -> str:
-    """The text that a model of edits begins with."""
+    """The text that an edit model starts from."""
     if edit.keep or edit.strength != Edit.strength:
         raise UsageError("this model edits the text directly: leave --keep and --strength out.")
     return edit.text
 
 
 def explain_unknown(unknown: Sequence[str], name: str, tokenizer: Tokenizer, data: str | None) -> list[str]:
-    """Say that a model does not know some words, if there are any; `data` are the texts that it learned from."""
+    """Warn of words that a model does not know, if there are any; `data` are the texts that it was trained on."""
     if not unknown:
         return []
     size = sum(bool(w.strip()) for w in tokenizer.words[len(SPECIALS) :]) if isinstance(tokenizer, Words) else 0
@@ -185,16 +185,16 @@ Ids = list[int]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The best candidate of a text, by its index, and what it cost to find it."""
+    """The index of a text's best candidate, and the cost of finding it."""
 
     index: int
-    calls: int = 0  # of a network
+    calls: int = 0  # of the network
     seconds: float = 0.0
     classifier_calls: int = 0
 
 
-Decode = Callable[[], Generation]  # of one finished row
-# Numbers of texts, and the candidates of each, which are decoded if somebody asks → the best ones.
+Decode = Callable[[], Generation]  # decodes one finished row
+# Numbers of texts, and the candidates of each as ids and as functions that decode them → the best ones.
 Choice = Callable[[Sequence[int], list[list[Ids]], list[list[Decode]]], list[Chosen]]
 
 
@@ -206,27 +206,27 @@ class GenerationJob:
     seed: int
     sampling: Sampling
     plan: ControlPlan | ControlDecoder | None = None
-    each: int = 1  # candidates of which one is kept
+    each: int = 1  # candidates per text, of which one is kept
     watch: Watch | None = None
     choose: Choice | None = None
-    wanted: Callable[[], bool] = lambda: True  # asked at every step and text: an unwanted job is left unfinished
+    wanted: Callable[[], bool] = lambda: True  # called at every step and text: an unwanted job is left unfinished
     on_step: Callable[[int], None] | None = None  # called with the number of its rows that took a denoising step
     warnings: list[str] = field(default_factory=list)  # for all of its texts
     rows: list[Row] = field(default_factory=list)
-    sources: Sequence[Ids] = ()  # of every text, where it is written from one
-    first: int = 0  # the number of the first text, where a long list is written in pieces
+    sources: Sequence[Ids] = ()  # one per text, if texts are written from sources
+    first: int = 0  # the number of the first text, if a long list is written in pieces
     begin: Ids = field(default_factory=list)  # the text that every text is edited from
-    is_own: Callable[[Row], bool] | None = None  # which rows this process makes, where several divide them
-    unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # by sample and position: words without an id
-    waiting: dict[int, tuple["FinishedRow", Decode]] = field(default_factory=dict)  # by sample: those to choose from
+    is_own: Callable[[Row], bool] | None = None  # which rows this process makes, if several divide them
+    unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # words without an id, by sample and position
+    waiting: dict[int, tuple["FinishedRow", Decode]] = field(default_factory=dict)  # finished candidates by sample
     cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
 
     def make_rows(self, model: LanguageModel, owner: int = 0) -> list[Row]:
-        """A row for every sample, with the words that its controls settle."""
+        """A row for every sample, with the tokens that its controls determine."""
         count, first = self.n * self.each, self.first * self.each
         sources = [source for source in self.sources for _ in range(self.each)]
         beam = self.sampling.length_beam
-        ranks = torch.arange(count) % self.each % beam if beam else None  # of the length of each candidate
+        ranks = torch.arange(count) % self.each % beam if beam else None  # of each candidate's length
         if self.plan is None:
             rows = draw_rows(model, count, self.seed, owner, sources, first, ranks)
             return [replace(row, layout=replace(row.layout, begin=self.begin)) for row in rows] if self.begin else rows
@@ -237,11 +237,11 @@ class GenerationJob:
         return [Row(self.seed, first + k, layout, owner, self.plan.guided, own[k]) for k, layout in enumerate(layouts)]
 
     def choose_texts(self, made: "Sequence[tuple[FinishedRow, Decode]]", seconds: float) -> dict[int, Generation]:
-        """The best candidate of each text whose candidates are all there; its cost is that of all of them."""
+        """Choose the best candidate of each text whose candidates are all finished; its cost includes all of them."""
         assert self.choose is not None
         self.waiting |= {row.sample: (row, decode) for row, decode in made}
         for k in {row.sample // self.each for row, _ in made}:
-            self.cost[k] += seconds  # texts of a batch share its clock
+            self.cost[k] += seconds  # texts of a batch share its time
         samples = {k: range(k * self.each, (k + 1) * self.each) for k in sorted(self.cost)}
         ready = [k for k, own in samples.items() if all(sample in self.waiting for sample in own)]
         groups = [[self.waiting.pop(sample) for sample in samples[k]] for k in ready]
@@ -259,8 +259,8 @@ class GenerationJob:
 
 
 def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
-    """Selection by the model's own classifiers: the checkers have no say in it. Where controls speak of every word, the
-    model has a say too: they leave little choice, and texts that obey may read badly."""
+    """Selection by the model's own classifiers; the checkers are not used. If controls constrain every word, the
+    model's likelihood counts too: they leave little choice, and texts that comply may read badly."""
 
     def choose(_: Sequence[int], ids: list[list[Ids]], __: list[list[Decode]]) -> list[Chosen]:
         if not ids:
@@ -268,7 +268,7 @@ def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
         rows = [one for group in ids for one in group]
         nats, calls = plan.classifier_nats(rows), 0
         if isinstance(plan, ControlPlan) and plan.reads_words:
-            weight = STANDARD.size if plan.guidance.climb == "sign" else plan.guidance.size  # a sign step has no power
+            weight = STANDARD.size if plan.guidance.climb == "sign" else plan.guidance.size  # a sign step has no scale
             nats = [weight * own + words for own, words in zip(nats, plan.word_nats(rows), strict=True)]
             calls = 1
         cost = iter(nats)
@@ -292,11 +292,11 @@ class BatchProgress:
 
     batch: SampleBatch
     frame: Frame
-    finished: Sequence[int]  # jobs whose texts are finished
-    begun: float  # when the batch was
+    finished: Sequence[int]  # indices of the jobs whose texts are finished
+    begun: float  # when the batch started
     ended: float | None  # the time of this step; None: a GPU is still computing it
     last: bool = False  # whether the batch is finished; its frame has been reported before
-    copied: torch.cuda.Event | None = None  # set once the words are on the host, where they were sent ahead
+    copied: torch.cuda.Event | None = None  # recorded once the words are on the host, if they were copied ahead
 
     def copy_to_host(self) -> "BatchProgress":
         """Start copying the words, so that the next batch on the GPU does not delay them."""
@@ -318,7 +318,7 @@ class FinishedRow:
 
 
 def finished_rows(model: LanguageModel, progress: BatchProgress, jobs: Sequence[GenerationJob]) -> list[FinishedRow]:
-    """The rows of a batch as word ids; waits for a device that is still computing them."""
+    """The rows of a batch as word ids; waits until the device has computed them."""
     if progress.copied is not None:
         progress.copied.synchronize()
     rows, frame = progress.batch.rows, progress.frame
@@ -333,14 +333,14 @@ def finished_rows(model: LanguageModel, progress: BatchProgress, jobs: Sequence[
             asked = job.plan.classifier_calls(min(len(ids) + 1, model.longest))
             ids, job.unknown[row.sample] = job.plan.finish(ids)
         elif job.plan is not None:
-            steps = job.sampling.steps - ("vectors" in model.families)  # which are not moved after the last step
+            steps = job.sampling.steps - ("vectors" in model.families)  # word vectors are not moved after the last step
             asked = len(job.plan.asked_classifiers) * job.plan.guidance.inner * steps
         found.append(FinishedRow(row.owner, row.sample, row.seed, ids, cost, asked))
     return found
 
 
 def run_jobs(inference: Inference, jobs: Sequence[GenerationJob], in_order: bool = False) -> Iterator[BatchProgress]:
-    """Steps of the batches of all jobs, as they are made; `in_order`: one batch after the other. Steps may differ
+    """Yield steps of the batches of all jobs, as they are made; `in_order`: one batch after the other. Steps may differ
     between the jobs of a batch; jobs that differ in other settings, or in how strongly they are guided, have batches of
     their own."""
     model = inference.model
@@ -355,11 +355,11 @@ def run_jobs(inference: Inference, jobs: Sequence[GenerationJob], in_order: bool
         groups.setdefault(batch_key(job, model) if len(jobs) > 1 else None, []).extend(job.rows)
     batches = (batch for rows in groups.values() for batch in make_batches(model, rows, device))
     runs = (partial(run_batch, inference, batch, jobs) for batch in batches)
-    if device.type == "cpu":  # one core a batch, even where there is but one: so all texts are rounded alike
+    if device.type == "cpu":  # one core per batch, even for a single one, so that all texts round in the same way
         return chain.from_iterable(run_parallel([run]) for run in runs) if in_order else run_parallel(runs)
     made = (progress for run in runs for progress in run(lambda: False))
     synchronises = model.syncs_with_device or any(job.watch for job in jobs)
-    return made if synchronises else delay_by_one(made)  # else nobody reads anything but the ends of texts
+    return made if synchronises else delay_by_one(made)  # without watchers, only the ends of texts are read
 
 
 def run_batch(
@@ -376,7 +376,7 @@ def run_batch(
     strengths = {owner: job.plan.edit.strength if job.plan and job.plan.edit else 1.0 for owner, job in own.items()}
     spans = [StepSpan(steps[k], strengths[k]) for k, part in batch.owners for _ in range(part.stop - part.start)]
     read = None if watched else {n - 1 for n in steps.values()}
-    lead = parts[0][0]  # texts of a decoder share no batch with others
+    lead = parts[0][0]  # texts of a decoder never share a batch with others
     decodes = isinstance(lead, ControlDecoder)
     steering = lead.steer(batch, parts) if decodes else steering_for(batch, parts, spans)
     steering = replace(steering, watched_steps=read, spans=spans)
@@ -396,8 +396,8 @@ def run_batch(
 
 
 def delay_by_one(made: Iterable[BatchProgress]) -> Iterator[BatchProgress]:
-    """The end of a batch when the next one is under way: a GPU makes that one while these words are put together. What
-    is there is reported even where the next one fails; texts that are finished before their batch come at once."""
+    """Yield the end of a batch once the next one is under way, so that a GPU computes that one while these words are
+    decoded. If the next one fails, this end is still yielded; texts that finish before their batch are not delayed."""
     waiting: list[BatchProgress] = []
     try:
         for progress in made:
@@ -414,10 +414,9 @@ def delay_by_one(made: Iterable[BatchProgress]) -> Iterator[BatchProgress]:
 
 
 def batch_key(job: GenerationJob, model: LanguageModel) -> Any:
-    """What belongs to a whole batch: jobs for which this is the same share them. The last part is whether a
-    classifier guides them."""
+    """What all jobs of a batch must have in common. The last part is whether a classifier guides them."""
     own = replace(job.sampling, steps=1) if model.allows_mixed_steps else job.sampling
     if job.plan is None:
         return own, STANDARD, bool(job.begin), 0, False
-    prompt = len(job.sources[0]) if job.sources and model.always_planned else 0  # prompts of one length share batches
+    prompt = len(job.sources[0]) if job.sources and model.always_planned else 0  # prompts of equal length share batches
     return own, job.plan.guidance, job.plan.edit is not None, prompt, job.plan.guided

@@ -28,36 +28,36 @@ from difflm.models.batching import ALONE, WIDTH, Row, SampleBatch, batch_rows, m
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.joinable import JoinableSampler, fresh_states
 
-SHARED_WIDTH = 64  # positions up to which texts of all lengths share a GPU's batch
+SHARED_WIDTH = 64  # up to this many positions, texts of all lengths share a GPU's batch
 GROWTH = 4  # a GPU's batch has 1, 4, 16 … rows: each size is captured once
-JOIN_SHARE = 8  # on a GPU, whose steps are short, texts join when they are an eighth of those that are there,
-JOIN_WAIT = 8  # … or after so many steps: to put a batch together takes the host as long as some steps take the GPU
-AHEAD = 2  # steps that may wait on a GPU: with more, those who come would wait behind them
+JOIN_SHARE = 8  # on a GPU, whose steps are short, texts join when they are an eighth of the running ones,
+JOIN_WAIT = 8  # … or after this many steps: building a batch takes the host as long as several steps take the GPU
+AHEAD = 2  # steps that may be queued on a GPU: with more, new texts would wait for them
 
 
 class LoopShape(NamedTuple):
-    """Rows for which this is the same share loops."""
+    """Rows of the same shape share loops."""
 
-    kind: Any  # the model, and what belongs to a whole batch
+    kind: Any  # the model, and what all jobs of a batch have in common
     width: int
     most: int  # rows
     joinable: bool
 
 
 def can_join(model: object, job: GenerationJob) -> bool:
-    """Whether its texts can join a batch that runs."""
+    """Whether its texts can join a running batch."""
     whole = isinstance(model, DiffusionModel) and model.allows_mixed_steps
     return whole and not isinstance(job.plan, ControlDecoder)
 
 
 @lru_cache(maxsize=1024)
 def share_shape(shape: LoopShape) -> LoopShape:
-    """One object for equal shapes, so that they need not be compared."""
+    """Return one object for equal shapes, so that they are compared by identity."""
     return shape
 
 
 def loop_shape(lm: TextDiffusion, job: GenerationJob, row: Row) -> LoopShape:
-    """On a CPU the shape of the batch in which the same text is made alone, so that all is rounded alike."""
+    """On a CPU, the shape of the batch in which the text is made alone, so that both are rounded the same way."""
     model, device, width = lm.model, lm.device.type, row.layout.width
     key, joinable = (id(lm), batch_key(job, model)), can_join(model, job)
     if device != "cpu":
@@ -71,7 +71,7 @@ def loop_shape(lm: TextDiffusion, job: GenerationJob, row: Row) -> LoopShape:
 
 @dataclass
 class Seat:
-    """A row of a loop, and who has it."""
+    """A row of a loop, and the job that occupies it."""
 
     job: GenerationJob
     row: Row
@@ -81,12 +81,12 @@ class Seat:
 
 @dataclass(frozen=True)
 class Finished:
-    """Rows of one job that are done; those of a GPU may still be on their way to the host."""
+    """Finished rows of one job; those of a GPU may still be on their way to the host."""
 
     progress: BatchProgress
     jobs: Sequence[GenerationJob]
     job: GenerationJob
-    slots: Sequence[int] | None = None  # the rows; None: all of the job
+    slots: Sequence[int] | None = None  # indices of the rows; None: all rows of the job
 
     def texts(self, lm: TextDiffusion) -> Iterator[dict[int, Generation]]:
         """Its texts by number, chosen and checked. Waits for the words of a GPU."""
@@ -106,21 +106,21 @@ class Loop:
 
     def __init__(self, lm: TextDiffusion, shape: LoopShape, only: object = None) -> None:
         self.lm, self.shape, self.on_cpu = lm, shape, lm.device.type == "cpu"
-        self.runs_ahead = lm.device.type == "cuda"  # whether the host goes on while a step is being made
-        self.only = only  # whose rows it takes; None: everybody's
+        self.runs_ahead = lm.device.type == "cuda"  # whether the host continues while a step is computed
+        self.only = only  # the job whose rows it takes; None: any job's
         self.joining: list[Seat] = []
-        self.arriving: list[Seat] = []  # taken in when the step begins
+        self.arriving: list[Seat] = []  # join when the step begins
         self.seats: list[Seat | None] = []
         self.jobs: list[GenerationJob] = []
         self.begun, self.entered = False, 0
-        self.steps, self.joined = 0, 0  # that were made, and when somebody joined
+        self.steps, self.joined = 0, 0  # steps taken, and the step at which a row last joined
         self.sampler: JoinableSampler | None = None
         self.batch: SampleBatch | None = None
         self._closed_batch: Iterator[BatchProgress] | None = None
         self._held, self._sent = ExitStack(), deque[tuple[torch.cuda.Event, Tensor | None]]()
-        self._calls: Tensor | None = None  # of the network, [B], of models that count them text by text
-        self._unwritten: Tensor | None = None  # texts with masks, [B]
-        self._cost, self.ordered = 1, False  # ordered: a text can be done before its last step, when it has no masks
+        self._calls: Tensor | None = None  # network calls per text, [B], for models that count them
+        self._unwritten: Tensor | None = None  # which texts have masks, [B]
+        self._cost, self.ordered = 1, False  # ordered: a text can end before its last step, when it has no masks
 
     @property
     def free(self) -> int:
@@ -134,7 +134,7 @@ class Loop:
         return [*self.joining, *self.arriving, *(seat for seat in self.seats if seat is not None)]
 
     def enter(self) -> None:
-        """Let those in who came since the last step."""
+        """Admit the rows that came since the last step."""
         self.begun, self.arriving, self.joining = True, [*self.arriving, *self.joining], []
         self.entered = len(self.holders)
 
@@ -206,7 +206,7 @@ class Loop:
         noise, denoiser = Noise(batch.seeds, batch.samples), self.lm.inference.denoiser
         with torch.no_grad():
             inputs = model.sampler_inputs(denoiser, noise, batch.lengths, batch.width, sampling, steering)
-            inputs.step_counter.resize_(size).zero_()  # in its place, since transforms hold it too
+            inputs.step_counter.resize_(size).zero_()  # in place, since transforms hold it too
             rows_before, fresh = torch.tensor(order).to(device, non_blocking=True), fresh_states(inputs)
             states = fresh if self.sampler is None else self.sampler.states.keep(rows_before, fresh)
             if model.follows_frames:
@@ -219,12 +219,12 @@ class Loop:
                 self._cost = model.denoiser.passes * (2 if sampling.contrast and steering.known is not None else 1)
         self._held.close()
         self.sampler = self._held.enter_context(self.lm.inference.open_sampler(inputs, states))
-        self._sent.clear()  # what was sent of other rows
+        self._sent.clear()  # flags of the previous rows
         self.joined, self.ordered = self.steps, model.follows_frames and sampling.sampler in ORDERED
         self.jobs, self.batch, self.seats, self.arriving = jobs, batch, [seat for _, seat in held], []
 
     def _count_calls(self) -> None:
-        """Network calls text by text, of those that are not finished; and a GPU is not asked for too much at once."""
+        """Count network calls of unfinished texts; on a GPU, record an event, so that few steps are queued at once."""
         model, sampler = self.lm.model, self.sampler
         assert isinstance(model, DiffusionModel) and sampler is not None
         if self._calls is not None and self._unwritten is not None:
@@ -238,7 +238,7 @@ class Loop:
             self._sent[-1][0].record()
 
     def _written(self) -> set[int]:
-        """Rows without masks; of a GPU, as they were some steps ago."""
+        """Rows without masks; on a GPU, as of some steps ago."""
         flags = self._unwritten if self.ordered else None
         if self.runs_ahead:
             flags = None
@@ -248,7 +248,7 @@ class Loop:
         return set() if flags is None else {k for k, unwritten in enumerate(flags.tolist()) if not unwritten}
 
     def _show(self, changed: Tensor) -> None:
-        """Give everybody who watches the drafts of this step: rows of a job that are at one step together."""
+        """Give the drafts of this step to the jobs that watch: rows of a job at the same step come together."""
         assert self.batch is not None and self.sampler is not None
         for at, run in groupby(enumerate(self.seats), key=lambda one: one[1] and (id(one[1].job), one[1].step)):
             slots = [k for k, _ in run]
@@ -258,7 +258,7 @@ class Loop:
                 seat.job.watch(self.lm.drafts(self.batch, frame, seat.job, slice(slots[0], slots[-1] + 1)))
 
     def _leave(self) -> list[Finished]:
-        """Count the step, and free the rows of texts that are done."""
+        """Count the step, and free the rows of finished texts."""
         assert self.batch is not None and self.sampler is not None
         written, done = self._written(), dict[int, list[int]]()
         for k, seat in enumerate(self.seats):
@@ -296,7 +296,7 @@ class Loop:
         progress = next(self._closed_batch, None)
         if progress is None or progress.last:
             self.seats = []
-        if progress is None:  # nobody wants it
+        if progress is None:  # all jobs are cancelled
             return []
         for owner, part in progress.batch.owners if not progress.last else ():
             job = self.jobs[owner]

@@ -72,7 +72,7 @@ class TextDiffusion(Pretrained, Reader):
         tokens = isinstance(model, DiffusionModel) and model.denoiser.codec.holds_tokens
         self.usual_guidance = TOKENS if tokens else STANDARD
         self.name = "this model"
-        self.chat: Chat | None = None  # of a model that answers messages
+        self.chat: Chat | None = None  # for chat models
         self.fixed_dtype = inference is not None
         self.guides: list[Path] = []  # directories of classifiers; loaded when a control asks for one
         self._classifiers: dict[Path, Classifier | SentenceClassifier] = {}
@@ -96,7 +96,7 @@ class TextDiffusion(Pretrained, Reader):
         return self._classifiers[folder]
 
     def _find_classifiers(self, heads: set[str]) -> list[Classifier | SentenceClassifier]:
-        """The classifiers that know these heads; all where a head is missing, so that the error can name the others."""
+        """The classifiers that know these heads; all if a head is missing, so that the error can name the others."""
         for folder in self.guides if heads else ():
             if folder not in self._heads:
                 self._heads[folder] = heads_of(folder)
@@ -238,7 +238,7 @@ class TextDiffusion(Pretrained, Reader):
         template = next((one for one in controls if isinstance(one, Infill) and not (method or sources)), None)
         gap = None if any(one.head for one in controls if isinstance(one, Control)) else template  # the model chooses
         check_request(n, seed, mbr, candidates, None if rank or gap else controls)
-        if template is not None and template.parts[-1]:  # a model may fill gaps otherwise than it writes texts
+        if template is not None and template.parts[-1]:  # a model may have other settings for gaps than for whole texts
             settings = self.config.get("gaps", {}) | {key: v for key, v in settings.items() if v is not None}
         sampling = self.sampling(**settings) if settings else self.model.sampling
         begin = self.encode([plain_edit(edit)])[0] if edit and "edits" in self.model.families else []
@@ -273,7 +273,7 @@ class TextDiffusion(Pretrained, Reader):
         or in how strongly they are guided, have batches of their own."""
         for progress in run_jobs(self.inference, jobs):
             batch, frame = progress.batch, progress.frame
-            if not any(jobs[owner].wanted() for owner, _ in batch.owners):  # given up while it was on its way
+            if not any(jobs[owner].wanted() for owner, _ in batch.owners):  # cancelled meanwhile
                 continue
             for owner, part in batch.owners if not progress.last else ():
                 over = self.model.allows_mixed_steps and frame.step >= jobs[owner].sampling.steps
@@ -348,7 +348,7 @@ class TextDiffusion(Pretrained, Reader):
     def warnings(self, plan: ControlPlan | ControlDecoder | None, edited: str = "") -> list[str]:
         """Return one sentence for each reason why texts may not be as requested, such as unknown words."""
         unknown = plan.unknown_words if plan else [w for w in split_words(edited) if UNK in self.tokenizer.encode(w)]
-        data = self.config.get("recipe", {}).get("data")  # a model that was put together by hand has no recipe
+        data = self.config.get("recipe", {}).get("data")  # a model composed by hand has no recipe
         return explain_unknown(unknown, self.name, self.tokenizer, data)
 
     def finish(
@@ -356,7 +356,7 @@ class TextDiffusion(Pretrained, Reader):
     ) -> Iterator[tuple[int, dict[int, Generation]]]:
         """Choose, decode and check the texts of the jobs that are finished."""
         rows = finished_rows(self.model, progress, jobs)
-        # The words of a GPU are on the host by now.
+        # By now the words are on the host.
         seconds = (time.perf_counter() if progress.ended is None else progress.ended) - progress.begun
         for owner in progress.finished:
             job, texts = jobs[owner], dict[int, Generation]()
@@ -364,7 +364,7 @@ class TextDiffusion(Pretrained, Reader):
             if job.choose is not None and job.wanted():
                 texts = job.choose_texts(own, seconds)
             for row, decode in own if job.choose is None else ():
-                if job.wanted():  # to check a text may take long
+                if job.wanted():  # checking a text may take long
                     texts[row.sample] = decode()
             if texts and job.wanted():
                 yield owner, texts
@@ -376,10 +376,10 @@ class TextDiffusion(Pretrained, Reader):
             words = split_words(text)
         else:
             words = self.tokenizer.tokens(row.ids)
-            if unknown:  # words that somebody gave and the model has no id for
+            if unknown:  # given words without an id
                 words = [unknown.get(k) or self.tokenizer.words[token] for k, token in enumerate(row.ids)]
             text = join_words(words)
-        # Of candidates the chosen one alone is checked.
+        # Of several candidates only the chosen one is checked.
         checks = check_text(job.plan.controls, text, job.plan.unknown_words) if job.plan and not job.choose else []
         about = seconds, job.seed, checks, job.warnings, row.classifier_calls
         source = job.sources[row.sample // job.each - job.first] if job.sources else ()
@@ -409,7 +409,7 @@ class TextDiffusion(Pretrained, Reader):
         return read_drafts(self.model, batch, frame, part, lambda sample, ids: self._pieces_of(sample, ids, job))
 
     def _pieces_of(self, sample: int, ids: list[int], job: GenerationJob) -> list[str]:
-        """The token at each position as text; words that were given and have no id as they were given."""
+        """The token at each position as text; given words without an id are shown as they were given."""
         given = job.unknown.get(sample, {})
         first = job.plan.info.first if job.plan else 0
         return [given.get(k - first) or self._pieces[token] for k, token in enumerate(ids)]

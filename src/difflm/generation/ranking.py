@@ -1,4 +1,4 @@
-"""Candidates are ranked by how likely a model finds them: the one that wrote them, or another one, such as its twin."""
+"""Rank candidates by how likely a model finds them: the model that wrote them, or another one, such as its twin."""
 
 import math
 import time
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from difflm.generation.pipeline import TextDiffusion
 
 Rank = Union[Literal["bound"], "TextDiffusion"]  # the writer's own likelihood or bound, or another model's
-VECTOR_DRAWS, TOKEN_DRAWS = 4, 8  # of a bound, for each candidate: docs/log.md, "Ranking candidates"
+VECTOR_DRAWS, TOKEN_DRAWS = 4, 8  # of a bound, per candidate: docs/log.md, "Ranking candidates"
 CPU_TEXTS, GPU_TEXTS = 64, 1024  # candidates that are scored at once
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The choice of the candidate with the fewest nats per token, words and END, that `scorer` finds. Candidates of one
-    text share the noise of a bound, so that they differ by what they say alone. What the scorer cannot hold is last."""
+    """Chooses the candidate with the fewest nats per token (words and END) under `scorer`. Candidates of one text share
+    the noise of a bound, so that only their words differ. Those too long for the scorer come last."""
 
     scorer: "TextDiffusion"
-    sources: Sequence[Ids]  # of each text by its number, as the scorer reads them; none where texts have no source
+    sources: Sequence[Ids]  # by the number of the text, as the scorer reads them; empty if texts have no source
     seed: int
 
     @property
@@ -34,7 +34,7 @@ class Ranking:
         return VECTOR_DRAWS if "vectors" in self.scorer.model.families else TOKEN_DRAWS
 
     def __call__(self, numbers: Sequence[int], ids: list[list[Ids]], _: object = None) -> list[Chosen]:
-        """On a CPU each text is ranked by itself, so that no choice depends on how its neighbours are rounded."""
+        """On a CPU each text is ranked by itself, so that no choice depends on how a batch is rounded."""
         calls = self.scorer.model.nats_calls(self.draws)
         size = 1 if self.scorer.device.type == "cpu" else max(1, len(ids))
         found = []
@@ -48,7 +48,7 @@ class Ranking:
         return found
 
     def nats_per_token(self, numbers: Sequence[int], ids: list[list[Ids]]) -> list[list[float]]:
-        """Of each candidate of each text; infinitely many of what the scorer cannot hold."""
+        """The nats per token of each candidate of each text; infinite if it is too long for the scorer."""
         flat = [(number, row) for number, group in zip(numbers, ids, strict=True) for row in group]
         held = [k for k, (_, row) in enumerate(flat) if 0 < len(row) <= self.scorer.model.max_words]
         costs = torch.full((len(flat),), math.inf)
@@ -64,11 +64,11 @@ class Ranking:
 
 @dataclass(frozen=True)
 class GapFit:
-    """The choice of the candidate whose gaps fit best: the fewest nats per token, each given all others (Salazar et
-    al., 2020), from the token before its first gap to the one behind its last."""
+    """Chooses the candidate whose gaps fit best: the fewest nats per token, each given all others (Salazar et al.,
+    2020), from the token before its first gap to the one after its last."""
 
     writer: "TextDiffusion"
-    before: int  # tokens before the first gap, and behind the last
+    before: int  # tokens before the first gap, and after the last
     behind: int
 
     def __call__(self, _: Sequence[int], ids: list[list[Ids]], __: object = None) -> list[Chosen]:
@@ -88,7 +88,7 @@ class GapFit:
         return float(cross_entropy(logits, torch.tensor(row[begin:end], device=logits.device)))
 
     def count_calls(self, group: Sequence[Ids]) -> int:
-        """One for each token that is masked; of word vectors one tells them all."""
+        """One call per masked token; for word vectors, one call for all tokens."""
         masks = self.writer.check_reads_tokens().process.mask_id >= 0
         return sum(self.find_window(row)[1] - self.find_window(row)[0] if masks else 1 for row in group)
 

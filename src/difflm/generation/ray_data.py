@@ -1,4 +1,4 @@
-"""The requests of a .jsonl file over the actors of a Ray cluster, with Ray Data: for clusters that run Ray.
+"""Generate the texts of a .jsonl file on the actors of a Ray cluster, with Ray Data.
 
 An actor loads the model once. The texts are those of `difflm generate --input`, line by line.
 """
@@ -16,13 +16,13 @@ BATCH = 16  # requests that an actor is given at a time
 
 
 class Answer:
-    """What an actor does: write the texts of some requests."""
+    """The work of an actor: generate the texts of some requests."""
 
     def __init__(self, model: str, device: str = "auto") -> None:
         self.lm = TextDiffusion.from_pretrained(model, device)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """`number` and `request` of each line → `number` and `texts`, a line each."""
+        """Map `number` and `request` of each line to `number` and `texts`, one line each."""
         numbers = [int(number) for number in batch["number"]]
         requests = [parse_request(str(line), f"request {k}") for k, line in zip(numbers, batch["request"], strict=True)]
         jobs = [self.lm.make_job(**request.job()) for request in requests]
@@ -41,7 +41,7 @@ def map_requests(
         import ray.data
     except ImportError:
         raise DifflmError("this needs Ray: pip install 'difflm[ray]'.") from None
-    asked = read_requests(Path(requests))  # what is wrong with a line is said before an actor starts
+    asked = read_requests(Path(requests))  # errors in a line are reported before an actor starts
     lines = [{"number": k, "request": one.model_dump_json(exclude_unset=True)} for k, one in enumerate(asked)]
     answered = ray.data.from_items(lines).map_batches(
         Answer,

@@ -1,4 +1,4 @@
-"""What a model makes of given texts: their ids, how likely it finds them, and each of their words."""
+"""What a model says of given texts: their ids, their likelihood, and that of each of their words."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -22,7 +22,7 @@ from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs,
 
 
 def list_texts(given: Any, what: str) -> list[str]:
-    """One text or several as a list; what is no text is refused by `what` it was to be."""
+    """Return one text or several as a list; anything else is rejected, with `what` as the argument's name."""
     found = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     if wrong := [one for one in found if not isinstance(one, str)]:
         raise UsageError(f"{what} must be a text or a list of texts, not {wrong[0]!r}.")
@@ -47,7 +47,7 @@ class Reader:
 
     @cached_property
     def _pieces(self) -> list[str]:
-        """What a position may show as text, token by token; a special is empty."""
+        """The text of each token; a special token is empty."""
         return [*self.model.pieces] or ["".join(self.tokenizer.tokens([k])) for k in range(self.tokenizer.size)]
 
     def source_room(self) -> int:

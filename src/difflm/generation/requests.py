@@ -1,4 +1,4 @@
-"""What a person asks: options of the command, a line of a .jsonl file, a body of the HTTP API. The answer as JSON."""
+"""Requests from options of the command, lines of a .jsonl file or bodies of the HTTP API; their results as JSON."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def key(help: str, default: Any = None) -> Any:
 
 
 class Request(BaseModel):
-    """What is asked of some texts. Keys are the names of the command's options, which derive from them."""
+    """A request for texts. Its keys are the names of the command's options, which derive from them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -105,7 +105,7 @@ class Request(BaseModel):
 
     @property
     def each(self) -> int:
-        """Texts that are made for one that is kept."""
+        """Candidates per text."""
         return max(self.mbr, self.candidates)
 
     def job(self) -> dict[str, Any]:
@@ -151,10 +151,10 @@ class Request(BaseModel):
 
 
 def read_requests(path: Path) -> list[Request]:
-    """One JSON object a line; an error names its line, before anything is made."""
+    """Read one JSON object per line; an error names its line, before anything is generated."""
     check_regular(path)
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other line separators
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # strings in JSON may contain other line separators
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist.") from None
     except OSError as error:
@@ -181,7 +181,7 @@ def parse_request(line: str, where: str) -> Request:
 
 
 def explain_errors(error: ValidationError) -> str:
-    """Every fault in a few words, unknown keys with their nearest spelling."""
+    """Describe every error in a few words, and suggest the nearest spelling of unknown keys."""
     return explain_faults(error.errors(), Request.model_fields)
 
 

@@ -1,4 +1,4 @@
-"""The arguments of the methods that write, once: editors complete them, and `help` lists them."""
+"""The arguments of the generating methods, defined once: editors complete them, and `help` lists them."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Settings(TypedDict, total=False):
-    """The settings of `Sampling`; None leaves one as the model has it."""
+    """The settings of `Sampling`; None keeps the model's value."""
 
     sampler: str | None
     steps: int | None
@@ -57,7 +57,7 @@ class Asked(Settings, total=False):
 
 
 class Written(Asked, total=False):
-    """The same of methods that write whole lists of texts; `TextDiffusion.generate` describes what is added."""
+    """Also the arguments of methods that return whole lists of texts; `TextDiffusion.generate` describes them."""
 
     controls: Control | Sequence[Control]
     progress: bool | Callable[[int, int], None]
@@ -65,7 +65,7 @@ class Written(Asked, total=False):
 
 
 class WrittenFrom(Written, total=False):
-    """The same of methods that may be given a source as well."""
+    """Also the source, for methods that may be given one."""
 
     source: str | Sequence[str] | None
 
@@ -74,7 +74,7 @@ DEFAULTS: dict[str, Any] = {"mbr": 1, "candidates": 1, "controls": (), "progress
 
 
 def rank_argument(item: tuple[str, Any]) -> tuple[bool, bool]:
-    """Where an argument is listed: what methods add first, settings last."""
+    """The order of the listed arguments: first those that methods add, last the settings."""
     return item[0] in SETTINGS, item[0] in Asked.__annotations__
 
 
@@ -93,7 +93,7 @@ def list_arguments(method: F) -> F:
 
 
 def check_names(given: Iterable[str]) -> None:
-    """Refuse an argument that is no setting: say what it is, or what is spelt like it."""
+    """Reject an unknown argument: explain it, or suggest a similar name."""
     for name in given:
         if name in CONTROLS:
             raise UsageError(f"{name} is a control: give controls=[{CONTROLS[name].__name__}(…)].")

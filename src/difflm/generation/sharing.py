@@ -21,7 +21,7 @@ from difflm.training.checkpoints import save_weights
 from difflm.training.model_card import write_card
 from difflm.training.run import KEYS, find_run, load_run
 
-BESIDE = ("metrics.jsonl", "tags.json")  # files of a run that its weights do not need
+BESIDE = ("metrics.jsonl", "tags.json")  # files of a run that are not needed to load its weights
 GUIDE_FILES = ("*.json", "*.safetensors")
 
 
@@ -34,7 +34,7 @@ class Pretrained:
     name: str
     chat: Chat | None
     guides: list[Path]
-    fixed_dtype: bool  # whether somebody chose the arithmetic
+    fixed_dtype: bool  # whether the dtype was chosen by the caller
     folder: Path | None = None  # of the run that it was loaded from
 
     if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Pretrained:
         compile: bool = False,
         revision: str | None = None,
     ) -> Self:
-        """Load a bundled model such as "e2e", the directory of a run or of somebody else's model, or a model on the
+        """Load a bundled model such as "e2e", the directory of a run or of an open model, or a model on the
         Hugging Face Hub, where `revision` is a branch, tag or commit. `device` is "cpu", "cuda", or the better of both
         ("auto").
 

@@ -1,4 +1,4 @@
-"""Texts that are watched while they form: how far they are, and every step of them."""
+"""Watch texts while they form: the progress, and the drafts of every step."""
 
 import sys
 from collections import defaultdict
@@ -13,11 +13,11 @@ from difflm.generation.texts import Draft, Generation
 if TYPE_CHECKING:
     from difflm.generation.pipeline import TextDiffusion
 
-Progress = Callable[[int, int], None]  # denoising steps of texts that are done, and of how many
+Progress = Callable[[int, int], None]  # finished denoising steps, and their total
 
 
 def draw_bar(done: int, total: int) -> None:
-    """Draw how far texts are on stderr, over what was there before."""
+    """Draw the progress on stderr, over the last drawing."""
     width = 30 * done // total
     end = "\n" if done == total else ""
     print(f"\rwriting |{'█' * width}{' ' * (30 - width)}| {done / total:4.0%}", end=end, file=sys.stderr, flush=True)
@@ -52,13 +52,13 @@ class Watcher:
         return watch
 
     def finish(self, made: dict[tuple[int, int], Generation]) -> dict[tuple[int, int], Generation]:
-        """Tell that all is done; return the texts, with their drafts."""
+        """Report the end; return the texts with their drafts."""
         if self.progress:
             self.progress(self.total, self.total)
         return {key: replace(text, drafts=self.drafts_of(*key, text)) for key, text in made.items()}
 
     def drafts_of(self, owner: int, number: int, text: Generation) -> list[Draft]:
-        """The drafts of a text; of several candidates, those that end as it reads."""
+        """The drafts of a text; with several candidates, those that end with this text."""
         each, plain = self.jobs[owner].each, "".join(text.text.split())
         own = [self.drafts[owner, number * each + k] for k in range(each)]
         ends = (drafts for drafts in own if drafts and "".join("".join(drafts[-1].tokens).split()).startswith(plain))

@@ -1,6 +1,6 @@
 """AR-Diffusion: Auto-Regressive Diffusion Model for Text Generation (Wu et al., 2023).
 
-Each position has a time of its own, the left ones ahead; twenty steps of the two-time posterior write a text. The
+Each position has its own time, the left ones ahead; twenty steps of the two-time posterior write a text. The
 state at time 0 keeps the noise that the network learned there; the released code turns it off.
 """
 

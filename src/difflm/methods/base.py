@@ -18,14 +18,14 @@ else:  # for annotations alone: listing methods imports no torch
 
 @dataclass(frozen=True)
 class TextSpec:
-    """What a model must hold: the number of token ids, the most tokens of a text and of its source, and the number of
-    token ids of sources."""
+    """The sizes that a model must support: the number of token ids, the most tokens of a text and of its source, and
+    the number of token ids of sources."""
 
     vocabulary: int
     longest: int
     source_longest: int = 0  # 0: texts have no source
     source_vocabulary: int = 0  # 0: that of the texts
-    tokenizer: "Tokenizer | None" = None  # for methods that show tokens otherwise than by their numbers
+    tokenizer: "Tokenizer | None" = None  # for methods that represent tokens by more than their numbers
 
 
 def build_network(
@@ -49,8 +49,8 @@ Lengths = Literal["predicted", "drawn"]
 
 
 def build_lengths(texts: TextSpec, hidden: int, known: Lengths) -> "DrawnLength":
-    """Lengths as the training texts have them; where texts have sources, predicted from what the source says, or drawn
-    by its length."""
+    """Lengths like those of the training texts; if texts have sources, predicted from the source, or drawn by its
+    length."""
     from difflm.models.batching import DrawnLength
     from difflm.models.length_predictor import LengthPredictor
     from difflm.models.lengths import DrawnFromSource
@@ -72,14 +72,14 @@ class Method(BaseModel):
     kind: ClassVar[Literal["method", "baseline", "classifier"]] = "method"
     # seq2seq: every text is written from a source; either: as the recipe says
     task: ClassVar[Literal["text", "seq2seq", "either"]] = "text"
-    one_canvas: ClassVar[bool] = False  # whether source and text stand on one canvas, and share its embedding
-    reads_prompts: ClassVar[bool] = False  # whether texts can be learned behind prompts
-    packs: ClassVar[bool] = False  # whether a row may hold several documents, each learned by itself
-    begins_with: ClassVar[tuple[str, ...]] = ()  # other methods whose networks it can begin with (init=RUN)
+    one_canvas: ClassVar[bool] = False  # whether source and text share one canvas and its embedding
+    reads_prompts: ClassVar[bool] = False  # whether texts can be trained with prompts
+    packs: ClassVar[bool] = False  # whether a row may hold several documents, each trained separately
+    begins_with: ClassVar[tuple[str, ...]] = ()  # other methods whose networks it can start from (init=RUN)
     bound: ClassVar[bool] = True  # whether its likelihood is exact or a true bound
 
     def has_bound(self) -> bool:
-        """Whether a model with these very settings has a likelihood or a bound."""
+        """Whether a model with these settings has a likelihood or a bound."""
         return self.bound
 
     def build(self, texts: TextSpec) -> LanguageModel:
@@ -87,10 +87,10 @@ class Method(BaseModel):
         raise TypeError(f"{self.name} generates no texts")
 
     def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
-        """Load pretrained weights into a model before its training begins; most methods have none."""
+        """Load pretrained weights into a model before its training; most methods have none."""
 
     def find_fault(self) -> str:
-        """Say which size no network can have; "" where there is none."""
+        """Say which size no network can have; "" if all are valid."""
         sizes = self.model_dump()
         for key, value in sizes.items():
             if type(value) is int and value < 1:

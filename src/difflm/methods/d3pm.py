@@ -51,7 +51,7 @@ class D3pmNearest(D3pm):
     """Words turn into words that occur in similar contexts in the training texts."""
 
     name, family = "d3pm-nearest", "matrix"
-    packs = False  # it counts which words stand beside each other
+    packs = False  # it counts which words are neighbours
 
     neighbours: int = 20
 

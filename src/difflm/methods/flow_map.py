@@ -15,7 +15,7 @@ class FlowMap(DiffLM):
     name, paper, begins_with = "flow-map", "Lee et al. 2026", ("difflm",)
 
     path_temperature: float = Field(default=1.0, gt=0, le=10)  # of the flow that jumps follow
-    remembers: bool = True  # whether a jump is told what was believed in the one before
+    remembers: bool = True  # whether a jump sees the belief of the previous one
 
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes import Mapped

@@ -1,4 +1,4 @@
-"""What methods on latents of a whole text have in common: their autoencoder."""
+"""What methods on latents of a whole text share: their autoencoder."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class LatentMethod(Method):
     task = "either"
 
-    latents: int = 32  # vectors that stand for a text
+    latents: int = 32  # vectors per text
     latent_dim: int = 64
     hidden: int = 768
     heads: int = 12
@@ -39,8 +39,8 @@ class LatentMethod(Method):
     def build_halves(
         self, texts: TextSpec, out_dim: int, layers: int, reads_source: bool
     ) -> "tuple[nn.Module, nn.Module, int]":
-        """The encoder, whose answers have `out_dim` numbers, the decoder, and the width of its words' vectors; of so
-        many layers each, and of what reads the latents before the decoder."""
+        """The encoder, whose outputs have `out_dim` numbers, the decoder, and the width of its word vectors; with these
+        numbers of layers for each, and for the network that reads the latents before the decoder."""
         from difflm.networks.autoencoder import LatentDecoder, TextEncoder
 
         own = self.hidden, layers, self.heads, self.dropout

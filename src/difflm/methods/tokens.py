@@ -1,4 +1,4 @@
-"""What the methods of the discrete family have in common: sizes, a Transformer over tokens, and a drawn length."""
+"""What the methods of the discrete family share: sizes, a Transformer over tokens, and a drawn length."""
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -103,7 +103,7 @@ class DecoderStart(TokenMethod):
         return values
 
     def build_decoder(self, texts: TextSpec, positions: int) -> "nn.Module":
-        """The network of that model's shape, for canvases of so many positions."""
+        """The network of that model's shape, for canvases of this many positions."""
         from difflm.errors import UsageError
         from difflm.models.open_start import build_annealed
 

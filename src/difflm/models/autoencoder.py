@@ -15,9 +15,9 @@ from difflm.models.base import Sampling
 
 
 class Autoencoder(Autoregressive):
-    """`encoder(ids, mask)` answers with `latents` vectors of `dim` numbers. Each number is normalised over the batch,
-    since answers may else say ever less of the text, and a decoder learns to do without them (Zhu et al., 2020, for
-    VAEs); then each vector is scaled to length √dim. The decoder attends to them and decides itself where the text
+    """`encoder(ids, mask)` returns `latents` vectors of `dim` numbers. Each number is normalised over the batch:
+    otherwise the vectors may say less and less about the text, and the decoder learns to ignore them (Zhu et al., 2020,
+    for VAEs); then each vector is scaled to length √dim. The decoder attends to them and decides itself where the text
     ends."""
 
     whole_text = "latents"
@@ -38,7 +38,7 @@ class Autoencoder(Autoregressive):
         self.norm = nn.BatchNorm1d(latents * dim, affine=False, momentum=0.05)
 
     def answer(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """What the encoder makes of texts [B, L]."""
+        """The encoder's output for texts [B, L]."""
         mask = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
         found: Tensor = self.encoder(ids, mask).float()
         return found
@@ -62,7 +62,7 @@ class Autoencoder(Autoregressive):
 
     @torch.no_grad()
     def reconstruct(self, batch: Batch) -> Tensor:
-        """The likeliest word after the other."""
+        """Write the likeliest word at each step."""
         source, mask = source_of(batch) if self.source_longest else (None, None)
         steering = Steering(source=source, source_mask=mask, latents=self.encode(batch.ids, batch.lengths))
         noise, width = Noise(0, torch.arange(len(batch.ids), device=batch.ids.device)), batch.ids.shape[1] + 1

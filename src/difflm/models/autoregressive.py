@@ -29,7 +29,7 @@ BANNED = (START, UNK, PAD)  # tokens that no text contains
 class Autoregressive(LanguageModel):
     """START w₁ w₂ … → w₁ w₂ … END, one word at a time, with exact likelihood. Words to begin with may be given.
 
-    With a `source_longest` every text has a source, which the network encodes once a generation. Without one, sources
+    With a `source_longest` every text has a source, which the network encodes once per generation. Without one, sources
     of a batch are prompts that end with START: they precede the texts and have no loss. `label_smoothing` is the share
     of a training target that is uniform over all words; it does not affect likelihoods. Another `network` must have the
     interface of a Transformer of these sizes."""
@@ -37,7 +37,7 @@ class Autoregressive(LanguageModel):
     likelihood: Likelihood | None = "exact"
     samplers = ("autoregressive",)
     greedy = True
-    captures_words = True  # whether the step that writes a word can be captured, if its network can
+    captures_words = True  # whether the step that writes a word can be captured, if its network allows it
     start, end, pad = START, END, PAD
 
     def __init__(
@@ -84,7 +84,7 @@ class Autoregressive(LanguageModel):
         start_from_frequencies(self.network.head.bias, tokens)
 
     def encode_source(self, source: Tensor | None, mask: Tensor | None) -> Memory | None:
-        """Keys and values of sources [B, S] in every layer, for `read`; None of a model without sources."""
+        """Keys and values of sources [B, S] in every layer, for `read`; None for a model without sources."""
         if not isinstance(self.network, EncoderDecoder):
             return None
         if source is None or mask is None:
@@ -93,15 +93,15 @@ class Autoregressive(LanguageModel):
             return self.network.split_memory(self.network.encode(source, mask), mask)
 
     def draw_memory(self, noise: Noise, steering: Steering) -> Memory | None:
-        """What texts are written from, for `read`: here their sources; latents may be drawn."""
+        """The memory that texts are written from, for `read`: here their sources; a subclass may draw latents."""
         return self.encode_source(steering.source, steering.source_mask)
 
     def vectors(self, words: Tensor) -> Tensor:
-        """Vectors of words, which are ids [B, L], or probabilities [B, L, V], which gradients reach."""
+        """Vectors of words given as ids [B, L], or as probabilities [B, L, V], to which gradients flow."""
         return words @ self.embedding.weight if words.is_floating_point() else self.embedding(words)
 
     def view(self, words: Tensor) -> Tensor:
-        """What classifiers see of words: their vectors, each of unit variance."""
+        """The input of classifiers: the word vectors, each of unit variance."""
         vectors = self.vectors(words).float()
         return F.layer_norm(vectors, vectors.shape[-1:])
 
@@ -114,14 +114,14 @@ class Autoregressive(LanguageModel):
         documents: Tensor | None = None,
     ) -> tuple[Tensor, Caches]:
         """Logits after each of `words`, [B, L, V], and the caches that now include them. Words are ids [B, L], or
-        probabilities [B, L, V], which gradients reach. An empty list of caches begins a text; None: they are not kept.
+        probabilities [B, L, V], to which gradients flow. An empty list of caches begins a text; None: no caching.
         `memory` is what `encode_source` made of the sources; each may have several texts, one after the other.
-        `documents` are the numbers of those that stand in packed rows: each is read by itself.
-        Without `answers`: the network's last states in the place of logits.
+        `documents` are the document numbers of packed rows: each document is read separately.
+        Without `answers`: the network's last states instead of logits.
         """
         length, before = words.shape[1], caches[0][0].shape[2] if caches else 0
         mask = documents
-        if before and length > 1:  # attention with a cache is not causal by itself
+        if before and length > 1:  # with a cache, attention is not causal by default
             visible = torch.ones(1, length, before + length, dtype=torch.bool, device=words.device)
             mask = visible.tril(diagonal=before)
         return self.read_behind(words, caches, mask, answers, memory)
@@ -129,7 +129,7 @@ class Autoregressive(LanguageModel):
     def read_behind(
         self, words: Tensor, caches: Caches | None, mask: Tensor | None, answers: bool, memory: Memory | None = None
     ) -> tuple[Tensor, Caches]:
-        """`read` with the mask of what each word sees, where not simply all words before it."""
+        """`read` with a mask of what each word attends to; None: all words before it."""
         network, before = self.network, caches[0][0].shape[2] if caches else 0
         empty = [None] * len(network.blocks)
         with autocast_to(words.device, self.precision), avoid_onednn(words.device, self.embedding.weight.dtype):
@@ -139,7 +139,7 @@ class Autoregressive(LanguageModel):
             return found, [cache for cache in grown if cache is not None]
 
     def token_nats(self, ids: Tensor, lengths: Tensor, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
-        """−log p of every word and of END, [B, L + 1], and the mask of those that are there."""
+        """−log p of every word and of END, [B, L + 1], and the mask of those that exist."""
         inputs = start_words(ids)
         targets, mask = following_words(inputs, lengths + 1)
         return cross_entropy(self.read(inputs, memory=memory)[0], targets), mask
@@ -150,8 +150,8 @@ class Autoregressive(LanguageModel):
         return cross_entropy(self.read(inputs, memory=memory, documents=batch.documents)[0], targets), mask
 
     def lay_out(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Memory | None]:
-        """What is read of a batch [B, L], what follows each word of it, the mask of those that count, and its sources:
-        an encoder reads them, or they are prompts before the texts."""
+        """The inputs of a batch [B, L], the word that follows each, the mask of those that have a loss, and the
+        sources' memory: an encoder reads the sources, or they are prompts before the texts."""
         if batch.documents is not None:
             return *self.lay_out_documents(batch.ids, batch.documents), None
         if batch.source is None or batch.source_lengths is None:
@@ -165,11 +165,11 @@ class Autoregressive(LanguageModel):
         inputs = join_rows(batch.source, lengths, batch.ids)
         targets, mask = following_words(inputs, lengths + batch.lengths)
         position = torch.arange(inputs.shape[1], device=inputs.device)
-        return inputs, targets, mask & (position >= lengths.unsqueeze(1) - 1), None  # behind START, which ends a prompt
+        return inputs, targets, mask & (position >= lengths.unsqueeze(1) - 1), None  # from the prompt's START on
 
     def lay_out_documents(self, ids: Tensor, documents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same of packed rows, whose documents hold their END. A document that a row cuts off has no END there, and
-        its rest begins the next row as one of its own."""
+        """The same for packed rows, whose documents contain their END. A document that is cut off at the end of a row
+        has no END there, and its rest is a document of the next row."""
         first = document_ends(documents)[0] == torch.arange(ids.shape[1], device=ids.device)
         return F.pad(ids[:, :-1], (1, 0)).masked_fill(first, START), ids, documents != NOTHING
 
@@ -190,7 +190,7 @@ class Autoregressive(LanguageModel):
         return torch.full_like(noise.samples, self.longest)
 
     def calls(self, sampling: Sampling, words: int) -> int:
-        """One for every word and one for END, unless the canvas ends first; times the beams."""
+        """One per word and one for END, unless the canvas ends first; times the beams."""
         return min(words + 1, self.longest) * max(1, sampling.beams)
 
     def stream(
@@ -209,14 +209,14 @@ def start_words(ids: Tensor) -> Tensor:
 
 
 def following_words(inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """What follows each of the inputs [B, L], END at last, and the mask of those that are there. Reading is causal, so
-    that padding on the right is never seen."""
+    """The word that follows each input [B, L], ending with END, and the mask of those that exist. Reading is causal, so
+    padding on the right is never seen."""
     position, last = torch.arange(inputs.shape[1], device=inputs.device), lengths.unsqueeze(1) - 1
     return F.pad(inputs[:, 1:], (0, 1), value=PAD).masked_fill(position == last, END), position <= last
 
 
 def join_rows(first: Tensor, lengths: Tensor, second: Tensor) -> Tensor:
-    """Rows [B, S] of these lengths, each with its row [B, L] right behind it, [B, S + L]."""
-    place = torch.arange(first.shape[1] + second.shape[1], device=first.device) - lengths.unsqueeze(1)  # in the second
+    """Append to each row [B, S], of the given lengths, its row [B, L]: [B, S + L]."""
+    place = torch.arange(first.shape[1] + second.shape[1], device=first.device) - lengths.unsqueeze(1)  # in `second`
     behind = second.gather(1, place.clamp(0, second.shape[1] - 1))
     return torch.where(place < 0, F.pad(first, (0, second.shape[1])), behind)

@@ -1,4 +1,4 @@
-"""What the trainer, the evaluation and the front doors ask of every model."""
+"""The interface of every model: what the trainer, the evaluation, the command and the server need of it."""
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,19 +17,19 @@ from difflm.diffusion.samplers.steps import STEPS
 from difflm.models.sampling import Family, Sampling
 
 Likelihood = Literal["exact", "bound"]
-NO_WORDS = "{} writes from {} of a whole text, which no control and no classifier reaches."  # a refusal
+NO_WORDS = "{} writes from {} of a whole text, which no control and no classifier reaches."  # an error message
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Sums over what counts, and how much that is: batches are added up before one division."""
+    """Sums of losses, and the count to divide them by: batches are added up before one division."""
 
-    total: Tensor  # to descend
+    total: Tensor  # the loss to minimise
     terms: Mapping[str, Tensor]
     count: Tensor
 
     def detached(self) -> "Losses":
-        """The same without gradients, in tensors of its own."""
+        """A copy without gradients."""
         own = {name: value.detach().clone() for name, value in self.terms.items()}
         return Losses(self.total.detach().clone(), own, self.count.detach().clone())
 
@@ -38,7 +38,7 @@ class Losses:
 
 
 def sum_losses(found: Sequence[Losses]) -> Losses:
-    """The losses of several micro-batches together."""
+    """The summed losses of several micro-batches."""
 
     def add(values: Iterable[Tensor]) -> Tensor:
         return torch.stack(list(values)).sum(0)
@@ -48,24 +48,24 @@ def sum_losses(found: Sequence[Losses]) -> Losses:
 
 
 class Trainable(nn.Module):
-    """What the trainer asks of a model."""
+    """What the trainer needs of a model."""
 
-    likelihood: Likelihood | None = None  # None: the figure is not a likelihood, and none is printed
+    likelihood: Likelihood | None = None  # None: the figure is not a likelihood, and is not reported as one
 
     @abstractmethod
     def forward(self, batch: Batch) -> Losses:
         """The losses of a batch of tensors."""
 
     def begin_update(self, update: int) -> None:
-        """Do what is due before an update, which is counted from 0: at a few of them a schedule changes."""
+        """Called before each update, counted from 0: a schedule may change."""
 
     @abstractmethod
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
-        """−log p(text) or its bound for each text, END and length included; of a classifier, of its labels. [B]"""
+        """−log p(text) or its bound for each text, including END and length; for a classifier, of its labels. [B]"""
 
 
 def training_noise(batch: Batch) -> Noise:
-    """Random numbers of a batch's texts by their number in the run; of a batch without numbers by torch's generator."""
+    """Random numbers for a batch, by the texts' numbers in the run; if it has no numbers, from torch's generator."""
     if batch.index is not None:
         return Noise(batch.seed, batch.index)
     device = batch.ids.device
@@ -74,28 +74,28 @@ def training_noise(batch: Batch) -> Noise:
 
 
 class LanguageModel(Trainable):
-    """A model that writes."""
+    """A model that generates texts."""
 
     longest: int  # positions
     vocabulary: int
     sampling: Sampling
     samplers: tuple[str, ...] = tuple(STEPS)  # step rules it understands
-    families: Collection[Family] = ("any", "left-to-right", "tokens")  # of settings that it understands
+    families: Collection[Family] = ("any", "left-to-right", "tokens")  # families of settings that it understands
     greedy = False  # whether temperature 0 means the likeliest word
-    starts: tuple[str, ...] = ("noise",)  # what its texts can be made from, beside a source
-    predicts_words = True  # whether a temperature means something
-    precision: torch.dtype | None = None  # the width of its network's arithmetic; None: that of the weights
+    starts: tuple[str, ...] = ("noise",)  # what its texts can start from, in addition to a source
+    predicts_words = True  # whether a temperature has a meaning
+    precision: torch.dtype | None = None  # the dtype of its network's arithmetic; None: that of the weights
     banned: Tensor
     syncs_with_device = True  # whether sampling synchronises with the device
-    source_longest = 0  # the most tokens of a source that it writes from; 0: it has no sources
-    has_length_beam = False  # whether lengths are chosen before texts, so that candidates can spread over them
-    whole_text = ""  # what it writes from, "latents" or "pixels", where no word has a state of its own
-    pieces: Sequence[str] = ()  # what its positions show, where those are no tokens
-    room: Room | None = None  # of a picture, where texts are drawn
+    source_longest = 0  # the largest number of tokens of a source; 0: it has no sources
+    has_length_beam = False  # whether lengths are chosen before texts, so that candidates can have different ones
+    whole_text = ""  # what it writes from, "latents" or "pixels", if words have no states of their own
+    pieces: Sequence[str] = ()  # what its positions show, if they are not tokens
+    room: Room | None = None  # of a picture, if texts are drawn
     whole_canvas = False  # whether each call of the network reads all positions of a text
-    one_by_one = False  # whether a CPU makes the first texts of a seed one by one, and not some of them together
-    always_planned = False  # whether something is known of every text, such as its first token
-    allows_mixed_steps = False  # whether texts of different numbers of steps can be made in one batch
+    one_by_one = False  # whether a CPU makes the first texts of a seed one by one instead of in batches
+    always_planned = False  # whether some positions of every text are known, such as its first token
+    allows_mixed_steps = False  # whether texts with different numbers of steps can share a batch
 
     @property
     def max_words(self) -> int:
@@ -103,7 +103,7 @@ class LanguageModel(Trainable):
         return self.longest
 
     def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
-        """`nats`, and the standard error that its draws leave, both [B]: none of what is exact, NaN of one draw."""
+        """`nats`, and its standard error over draws, both [B]: 0 if it is exact, NaN for a single draw."""
         nats = self.nats(batch, noise, draws)
         return nats, torch.zeros_like(nats)
 
@@ -116,24 +116,24 @@ class LanguageModel(Trainable):
         self.precision = dtype
 
     def ban_tokens(self, ids: Sequence[int]) -> None:
-        """Keep as `banned` [V] which tokens no text contains."""
-        # A buffer, so that no step copies ids to the device; a constant, so that no file holds it.
+        """Set `banned` [V], the tokens that no text contains."""
+        # A buffer, so that no step copies ids to the device; not persistent, so that it is not saved.
         self.register_buffer("banned", torch.zeros(self.vocabulary, dtype=torch.bool), persistent=False)
         self.banned[list(ids)] = True
 
     @abstractmethod
     def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """How many positions each sample will have, [B]."""
+        """The number of positions of each sample, [B]."""
 
     def rank_lengths(self, ranks: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """The same by rank [B], 0 the likeliest number of positions: for models that have a length beam."""
+        """The same by rank [B], where 0 is the likeliest number of positions: for models that have a length beam."""
         raise TypeError("this model has no length beam")
 
     @abstractmethod
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
-        """Frames of a batch whose texts have `lengths` positions, laid out on `width` of them."""
+        """Yield the frames of a batch whose texts have `lengths` positions, padded to `width`."""
 
     @abstractmethod
     def words(self, row: list[int]) -> list[int]:
@@ -148,22 +148,22 @@ class LanguageModel(Trainable):
         return sampling.steps
 
     def draw_pictures(self, frame: Frame) -> Tensor | None:
-        """The estimate of the clean state as grey pictures, [B, rows, columns] bytes, where it is made of pixels."""
+        """The estimate of the clean state as grey pictures, [B, rows, columns] bytes, if it consists of pixels."""
         return None
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
-        """Learn before training what needs none: how many texts have each length, and how often each token occurs."""
+        """Learn from counts before training: how many texts have each length, and how often each token occurs."""
 
     def reconstruct(self, batch: Batch) -> Tensor:
-        """What is read off latents or pixels of given texts, [B, L]: rows of `words`."""
+        """The words that are read from the latents or pixels of given texts, [B, L]."""
         raise TypeError("this model has neither latents nor pixels")
 
     def observe_pairs(self, counts: Tensor) -> None:
-        """The same of pairs: how many have each length of source and text, [S + 1, L + 1]."""
+        """The same for pairs: how many have each length of source and text, [S + 1, L + 1]."""
 
 
 @torch.no_grad()
 def start_from_frequencies(bias: Tensor, counts: Tensor) -> None:
-    """A head that begins with log p(token): Adam would need thousands of steps to walk there."""
+    """Initialise the bias of a head with log p(token): Adam would need thousands of steps to get there."""
     smoothed = counts.to(bias) + 1
     bias.copy_((smoothed / smoothed.sum()).log())

@@ -2,7 +2,7 @@
 
 The length of a text is drawn before denoising, or the model writes padding as tokens: a length policy says which.
 
-On the CPU a batch always has the same shape for a given length and sample number: matrix products then round in the
+On a CPU the shape of a batch depends only on the length and the number of a sample: matrix products then round in the
 same way, and sample k of a seed is bit-identical however many are generated.
 """
 
@@ -24,14 +24,14 @@ from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 
-CPU_BATCH = 4  # small enough that one text does not pay for many, large enough to be worth a call
-GUIDED_BATCH = 2  # the same where a classifier is climbed, which costs each text as much again
-ALONE = 8  # first texts of a seed that have batches of their own where that pays: few texts shall not pay for padding
-GPU_BATCH = 1024  # at most, and fewer where words are many
-SINGLE_BATCH_POSITIONS = 8192  # positions up to which a GPU takes no longer for more: widths then share a batch
-GPU_BYTES = 2**31  # that a batch's float32 logits may take
-WIDTH = 16  # canvases are multiples of this
-FEW = 8  # words by which texts of a policy without counts may exceed the shortest
+CPU_BATCH = 4  # small enough that one text costs little more than alone, large enough to be worth a call
+GUIDED_BATCH = 2  # the same with a classifier's gradient, which doubles the cost of each text
+ALONE = 8  # the first texts of a seed have batches of their own if that pays: few texts need not pay for padding
+GPU_BATCH = 1024  # at most; fewer for large vocabularies
+SINGLE_BATCH_POSITIONS = 8192  # up to this many positions, more cost a GPU no time: widths then share a batch
+GPU_BYTES = 2**31  # limit for a batch's float32 logits
+WIDTH = 16  # canvas widths are multiples of this
+FEW = 8  # words by which a text may exceed the shortest, for a policy without counts
 
 
 class LengthPolicy(nn.Module):
@@ -40,11 +40,11 @@ class LengthPolicy(nn.Module):
     first = 0  # canvas position of a text's first word
     forbidden: tuple[int, ...]  # ids that no position may have
     ends: tuple[int, ...] = (END,)  # ids that end a text
-    weight = 0.0  # of `fit_loss`
-    pieces: Sequence[str] = ()  # what positions show, where those are no tokens
-    vocabulary = 0  # tokens, where those are other ones than the codec's
-    room: Room | None = None  # of a picture, where texts are drawn
-    continues = False  # whether a gap at the end of a template is as long as the model makes it
+    weight = 0.0  # of `fit_loss` in training
+    pieces: Sequence[str] = ()  # what positions show, if they are not tokens
+    vocabulary = 0  # tokens, if they differ from the codec's
+    room: Room | None = None  # of a picture, if texts are drawn
+    continues = False  # whether the model decides the length of a gap at the end of a template
 
     def __init__(self, longest: int, max_words: int | None = None) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class LengthPolicy(nn.Module):
         """Ids of every position [B, L], and the mask of those that are not padding."""
 
     def training_canvas(self, ids: Tensor, lengths: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """The same for training, where a policy may lay texts out at random."""
+        """The same for training, where a policy may place words at random."""
         return self.canvas(ids, lengths)
 
     @abstractmethod
@@ -64,7 +64,7 @@ class LengthPolicy(nn.Module):
         """Draw numbers of positions, [B], by uniform numbers [B]."""
 
     def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """−log p(length), [B]; 0 where the length is a part of the text."""
+        """−log p(length), [B]; 0 if the length is part of the text."""
         return torch.zeros(lengths.shape, device=lengths.device)
 
     def words(self, row: list[int]) -> list[int]:
@@ -78,8 +78,8 @@ class LengthPolicy(nn.Module):
     def draw_among(
         self, u: Tensor, lengths: Sequence[int], shares: Sequence[float], condition: Condition = UNCONDITIONAL
     ) -> Tensor:
-        """Draw one of some numbers of words, [B], in proportion to `shares` and to how likely the policy finds each;
-        where it has no counts, among the FEW smallest."""
+        """Draw one of the given numbers of words, [B], in proportion to `shares` and to how likely the policy finds
+        each; if it has no counts, among the FEW smallest."""
         return draw_one(lengths[: FEW + 1], torch.tensor([shares[: FEW + 1]], dtype=torch.float64), u)
 
     def rank_between(self, ranks: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
@@ -91,11 +91,11 @@ class LengthPolicy(nn.Module):
         return None
 
     def predict(self, denoiser: Denoiser, condition: Condition) -> Condition:
-        """The condition with what the policy computes of a source."""
+        """The condition with what the policy computes from a source."""
         return condition
 
     def settled(self, words: int) -> tuple[int, dict[int, int]]:
-        """The width of the canvas of a text of so many words, and the ids that the length alone determines."""
+        """The canvas width of a text of this many words, and the ids that the length alone determines."""
         return words, {}
 
     def observe(self, counts: Tensor) -> None:
@@ -119,8 +119,8 @@ class DrawnLength(LengthPolicy):
 
     @property
     def host_counts(self) -> Tensor:
-        """The counts on the host, where lengths are drawn. They are copied once: a copy from a GPU waits until it has
-        finished all that it was given to do."""
+        """The counts on the host, where lengths are drawn. They are copied once: a copy from a GPU waits until the GPU
+        has finished all queued work."""
         version = self.counts.data_ptr(), self.counts._version
         if self._copied is None or self._copied[0] != version:
             self._copied = version, self.counts.to("cpu", torch.float64, copy=True)
@@ -142,7 +142,7 @@ class DrawnLength(LengthPolicy):
 
     def rank_between(self, ranks: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         chances = self.chances_between(low, high, condition).to(ranks.device)
-        order = chances.sort(stable=True, dim=-1, descending=True).indices + low  # of equal ones the shorter
+        order = chances.sort(stable=True, dim=-1, descending=True).indices + low  # of equally likely ones, the shorter
         return order.expand(len(ranks), -1).gather(1, ranks.clamp(max=high - low).unsqueeze(1)).squeeze(1)
 
     def draw_among(
@@ -153,7 +153,7 @@ class DrawnLength(LengthPolicy):
         return draw_one(lengths, chances, u)
 
     def chances_between(self, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """p(length) up to a factor, of every length from `low` to `high`, [1 or B, high − low + 1]."""
+        """p(length) up to a factor, for every length from `low` to `high`, [1 or B, high − low + 1]."""
         return observed_counts(self.host_counts[low - 1 : high]).unsqueeze(0)
 
     def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
@@ -164,7 +164,7 @@ class DrawnLength(LengthPolicy):
 
 
 def draw_one(lengths: Sequence[int], chances: Tensor, u: Tensor) -> Tensor:
-    """One of some lengths for every number in u [B], by chances [1 or B, N] up to a factor; alike, if all are 0."""
+    """Draw one of the lengths for every u [B], with chances [1 or B, N] up to a factor; uniformly if all are 0."""
     chances = chances.to(u.device)
     sums = torch.where(chances.sum(-1, keepdim=True) > 0, chances, 1.0).cumsum(-1)
     chosen = (sums <= u.double().unsqueeze(1) * sums[:, -1:]).sum(-1).clamp(max=len(lengths) - 1)
@@ -172,7 +172,7 @@ def draw_one(lengths: Sequence[int], chances: Tensor, u: Tensor) -> Tensor:
 
 
 def observed_counts(smoothed: Tensor) -> Tensor:
-    """Counts without the one that smoothing added; all equal where no text was observed."""
+    """Counts without the one that smoothing added; all equal if no text was observed."""
     counts = smoothed - 1
     return torch.where(counts.sum() > 0, counts, smoothed)
 
@@ -210,14 +210,14 @@ class PadTokens(LengthPolicy):
 
 
 def words_before_end(row: list[int]) -> list[int]:
-    """The word ids of a row that the model itself ends, or pads."""
+    """The word ids of a row whose end the model wrote itself."""
     row = row[: row.index(END)] if END in row else row
     return [i for i in row if i not in (START, PAD)]
 
 
 def pad_token_rows(rows: Sequence[Sequence[int]], room: int = 0) -> tuple[Tensor, Tensor]:
-    """Ids of texts of different lengths [B, L], PAD behind each, and the lengths [B]. With `room` PAD stands behind the
-    longest, too, if it has fewer tokens: for classifiers, which read the ends of phrases with what is behind them."""
+    """Ids of texts of different lengths, padded with PAD, [B, L], and the lengths [B]. If the longest has fewer than
+    `room` tokens, it gets a PAD too: classifiers read the end of a phrase together with what follows."""
     lengths = [len(row) for row in rows]
     widest = max(lengths) + (max(lengths) < room)
     ids = torch.tensor([[*row, *[PAD] * (widest - len(row))] for row in rows], dtype=torch.int64)
@@ -226,7 +226,7 @@ def pad_token_rows(rows: Sequence[Sequence[int]], room: int = 0) -> tuple[Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """A sample before it is made: how many positions its canvas has, and the ids that are settled there."""
+    """A sample before it is generated: how many positions its canvas has, and the ids that are fixed there."""
 
     positions: int
     known: Mapping[int, int] = field(default_factory=dict)
@@ -240,27 +240,27 @@ class Layout:
 
 @dataclass(frozen=True)
 class Row:
-    """One sample of one request."""
+    """One sample of a request."""
 
     seed: int
     sample: int
     layout: Layout
-    owner: int = 0  # the index of its job, where several share a batch
-    guided: bool = False  # by a classifier: on a CPU such texts have batches of their own
-    source: Sequence[int] = ()  # ids of what it is written from
+    owner: int = 0  # the index of its job, if several share a batch
+    guided: bool = False  # by a classifier: on a CPU such texts have their own batches
+    source: Sequence[int] = ()  # ids of its source
 
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """Samples that are made together, as tensors. `rows` may be fewer than the batch holds; the rest is padding."""
+    """Samples that are generated together, as tensors. If `rows` are fewer than the batch, the rest is padding."""
 
     seeds: Tensor  # [B]
     samples: Tensor  # [B] sample numbers
     lengths: Tensor  # [B] positions
     width: int
     rows: Sequence[Row]
-    owners: Sequence[tuple[int, slice]]  # the slice of rows of each owner; padding belongs to the last of them
-    known: Tensor | None = None  # [B, W] ids, FREE where nothing is settled; None: nowhere
+    owners: Sequence[tuple[int, slice]]  # the slice of rows of each owner; the last slice includes the padding
+    known: Tensor | None = None  # [B, W] ids, FREE where nothing is fixed; None: nothing is
     begin: Tensor | None = None  # [B, W] ids
     condition: Condition = UNCONDITIONAL  # the sources
 
@@ -274,8 +274,8 @@ def draw_rows(
     first: int = 0,
     ranks: Tensor | None = None,
 ) -> list[Row]:
-    """`count` samples from number `first` on, nothing settled but the length that the model draws: on the host, where
-    it is needed. With sources there is one for every sample. With `ranks` [B], lengths are the likeliest, by rank."""
+    """`count` samples from number `first` on, with only the length fixed, which the model draws on the host. With
+    sources there is one for every sample. With `ranks` [B], lengths are the likeliest, by rank."""
     condition = source_condition(sources) if sources else UNCONDITIONAL
     if ranks is None:
         lengths = model.draw_lengths(Noise(seed, first + torch.arange(count)), condition).tolist()
@@ -296,7 +296,7 @@ def source_condition(sources: Sequence[Sequence[int]], width: int = 0) -> Condit
 def make_batches(
     model: LanguageModel, rows: Sequence[Row], device: torch.device, device_type: str | None = None
 ) -> Iterator[SampleBatch]:
-    """The rows in batches on `device`, sized as for devices of `device_type`; None: as for this one."""
+    """Yield the rows as batches on `device`, sized for devices of `device_type`; None: for this device."""
     kind = device_type or device.type
     first = ALONE if kind == "cpu" and model.one_by_one else 0
     alone = [row for row in rows if row.sample < first]
@@ -307,7 +307,7 @@ def make_batches(
 
 
 def batched(rows: Sequence[Row], vocabulary: int, device_type: str) -> Iterator[tuple[list[Row], int]]:
-    """The rows of each batch and its canvas width, one width each; few rows on a GPU in one, as wide as the widest."""
+    """Yield the rows of each batch and its canvas width; on a GPU, few rows of any width share one batch."""
     widest = max((row.layout.width for row in rows), default=0)
     most = min(SINGLE_BATCH_POSITIONS, max_batch_rows(vocabulary, widest, device_type) * widest)
     if device_type != "cpu" and rows and len(rows) * widest <= most:
@@ -315,7 +315,7 @@ def batched(rows: Sequence[Row], vocabulary: int, device_type: str) -> Iterator[
         return
     waiting: dict[tuple[int, int, bool], list[Row]] = {}
     on_cpu = device_type == "cpu"
-    for row in rows:  # in their order, so that early texts come early
+    for row in rows:  # in order, so that the first texts come first
         kind = row.layout.width, -(-len(row.source) // WIDTH) * on_cpu, row.guided and on_cpu
         waiting.setdefault(kind, []).append(row)
         if len(waiting[kind]) == max_batch_rows(vocabulary, kind[0], device_type, row.guided):
@@ -327,8 +327,8 @@ def batched(rows: Sequence[Row], vocabulary: int, device_type: str) -> Iterator[
 
 
 def fill_with_narrower(waiting: Mapping[int, Sequence[Row]]) -> Iterator[tuple[list[Row], int]]:
-    """Batches of a GPU by width, the widest first; padding rows are replaced by narrower samples. A width whose
-    rows were all taken so has no batch."""
+    """Batches for a GPU by width, the widest first; padding rows are replaced by narrower samples. A width whose rows
+    were all used this way has no batch."""
     rest = {width: deque(rows) for width, rows in waiting.items()}
     for width in sorted(rest, reverse=True):
         chosen = [*rest.pop(width)]
@@ -343,7 +343,7 @@ def fill_with_narrower(waiting: Mapping[int, Sequence[Row]]) -> Iterator[tuple[l
 
 
 def max_batch_rows(vocabulary: int, width: int, device_type: str, guided: bool = False) -> int:
-    """The most rows of a batch; on a GPU a size that `batch_rows` gives, so that padding never exceeds it."""
+    """The most rows of a batch; on a GPU a size that `batch_rows` returns, so that padding never exceeds it."""
     if device_type == "cpu":
         return GUIDED_BATCH if guided else CPU_BATCH
     most = max(16, min(GPU_BATCH, GPU_BYTES // (max(1, width) * vocabulary * 4)))
@@ -351,27 +351,27 @@ def max_batch_rows(vocabulary: int, width: int, device_type: str, guided: bool =
 
 
 def batch_rows(rows: int) -> int:
-    """The size of a GPU's batch of so many rows, with padding: one of few (four between a power of two and the next),
-    so that steps captured for one batch serve others."""
+    """The size of a GPU's batch for this many rows, with padding: one of few sizes (four between powers of two), so
+    that steps captured for one batch serve others."""
     return -(-rows // coarseness(rows)) * coarseness(rows)
 
 
 def coarseness(rows: int) -> int:
-    """What the size of a GPU's batch of about so many rows is a multiple of."""
+    """The factor of a GPU's batch sizes of about this many rows."""
     return 2 ** max(0, (rows - 1).bit_length() - 3) if rows > 8 else 1
 
 
 def pad_batch(
     rows: Sequence[Row], width: int, device: torch.device, device_type: str | None = None, size: int = 0
 ) -> SampleBatch:
-    """A batch with padding, which repeats a sample and is dropped later. On a CPU batches are always full. `size` is
-    that of the batch; 0: as its device has them."""
+    """A batch with padding rows, which repeat a sample and are dropped later. On a CPU batches are always full. `size`
+    is the number of rows; 0: the usual one of the device."""
     on_cpu = (device_type or device.type) == "cpu"
     size = size or (max_batch_rows(1, width, "cpu", rows[0].guided) if on_cpu else batch_rows(len(rows)))
     chosen = [*rows, *[rows[-1]] * (size - len(rows))]
     layouts = [row.layout for row in chosen]
     numbers = [[row.seed for row in chosen], [row.sample for row in chosen], [layout.positions for layout in layouts]]
-    # Not waited for: the device may still be busy with another batch.
+    # Non-blocking: the device may still be busy with another batch.
     seeds, samples, lengths = torch.tensor(numbers).to(device, non_blocking=True).unbind()
     found = [(owner, len(list(run))) for owner, run in groupby(row.owner for row in rows)]
     ends = [*accumulate(count for _, count in found[:-1]), size]

@@ -1,8 +1,8 @@
 """Blocks from left to right, each denoised given the clean ones before it, by any process: masks (Arriola et al.,
 2025), points of a simplex (Han et al., 2023), word vectors.
 
-It is the same loop on a staircase of times: behind the current block t stays 0, before it 1. Keys and values of
-finished blocks are kept, and are exactly what a pass over the whole text would find.
+It is the same loop on a staircase of times: t is 0 in finished blocks, and 1 in those to come. Keys and values of
+finished blocks are cached, and are exactly those of a pass over the whole text.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +28,11 @@ from difflm.networks import EncoderDecoder, Transformer
 from difflm.networks.transformer import Cache, Memory, rotary
 from difflm.runtime.cuda_graphs import DelayedFlag
 
-MAX_WORDS = 512  # words of a text at most, however short those of training were
+MAX_WORDS = 512  # the largest number of words of a text, even if training texts were shorter
 
 
 class BlockLengths(DrawnLength):
-    """Words, END, and PAD to the end of END's block: the model writes where a text ends."""
+    """Words, END, and PAD to the end of END's block: the model itself writes END."""
 
     forbidden: tuple[int, ...] = (START, UNK)
 
@@ -54,7 +54,7 @@ class BlockLengths(DrawnLength):
         return torch.full(u.shape, self.positions(self.longest), device=u.device)
 
     def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """Lengths that were seen, unless more are needed."""
+        """Observed lengths, unless more words are needed."""
         if low > self.longest:
             return torch.full(u.shape, low, device=u.device)
         return super().draw_between(u, low, min(high, self.longest), condition)
@@ -62,7 +62,7 @@ class BlockLengths(DrawnLength):
     def draw_among(
         self, u: Tensor, lengths: Sequence[int], shares: Sequence[float], condition: Condition = UNCONDITIONAL
     ) -> Tensor:
-        """Lengths that were seen, unless more are needed."""
+        """Observed lengths, unless more words are needed."""
         if lengths[0] > self.longest:
             return torch.full(u.shape, lengths[0], device=u.device)
         seen = sum(n <= self.longest for n in lengths)
@@ -70,9 +70,9 @@ class BlockLengths(DrawnLength):
 
     @property
     def seen_back(self) -> Tensor:
-        """How far back a text looks that is longer than those of training: two blocks less than half of these had. The
-        last blocks of a text are nothing to go by: what training saw behind one that looks so far back was its end."""
-        longer = observed_counts(self.counts).flip(0).cumsum(0).flip(0)  # texts of 1 word at least, of 2 …
+        """How far back a text attends that is longer than those of training: two blocks less than their median length.
+        In training, a block that attended farther was mostly followed by the end of the text."""
+        longer = observed_counts(self.counts).flip(0).cumsum(0).flip(0)  # texts of at least 1 word, of at least 2 …
         median = (2 * longer >= longer[0]).sum()
         return ((median // self.size - 2) * self.size).clamp(min=self.size)
 
@@ -80,12 +80,12 @@ class BlockLengths(DrawnLength):
         positions = self.positions(words)
         return positions, {words: END} | dict.fromkeys(range(words + 1, positions), PAD)
 
-    nats, words = LengthPolicy.nats, LengthPolicy.words  # END is a word of the canvas
+    nats, words = LengthPolicy.nats, LengthPolicy.words  # END is on the canvas like a word
 
 
 class BlockDenoiser(Denoiser):
     """Reads noisy blocks together with the clean text, which the condition provides: each block sees itself and the
-    clean blocks before it that are nearer than `window` words, so that no distance is longer than in training."""
+    clean blocks before it within `window` words, so that no distance is longer than in training."""
 
     network: Transformer
 
@@ -100,11 +100,11 @@ class BlockDenoiser(Denoiser):
     ) -> None:
         super().__init__(network, codec, process, conditioning)
         self.size, self.window = size, window
-        # Rotations tell distances between unlike things; to masks that see masks alone, every place looks the same.
+        # Rotary embeddings tell positions apart by their contents; among masks alone, all positions look the same.
         self.places = nn.Parameter(0.5 * torch.randn(size, network.input.in_features))
 
     def read_state(self, x: Tensor, level: Levels) -> Tensor:
-        """What the network reads of whole blocks, and of the places within them."""
+        """The network's input for whole blocks, including the positions within them."""
         with torch.autocast(x.device.type, enabled=False):
             vectors = torch.cat(self.codec.inputs(x, level, self.codec.evidence(x, level)), -1)
             vectors = vectors + self.places.repeat(x.shape[1] // self.size, 1)
@@ -112,7 +112,7 @@ class BlockDenoiser(Denoiser):
         return hidden
 
     def read_words(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of clean words, and their times, which are 0."""
+        """The same for clean words, and their times, which are 0."""
         level = self.process.at(torch.zeros(ids.shape, device=ids.device))
         return self.read_state(clean_state(self, ids), level), level.t
 
@@ -129,7 +129,7 @@ class BlockDenoiser(Denoiser):
         previous: Tensor | None = None,
         read: Callable[[Tensor], Belief] | None = None,
     ) -> Belief:
-        """All blocks are answered at once, as training and the bound need it."""
+        """Predict all blocks at once, as training and the bound need it."""
         clean = condition.given
         assert clean is not None, "blocks are denoised given the clean text before them"
         length, level = x.shape[1], self.process.at(t)
@@ -156,7 +156,7 @@ class BlockDenoiser(Denoiser):
         return self.network.split_memory(condition.memory, condition.source_mask)
 
     def seen_by(self, length: int, device: torch.device) -> Tensor:
-        """Who sees whom in [noisy; clean], [1, 2L, 2L]."""
+        """The attention mask of [noisy; clean], [1, 2L, 2L]."""
         block = torch.arange(length, device=device) // self.size
         row, column = block.unsqueeze(1), block.unsqueeze(0)
         near = (row - column) * self.size < self.window
@@ -165,7 +165,7 @@ class BlockDenoiser(Denoiser):
 
     @property
     def kept(self) -> int:
-        """How many words before a block it may see."""
+        """How many words before a block it may attend to."""
         return max(0, -(-self.window // self.size) - 1) * self.size
 
     def block_logits(
@@ -178,9 +178,9 @@ class BlockDenoiser(Denoiser):
         memory: list[Memory] | None = None,
         before: Tensor | None = None,
     ) -> tuple[Tensor, list[Cache | None]]:
-        """Logits of one block [B, size, …] that begins at `start`, given the kept blocks; and what is kept with it.
-        Without a level the block is clean words. `back` [B]: how far each text looks, where that is less than the
-        window. `before` [B]: the word before the block, which some networks ask about its first one."""
+        """Logits of one block [B, size, …] that begins at `start`, given the cached blocks; and the caches with this
+        block. Without a level the block is clean words. `back` [B]: how far each text attends, if less than the window.
+        `before` [B]: the word before the block, which some networks need to predict its first one."""
         caches, near = self.see_back(block, start, caches, back)
         with autocast_to(block.device, self.precision):
             inputs, t = self.read_words(block) if level is None else (self.read_state(block, level), level.t)
@@ -190,7 +190,7 @@ class BlockDenoiser(Denoiser):
     def see_back(
         self, block: Tensor, start: int, caches: list[Cache | None], back: Tensor | None
     ) -> tuple[list[Cache | None], Tensor | None]:
-        """What is kept within the window, and which of those words and of the block each text sees, [B, words]."""
+        """The caches within the window, and which of their words and of the block each text attends to, [B, words]."""
         kept = self.kept
         caches = [None if c is None else (c[0][:, :, -kept:], c[1][:, :, -kept:]) if kept else None for c in caches]
         if back is None:
@@ -204,7 +204,7 @@ class BlockDiffusion(DiffusionModel):
     lengths: BlockLengths
     times: BlockTimes
     allows_mixed_steps = whole_canvas = False
-    can_hide_known = False  # what is kept of known words was kept with them
+    can_hide_known = False  # finished blocks are cached with their known words
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class BlockDiffusion(DiffusionModel):
     ) -> None:
         super().__init__(codec, process, network, lengths=lengths, **parts)
         self.follows_frames = self.syncs_with_device = True
-        self.samplers = tuple(name for name in process.steps if name != "heun")  # which asks twice a step
+        self.samplers = tuple(name for name in process.steps if name != "heun")  # heun calls the network twice per step
         window = lengths.positions(lengths.longest)
         self.denoiser = denoiser(network, codec, process, lengths.size, window, parts.get("conditioning"))
 
@@ -227,7 +227,7 @@ class BlockDiffusion(DiffusionModel):
 
     @torch.no_grad()
     def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
-        """Blocks of one masked word have nothing to draw: the likelihood itself."""
+        """Blocks of one masked word have an exact likelihood: there is nothing to draw."""
         if not self.is_exact:
             return super().nats_and_error(batch, noise, draws)
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
@@ -254,7 +254,7 @@ class BlockDiffusion(DiffusionModel):
     def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
         assert isinstance(denoiser, BlockDenoiser)
         usual, back = self.lengths.positions(self.longest), None
-        if mask.shape[1] > usual:  # of a text, not of its batch: a text does not depend on its neighbours
+        if mask.shape[1] > usual:  # by the text's length, not its batch's: a text does not depend on its neighbours
             back = torch.where(mask.sum(-1) > usual, self.lengths.seen_back, denoiser.window)
         condition = denoiser.conditioning.prepare(denoiser, Condition(steering.source, steering.source_mask))
         steps = steering.spans[0].steps if steering.spans else sampling.steps
@@ -265,15 +265,15 @@ class BlockDiffusion(DiffusionModel):
 
     def calls(self, sampling: Sampling, words: int) -> int:
         blocks = self.lengths.positions(words) // self.denoiser.size
-        return blocks * (sampling.steps + 1) - 1  # one more for what is kept of each block but the last
+        return blocks * (sampling.steps + 1) - 1  # one more call for the cache of each block except the last
 
     def follow_frames(
         self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering
     ) -> Iterator[Frame]:
-        """The frames of blocks that were reached; they end with the last block that is needed."""
+        """Yield the frames until the last block that is needed; blocks not reached yet are shown as PAD."""
         size, steps = self.denoiser.size, sampling.steps
         ended, calls = torch.zeros_like(lengths, dtype=torch.bool), torch.zeros_like(lengths)
-        waiting = ~ended  # a text without masks is written, whatever its neighbours wait for
+        waiting = ~ended  # texts with masks
         all_ended, tokens = DelayedFlag(), torch.zeros(0)
         for frame in frames:
             assert frame.state is not None
@@ -281,7 +281,7 @@ class BlockDiffusion(DiffusionModel):
             if self.denoiser.codec.holds_tokens:
                 waiting = (frame.state == self.process.mask_id).any(-1)
             reached = frame.step // steps * size + size
-            # Rules may have other words for finished blocks than these hold.
+            # Words of finished blocks are kept as written, whatever rules make of them later.
             tokens = (
                 torch.cat([tokens[:, : reached - size], frame.tokens[:, reached - size :]], 1)
                 if frame.step
@@ -290,7 +290,7 @@ class BlockDiffusion(DiffusionModel):
             if (frame.step + 1) % steps == 0:  # a block is finished
                 ended = ended | (tokens[:, :reached] == END).any(-1) | (lengths <= reached)
                 calls = calls + ~ended
-            # Of a text without masks the rest is known words, which no block has to be reached for.
+            # In a text without masks all later words are known, so it is shown to its end.
             shown = torch.where(waiting, reached, tokens.shape[1]).unsqueeze(1)
             yield replace(frame, tokens=hide_unwritten(tokens, shown), calls=calls)
             if all_ended(ended.all()):
@@ -298,7 +298,7 @@ class BlockDiffusion(DiffusionModel):
 
 
 def hide_unwritten(tokens: Tensor, reached: Tensor) -> Tensor:
-    """PAD where nothing is written yet, from `reached` on, [B, 1], and behind END."""
+    """Write PAD from `reached` [B, 1] on, where nothing is written yet, and after END."""
     place = torch.arange(tokens.shape[1], device=tokens.device)
     over = ((tokens == END).cumsum(-1) - (tokens == END).long()) > 0
     return tokens.masked_fill(over | (place >= reached), PAD)
@@ -306,14 +306,14 @@ def hide_unwritten(tokens: Tensor, reached: Tensor) -> Tensor:
 
 @dataclass
 class BlockwiseDenoiser:
-    """The denoiser of one tile while its blocks are written, `steps` calls each: it keeps what finished blocks left."""
+    """The denoiser of one batch while its blocks are written, in `steps` calls each; it caches finished blocks."""
 
     denoiser: BlockDenoiser
     steps: int
-    back: Tensor | None = None  # [B], how far each text looks back, where that is less than the window
+    back: Tensor | None = None  # [B], how far back each text attends, if less than the window
     memory: list[Memory] | None = None
 
-    syncs_with_device: ClassVar[bool] = True  # its work differs from call to call: see `models/recorded_blocks.py`
+    syncs_with_device: ClassVar[bool] = True  # its work differs between calls: see `models/recorded_blocks.py`
 
     def __post_init__(self) -> None:
         self.calls = self.done = 0
@@ -321,10 +321,10 @@ class BlockwiseDenoiser:
         self.written: list[Tensor] = []  # words of finished blocks
 
     def __call__(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
-        """A belief about the whole canvas, on which rules may act; of blocks to come it knows how often words occur."""
+        """A belief about the whole canvas, on which rules may act; in blocks to come it is the frequency of words."""
         denoiser, size = self.denoiser, self.denoiser.size
         codec, asked = denoiser.codec, (self.back, self.memory)
-        now = min(self.calls // self.steps, x.shape[1] // size - 1)  # the staircase of times says so too, on the device
+        now = min(self.calls // self.steps, x.shape[1] // size - 1)  # the times would tell, but are on the device
         self.calls += 1
         while self.done < now:
             words = denoiser.words_of(x[:, self.done * size : (self.done + 1) * size])
@@ -332,7 +332,7 @@ class BlockwiseDenoiser:
             self.written.append(words)
             self.done += 1
         here = slice(now * size, (now + 1) * size)
-        frequent = denoiser.network.head.bias.detach().float()[: codec.vocabulary]  # a GPU's copy may be padded
+        frequent = denoiser.network.head.bias.detach().float()[: codec.vocabulary]  # a copied head may be padded
         logits = frequent.expand(*x.shape[:2], -1).clone()
         before = self.written[-1][:, -1] if self.written else None
         logits[:, here], _ = denoiser.block_logits(x[:, here], level[:, here], now * size, self.caches, *asked, before)

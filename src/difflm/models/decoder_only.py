@@ -16,10 +16,10 @@ from difflm.models.autoregressive import Autoregressive
 
 
 class DecoderOnly(Autoregressive):
-    """source START w₁ w₂ … → w₁ w₂ … END: the source is read, and has no loss. While texts are written, its keys and
-    values are computed once. Sources of a batch then end at the same position, so that START follows all of them."""
+    """source START w₁ w₂ … → w₁ w₂ … END: the source has no loss. While texts are written, its keys and values are
+    computed once. Sources of a batch then end at the same position, so that START follows all of them."""
 
-    captures_words = False  # whose slots would have to hold the sources
+    captures_words = False  # its slots would have to hold the sources
 
     def __init__(self, source_longest: int, **parts: Any) -> None:
         super().__init__(**parts)
@@ -33,7 +33,7 @@ class DecoderOnly(Autoregressive):
         return super().lay_out(Batch(batch.ids, batch.lengths, prompts, lengths + 1))
 
     def encode_source(self, source: Tensor | None, mask: Tensor | None) -> Memory | None:
-        """Keys and values of sources [B, S] in every layer, moved to the right, and their mask."""
+        """Keys and values of sources [B, S] in every layer, aligned to the right, and their mask."""
         if source is None or mask is None:
             raise UsageError(NO_SOURCE)
         shift = mask.sum(-1, keepdim=True) - mask.shape[1]
@@ -52,7 +52,7 @@ class DecoderOnly(Autoregressive):
     ) -> tuple[Tensor, Caches]:
         if memory is None:
             return super().read(words, caches, None, answers, documents)
-        each = len(words) // len(memory[0][0])  # texts of a source, one after the other
+        each = len(words) // len(memory[0][0])  # several texts per source, in order
         caches = caches or [(k.repeat_interleave(each, 0), v.repeat_interleave(each, 0)) for k, v, _ in memory]
         shown = memory[0][2][:, 0, 0].repeat_interleave(each, 0)
         before = caches[0][0].shape[2]
@@ -61,7 +61,7 @@ class DecoderOnly(Autoregressive):
 
 
 def causal_mask(shown: Tensor, queries: int) -> Tensor:
-    """Which of the keys [B, K] each of the last `queries` of them sees, [B, Q, K]: those before it that are shown, and
+    """Which of the keys [B, K] each of the last `queries` may attend to, [B, Q, K]: visible ones before it, and
     itself."""
     size = shown.shape[1]
     before = torch.ones(size, size, dtype=torch.bool, device=shown.device).tril()[-queries:]

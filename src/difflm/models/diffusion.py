@@ -1,4 +1,4 @@
-"""One model for every diffusion method: a denoiser and the parts around it, put together."""
+"""One model for every diffusion method: a denoiser and the parts around it."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -45,13 +45,13 @@ from difflm.models.word_nats import WordDenoiser, WordNats, has_linear_bound, is
 from difflm.networks.documents import document_ends
 from difflm.runtime.cuda_graphs import DelayedFlag
 
-STRETCH, LAG, X0_NOISE, TEXT_NOISE, DROP, COIN = 21, 22, 23, 24, 25, 26  # streams of random numbers in training
+STRETCH, LAG, X0_NOISE, TEXT_NOISE, DROP, COIN = 21, 22, 23, 24, 25, 26  # random streams in training
 
 
 class DiffusionModel(LanguageModel):
-    """`clean_context` is the share of training texts of which all but one stretch is clean. `reflow` trains each text
-    from the noise that a teacher made it of (Liu et al., 2023); such a model has no bound. `given` draws the positions
-    that a training text is given, of which no loss is taken. `noise_factor` multiplies the noise of training alone
+    """`clean_context` is the share of training texts that are clean except for one stretch. `reflow` trains each text
+    from the noise that a teacher made it from (Liu et al., 2023); such a model has no bound. `given` draws the
+    positions of a training text that are given and have no loss. `noise_factor` multiplies the noise in training only
     (Gao et al., 2022)."""
 
     allows_mixed_steps = whole_canvas = True
@@ -80,10 +80,10 @@ class DiffusionModel(LanguageModel):
         self.objective, self.times, self.lengths, self.bound = objective, times, lengths, bound
         self.clean_context, self.reflow, self.drop = clean_context, reflow, drop or ConditionDrop()
         self.noise_factor, self.has_length_beam = noise_factor, END in lengths.forbidden
-        self._rows: dict[torch.Size, int] = {}  # of the head, for batches of a shape
+        self._rows: dict[torch.Size, int] = {}  # rows of the head, by the shape of a batch
         if reflow:
-            codec.requires_grad_(False)  # paths end at the teacher's words, and its classifiers know them
-        # A bound wants noise that is independent of the text.
+            codec.requires_grad_(False)  # paths end at the teacher's words, which its classifiers know
+        # A bound needs noise that is independent of the text.
         self.likelihood: Likelihood | None = "bound" if bound is not None and not reflow else None
         self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, lengths.vocabulary or codec.vocabulary
         self.predicts_words, self.syncs_with_device = codec.predicts_tokens, codec.holds_tokens
@@ -105,7 +105,7 @@ class DiffusionModel(LanguageModel):
 
     @property
     def can_hide_known(self) -> bool:
-        """Whether known words can be hidden from it, as a contrast does."""
+        """Whether known words can be hidden from it, as a contrast requires."""
         return getattr(self.process, "masks", False) or self.drop.share > 0
 
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
@@ -127,7 +127,7 @@ class DiffusionModel(LanguageModel):
         counted, further = corrupted.mask, self.further_losses(corrupted, None if full else mask, condition, noise)
         with torch.autocast(ids.device.type, enabled=False):
             terms = self.objective(corrupted)
-            if corrupted.first is not None:  # both answers are trained
+            if corrupted.first is not None:  # both predictions are trained
                 first = self.objective(replace(corrupted, belief=corrupted.first))
                 terms = {name: (first[name] + value) / 2 for name, value in terms.items()}
             total = self.objective.total(terms)
@@ -154,7 +154,7 @@ class DiffusionModel(LanguageModel):
     def further_losses(
         self, corrupted: Corrupted, seen: Tensor | None, condition: Condition, noise: Noise
     ) -> dict[str, Tensor]:
-        """Means of other losses of a corrupted batch, by name; attention `seen` as the network had it."""
+        """Means of other losses of a corrupted batch, by name; `seen` is the network's attention mask."""
         return {}
 
     def begin_update(self, update: int) -> None:
@@ -163,14 +163,14 @@ class DiffusionModel(LanguageModel):
             begin(update)
 
     def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
-        """The condition of a batch with these `ids` on its canvas: what is given in addition to the noisy state."""
+        """The condition of a batch with these `ids` on its canvas: everything given besides the noisy state."""
         if batch.source is None or batch.source_lengths is None:
             return Condition(documents=batch.documents)
         place = torch.arange(batch.source.shape[1], device=batch.source.device)
         return Condition(source=batch.source, source_mask=place < batch.source_lengths.unsqueeze(1))
 
     def give_positions(self, condition: Condition, ids: Tensor, mask: Tensor, noise: Noise) -> Condition:
-        """The condition with some words of the texts. Padding is given where the END before it is."""
+        """The condition with some words of the texts as given. Padding is given if the END before it is."""
         if self.given is None:
             return condition
         place = torch.arange(ids.shape[1], device=ids.device)
@@ -180,7 +180,7 @@ class DiffusionModel(LanguageModel):
         return replace(condition, given=torch.where(here & mask, ids, FREE))
 
     def drop_condition(self, condition: Condition, noise: Noise) -> tuple[Condition, Tensor | None]:
-        """The condition without that of a share of the texts, and which ones those are, [B]."""
+        """The condition, dropped for a share of the texts, and which ones these are, [B]."""
         if not self.drop.share:
             return condition, None
         dropped = noise.uniform(0, stream=DROP) < self.drop.share
@@ -198,10 +198,10 @@ class DiffusionModel(LanguageModel):
         weight: Tensor | None = None,
         full: bool = False,
     ) -> Corrupted:
-        """The batch at times t, and what is believed about it. With an `origin`, the seeds and sample numbers of a
-        teacher's noise, texts lie on the teacher's paths: these hardly cross, and few steps follow them. With the
-        `weight` of their times the belief is what the loss needs of it, which may be `WordNats`. On a `full` canvas
-        nothing is padding, and attention needs no mask."""
+        """The batch at times t, and the belief about it. With an `origin`, the seeds and sample numbers of a teacher's
+        noise, texts are on the teacher's paths: these hardly cross, so few steps can follow them. With the `weight` of
+        their times the belief may be reduced to what the loss needs, `WordNats`. On a `full` canvas nothing is padding,
+        and attention needs no mask."""
         codec, process = self.denoiser.codec, self.process
         with torch.autocast(ids.device.type, enabled=False):
             at, counted = (t, mask) if not self.clean_context else self.noise_one_stretch(t, mask, noise)
@@ -210,7 +210,7 @@ class DiffusionModel(LanguageModel):
             level = process.at(at)
             clean = codec.encode(ids)
             x0 = clean
-            if isinstance(codec, Embedding) and codec.x0_std:  # x_0 ~ N(e_w, x0_std²), where the codec spreads words
+            if isinstance(codec, Embedding) and codec.x0_std:  # x_0 ~ N(e_w, x0_std²), if the codec spreads words
                 x0 = clean + codec.x0_std * noise.normal(0, *clean.shape[1:], stream=X0_NOISE)
             shape = codec.state_shape(ids.shape[1])
             own = process.draw_noise(noise if origin is None else Noise(*origin), 0, shape, 0 if origin else TEXT_NOISE)
@@ -229,7 +229,7 @@ class DiffusionModel(LanguageModel):
         if weight is None or not is_linear(self.objective, self.denoiser):
             belief = self.denoiser(x_t, level, seen, condition, previous)
             return Corrupted(ids, counted, clean, x0, x_t, own, level, belief, *more)
-        one = WordNats((counted & (x_t == process.mask_id)).float())  # what the loss makes of 1 nat is its weight
+        one = WordNats((counted & (x_t == process.mask_id)).float())  # the loss of 1 nat is the weight
         made = Corrupted(ids, counted, clean, x0, x_t, own, level, one, *more)
         read = partial(read_masked, self.denoiser, self.objective, self.times, self._rows, made, weight)
         return replace(made, belief=self.denoiser(x_t, level, seen, condition, previous, read))
@@ -247,7 +247,7 @@ class DiffusionModel(LanguageModel):
     def first_estimate(
         self, x0: Tensor, x_t: Tensor, own: Tensor, level: Levels, mask: Tensor, condition: Condition, noise: Noise
     ) -> Tensor | None:
-        """What self-conditioning shows: a first answer for every second text, or for all or none; zeros else."""
+        """The input of self-conditioning: a first estimate for every second text, or for all or none; else zeros."""
         settings = self.denoiser.self_conditioning
         if settings is None:
             return None
@@ -265,7 +265,7 @@ class DiffusionModel(LanguageModel):
         return previous
 
     def lagged_times(self, t: Tensor, lag: float, noise: Noise) -> Tensor:
-        """Where the path was a step ago. What is clean (t = 0) was so."""
+        """The times one step earlier in sampling. Clean positions (t = 0) stay clean."""
         step = lag * noise.uniform(0, stream=LAG).view(-1, *(1,) * (t.dim() - 1))
         return torch.where(t > 0, self.times.time_of((self.times.share_of(t) + step).clamp(max=1)), t)
 
@@ -281,7 +281,7 @@ class DiffusionModel(LanguageModel):
 
     @property
     def pair_readers(self) -> list[Any]:
-        """The parts that learn before training from how often each token precedes each other one (`read_pairs`)."""
+        """The parts that learn before training from how often each token follows each other (`read_pairs`)."""
         return [part for part in (self.process, self.denoiser.codec) if getattr(part, "reads_pairs", False)]
 
     # -- likelihood ---------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ class DiffusionModel(LanguageModel):
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
-        """Frames by this model's own denoiser."""
+        """Yield frames with this model's own denoiser."""
         steering = steering or Steering()
         frames = self.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering).frames()
         return self.follow_frames(frames, lengths, sampling, steering) if self.follows_frames else frames
@@ -356,7 +356,7 @@ class DiffusionModel(LanguageModel):
         counter, known, order = torch.zeros(1, dtype=torch.int64, device=device), None, None
         grid = self.times.grid(steering.spans or [StepSpan(sampling.steps)], width, device)
         grid = GRIDS[sampling.sampler](grid) if sampling.sampler in GRIDS else grid
-        if sampling.stop_at:  # the same steps, from where they begin to there
+        if sampling.stop_at:  # as many steps, which end there
             grid = grid + sampling.stop_at * (1 - grid / grid[0])
         banned = codec.token_mask(self.lengths.forbidden)
         transforms: list[Transform] = [ClipPixels()] if isinstance(codec, Glyphs) else [BanTokens(banned)]
@@ -365,7 +365,7 @@ class DiffusionModel(LanguageModel):
             if sampling.draw:
                 transforms.append(Draw(codec, StepNoise(noise, counter, width, stream=2)))
             if sampling.clamp:
-                # Else the words are the network's own answer; under rules the nearest words, which rules can move.
+                # Otherwise words are the network's prediction; with rules, the nearest words, which rules can change.
                 rounds = not codec.predicts_tokens and not steering.rules
                 transforms.append(Clamp(codec, sampling.clamp_below, banned, rounds))
         transforms += [TopP(sampling.top_p)] if codec.holds_tokens and sampling.top_p < 1 else []
@@ -373,7 +373,7 @@ class DiffusionModel(LanguageModel):
         if isinstance(codec, Simplex):
             transforms += self.projection(codec, sampling, StepNoise(noise, counter, width, stream=2))
         transforms += [] if steering.known is None else [ImposeTokens(codec, steering.known)]
-        if codec.holds_tokens:  # positions that do not exist are no masks to be written
+        if codec.holds_tokens:  # positions outside the text are not masks to be written
             known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
             transforms += [TakeLikeliest()] if sampling.temperature == 0 else []
             order = Order(sampling.block, self.count_before(steering), sampling.sure)
@@ -381,7 +381,7 @@ class DiffusionModel(LanguageModel):
         return SamplerInputs(
             self.bind_denoiser(denoiser, mask, sampling, steering),
             denoiser.process,
-            # Times of every text, where the grid does not tell them apart.
+            # One time per text, if the grid has the same for all.
             (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, len(lengths), *grid.shape[2:]),
             Sampler(rules[sampling.sampler], transforms, steering.guide, sampling.told_time, order),
             noise,
@@ -394,11 +394,11 @@ class DiffusionModel(LanguageModel):
         )
 
     def count_before(self, steering: Steering) -> Tensor | None:
-        """Positions before the canvas [B, 1], where blocks are counted from there; None: from the first free one."""
+        """Positions before the canvas [B, 1], if blocks are counted from there; None: from the first free position."""
         return None
 
     def projection(self, codec: Simplex, sampling: Sampling, uniform: StepNoise) -> list[Transform]:
-        """From a belief to the clean state that the next state is drawn from: its mean, or words."""
+        """Transforms from a belief to the clean state that the next state is drawn from: its mean, or words."""
         kinds: dict[str, list[Transform]] = {
             "mean": [],
             "greedy": [Greedy(codec)],
@@ -409,8 +409,8 @@ class DiffusionModel(LanguageModel):
         return top + kinds[sampling.projection]
 
     def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
-        """With a contrast w, log p is moved on by w (log p(· | known words) − log p(· | none of them)): classifier-free
-        guidance (Ho & Salimans, 2022; Nie et al., 2025), whose label is what is known. It costs a second call."""
+        """With a contrast w, w (log p(· | known words) − log p(· | none of them)) is added to log p: classifier-free
+        guidance (Ho & Salimans, 2022; Nie et al., 2025) with the known words as the label. It costs a second call."""
         condition = Condition(steering.source, steering.source_mask, given=steering.known)
         condition = denoiser.conditioning.prepare(denoiser, condition)
         if self.drop.share:
@@ -430,7 +430,7 @@ class DiffusionModel(LanguageModel):
     def follow_frames(
         self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering
     ) -> Iterator[Frame]:
-        """The frames of a model of tokens, with network calls counted text by text; they end with the last mask."""
+        """Count the network calls of a token model for each text; the frames end when no mask is left."""
         ordered = sampling.sampler in ORDERED
         calls = torch.zeros_like(lengths)
         cost = self.denoiser.passes * (2 if sampling.contrast and steering.known is not None else 1)

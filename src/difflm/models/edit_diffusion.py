@@ -1,5 +1,5 @@
-"""Texts are denoised by edits: a tagger says what is kept, replaced, deleted and inserted, and a generator writes the
-words, from left to right (Reid et al., 2022)."""
+"""Denoise texts by edits: a tagger decides what is kept, replaced, deleted and inserted, and a generator writes the
+words from left to right (Reid et al., 2022)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -39,15 +39,15 @@ from difflm.networks.transformer import Memory, Slots, rotary
 from difflm.runtime.cuda_graphs import DelayedFlag
 
 IMPOSSIBLE = float("-inf")
-BANNED = (START, UNK, PAD)  # tokens that nobody writes; END ends what is written into a slot
+BANNED = (START, UNK, PAD)  # tokens that are never written; END ends a slot
 MOST_ROWS = 1024  # partial texts that are searched at once
-OTHER_STARTS = 0.3  # the share of training texts that begin with something else than noise
-TIME, BAG, RUNS, WRITTEN = 35, 36, 37, 38  # streams of random numbers
+OTHER_STARTS = 0.3  # the share of training texts that do not start from noise
+TIME, BAG, RUNS, WRITTEN = 35, 36, 37, 38  # random streams
 
 
 @dataclass(frozen=True)
 class Revision:
-    """Some texts, [R, N] with START and END, and the edits that the tagger wants to make in them."""
+    """Some texts, [R, N] with START and END, and the edits that the tagger proposes."""
 
     text: Tensor
     edits: Tensor  # [R, N]
@@ -56,12 +56,12 @@ class Revision:
 
 
 class EditDiffusion(LanguageModel):
-    """START words END on a canvas. A round of editing asks the tagger once, and the generator for each word of the new
-    text, those that are kept included: it reads all of them, and what it writes follows them.
+    """START words END on a canvas. A round of editing calls the tagger once, and the generator for each word of the new
+    text, including the kept ones, since what it writes must follow them.
 
-    The networks learn the fewest edits (`align`) from a corrupted text to the text itself, and not to the text of a
-    step before: of two steps' noise most was already there one step before, so that the likeliest tag would keep it.
-    Tags alone teach a tagger little, so in training it also predicts the correct word at each position."""
+    The networks learn the fewest edits (`align`) from a corrupted text to the text itself, not to the text one step
+    earlier: most of the noise was already there then, so the likeliest tag would keep it. Tags alone teach a tagger
+    little, so in training it also predicts the correct word at each position."""
 
     samplers = ("edits", "ancestral")
     families = ("any", "diffusion", "left-to-right", "tokens", "edits")
@@ -98,19 +98,19 @@ class EditDiffusion(LanguageModel):
     # -- the two networks ---------------------------------------------------------------------------------------
 
     def encode_source(self, source: Tensor | None, mask: Tensor | None) -> list[Memory] | None:
-        """Keys and values of sources for both networks; None of a model without sources."""
+        """Keys and values of sources for both networks; None for a model without sources."""
         if not self.source_longest:
             return None
         if source is None or mask is None:
             raise UsageError(NO_SOURCE)
         with autocast_to(source.device, self.precision):
-            # Shared words have the same vectors on both sides: a word that stands in the source is found there.
+            # Shared words have the same vectors on both sides, so that words of the source can be found.
             words = self.embedding if self.shares_words else self.generator.embed_source
             return self.generator.split_memory(self.generator.encode_states(words(source), mask), mask)
 
     def read_text(self, text: Tensor, source: Sequence[Memory] | None) -> tuple[Tensor, Tensor]:
-        """The tagger's states of texts [B, N], and logits of the edits of every position, [B, N, 4]. START may be kept,
-        or have words behind it; END stays."""
+        """The tagger's states of texts [B, N], and logits of the edits at every position, [B, N, 4]. START may be kept
+        or followed by an insertion; END is kept."""
         mask, network = text != PAD, self.tagger
         with autocast_to(text.device, self.precision):
             x, _ = network.run(network.embed(self.embedding(text), mask), None, mask, None, 0, memory=source)
@@ -122,7 +122,7 @@ class EditDiffusion(LanguageModel):
         return states, logits.masked_fill(forbidden, IMPOSSIBLE)
 
     def read_edited(self, text: Tensor, edits: Tensor, source: Sequence[Memory] | None) -> list[Memory]:
-        """What the generator reads: the text with its edits, without words that are deleted, behind the source."""
+        """The generator's memory: the source, then the text with its edits, without deleted words."""
         stays = (text != PAD) & (edits != DELETE)
         text, edits = keep_words(text, stays, PAD), keep_words(edits, stays, KEEP)
         mask = text != PAD
@@ -137,7 +137,7 @@ class EditDiffusion(LanguageModel):
     def write_nats(
         self, text: Tensor, edits: Tensor, target: Tensor, found: Tensor, source: Sequence[Memory] | None
     ) -> tuple[Tensor, Tensor]:
-        """−log p of each token that is written into the slots of texts, and the mask of these."""
+        """−log p of each token that is written into the slots of texts, and their mask."""
         closed, written = close_slots(target, target != PAD, found, END, PAD)
         memory, network = self.read_edited(text, edits, source), self.generator
         with autocast_to(text.device, self.precision):
@@ -171,8 +171,8 @@ class EditDiffusion(LanguageModel):
             return Losses(torch.stack([*terms.values()]).sum(), terms, count)
 
     def corrupt(self, target: Tensor, noise: Noise, batch: Batch) -> Tensor:
-        """Texts to learn from: most are at a random time of the process; of the others some are empty, some hold a few
-        words of the text in random order, and some are the source."""
+        """Training inputs: most texts are at a random time of the process; some are empty, some hold a few words of the
+        text in random order, and some are the source."""
         t, kind = noise.uniform(0, 2, stream=TIME).unbind(1)
         noised = self.process.corrupt(target, self.process.draw_script(noise, target.shape[1]), t, noise)
         inner = (target != PAD) & (target != START) & (target != END)
@@ -192,8 +192,8 @@ class EditDiffusion(LanguageModel):
 
     @torch.no_grad()
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
-        """Of a text that is written from nothing in one round. A text can be written in many ways: this is no
-        likelihood of it, and tells a trainer whether training helps."""
+        """The nats of writing a text from nothing in one round. A text can be written in many ways, so this is not a
+        likelihood, but it shows whether training helps."""
         target, source = between_ends(batch), self.encode_source(batch.source, source_mask(batch))
         empty = between_ends(replace(batch, lengths=torch.zeros_like(batch.lengths)))
         found = align(empty, empty != PAD, target, target != PAD)
@@ -207,12 +207,12 @@ class EditDiffusion(LanguageModel):
         return torch.full_like(noise.samples, self.longest)
 
     def calls(self, sampling: Sampling, words: int) -> int:
-        """At most, if no text on the way is longer: the tagger's, and one for each word, END and end of a slot."""
+        """An upper limit if texts do not shrink: the tagger's calls, and one for each word, END and end of a slot."""
         revisions, beams = count_beams(sampling)
         return revisions * (1 + sampling.steps * (1 + beams * (2 * words + 2)))
 
     def begin(self, noise: Noise, sampling: Sampling, steering: Steering) -> Tensor:
-        """The texts that editing begins with, [B, N]."""
+        """The texts that editing starts from, [B, N]."""
         device, start = noise.samples.device, "text" if steering.begin is not None else sampling.start
         ids = torch.full((len(noise.samples), self.longest), UNK, device=device)
         lengths = torch.zeros_like(noise.samples)
@@ -220,7 +220,7 @@ class EditDiffusion(LanguageModel):
         if given is not None:
             ids = F.pad(given, (0, self.longest), value=PAD)[:, : self.longest]
             lengths = (ids != PAD).sum(1)
-        elif start == "noise":  # at the last time nothing is left of a text but its length
+        elif start == "noise":  # at the last time only the length of a text is left
             condition = Condition(source=steering.source, source_mask=steering.source_mask)
             lengths = self.lengths.draw(noise.uniform(0, stream=TIME), condition)
         text = between_ends(Batch(ids, lengths))
@@ -240,7 +240,7 @@ class EditDiffusion(LanguageModel):
             fresh = noise.uniform(step, text.shape[1], NUMBERS).repeat_interleave(len(text) // len(noise.samples), 0)
             edits = draw_states(p, fresh)
         words = (text != START) & (text != END) & (text != PAD)
-        lost = ~(words & (edits != DELETE)).any(1, keepdim=True)  # no text is empty
+        lost = ~(words & (edits != DELETE)).any(1, keepdim=True)  # no text may be empty
         edits = torch.where(lost & (text == START), INSERT, edits)
         chosen = p.gather(-1, edits.unsqueeze(-1)).squeeze(-1)
         chosen = torch.where(lost & (text == START), 1.0, chosen)
@@ -250,8 +250,8 @@ class EditDiffusion(LanguageModel):
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
-        """A frame for every round. It shows the text after the round, and the edits of the next one; a text in which
-        nothing is to be edited is finished. Of several revisions the likeliest is shown."""
+        """Yield a frame for every round: the text after the round, and the edits of the next one. A text without
+        further edits is finished. If there are several revisions, the likeliest is shown."""
         steering, (revisions, beams) = steering or Steering(), count_beams(sampling)
 
         def repeat(tensor: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ class EditDiffusion(LanguageModel):
             source = [(repeat(keys), repeat(values), repeat(mask)) for keys, values, mask in source]
         text = repeat(self.begin(noise, sampling, steering))
         scores = torch.zeros(len(lengths), revisions, device=lengths.device)
-        scores[:, 1:] = IMPOSSIBLE  # all revisions are the same at first
+        scores[:, 1:] = IMPOSSIBLE  # at first all revisions are the same
         now = self.plan_edits(text, source, sampling, noise, 0)
         waiting, all_done = torch.ones_like(lengths, dtype=torch.bool), DelayedFlag()
         calls = torch.full_like(lengths, revisions)
@@ -292,7 +292,7 @@ class EditDiffusion(LanguageModel):
                 return
 
     def delay_edits(self, edits: Tensor, noise: Noise, step: int, t: float, s: float) -> Tensor:
-        """The edits that are made between t and s. Neighbours of one kind are one edit."""
+        """The edits that are made between t and s. A run of edits of one kind counts as one edit."""
         runs = F.pad(edits[:, 1:] != edits[:, :-1], (1, 0)).cumsum(1)
         u = noise.uniform(step, edits.shape[1], stream=RUNS).repeat_interleave(len(edits) // len(noise.samples), 0)
         return torch.where(u.gather(1, runs) < self.process.undone_share(t, s), edits, KEEP)
@@ -300,8 +300,8 @@ class EditDiffusion(LanguageModel):
     def write(
         self, plan: Tensor, memory: list[Memory], noise: Noise, step: int, sampling: Sampling, beams: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Fill the slots of plans [R, 2 N] from left to right. Of each the likeliest ways or, without beams, one: the
-        texts [R · beams, N], the mask of words that were written, log p of these [R, beams], and the calls, [R]."""
+        """Fill the slots of plans [R, 2 N] from left to right, each in the likeliest ways or, without beams, in one:
+        the texts [R · beams, N], the mask of written words, their log p [R, beams], and the calls, [R]."""
         (rows, width), network, device = plan.shape, self.generator, plan.device
         if sampling.beams and rows > (most := max(1, MOST_ROWS // beams)):
             parts = [slice(k, k + most) for k in range(0, rows, most)]
@@ -319,7 +319,7 @@ class EditDiffusion(LanguageModel):
         fresh, last = torch.zeros_like(tokens, dtype=torch.bool), tokens[..., :1]
         used, all_done, ids = torch.zeros_like(kept[:, 0]), DelayedFlag(), torch.arange(self.vocabulary, device=device)
         u = noise.uniform(step, width, stream=WRITTEN)
-        # As wide as the memory: what autocast makes of keys and values.
+        # The dtype of the memory, which autocast gives to keys and values.
         room_for = (len(memory), 2, rows * beams, network.heads, width, network.head_dim)
         empty, at = torch.zeros(room_for, dtype=memory[0][0].dtype, device=device), torch.zeros_like(used[:1])
         caches, turns = [Slots(keys, values, at) for keys, values in empty], rotary(width, network.head_dim, device)
@@ -368,7 +368,7 @@ class EditDiffusion(LanguageModel):
         turns: tuple[Tensor, Tensor],
         memory: Sequence[Memory],
     ) -> Tensor:
-        """Logits behind the last words [R, 1], which stand at `place` [1]."""
+        """Logits after the last words [R, 1], which are at `place` [1]."""
         network, (cos, sin) = self.generator, turns
         caches[0].place.copy_(place)
         visible = (torch.arange(len(cos), device=last.device) <= place).view(1, 1, -1)
@@ -382,19 +382,19 @@ class EditDiffusion(LanguageModel):
 
 
 def count_beams(sampling: Sampling) -> tuple[int, int]:
-    """Revisions of a text that are kept, and ways to write each of them: one of both where words are drawn."""
+    """The number of revisions of a text that are kept, and of ways to write each; 1 and 1 if words are drawn."""
     return (max(1, sampling.revisions), sampling.beams) if sampling.beams else (1, 1)
 
 
 def draw_one(p: Tensor, u: Tensor) -> Tensor:
-    """One state each from p [B, 1, V] by uniform numbers [B]."""
+    """Draw one state each from p [B, 1, V], by uniform numbers [B]."""
     shares = p.double().cumsum(-1)
     return (shares <= (u.double().view(-1, 1, 1) * shares[..., -1:])).sum(-1).clamp(max=p.shape[-1] - 1)
 
 
 def keep_best(text: Tensor, fresh: Tensor, log_p: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The likeliest of candidates [B · C, N] with log p [B, C], `count` of each text: [B · count, N], their words that
-    were just written, and log p [B, count]. Of equal texts the likeliest alone."""
+    """Keep the `count` likeliest of each text's candidates [B · C, N] with log p [B, C]: [B · count, N], the mask of
+    words that were just written, and log p [B, count]. Of equal texts only the likeliest is kept."""
     if log_p.shape[1] == 1:
         return text, fresh, log_p
     log_p, order = log_p.sort(dim=1, descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""What models share whose texts grow and shrink: START words END on a canvas, and what is shown of it."""
+"""Shared by models whose texts grow and shrink: START words END on a canvas, and what is shown of it."""
 
 import torch
 from torch import Tensor
@@ -23,10 +23,10 @@ def source_mask(batch: Batch) -> Tensor | None:
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Of what counts, 0 where nothing does."""
+    """The mean over the mask; 0 if it is empty."""
     return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
 
 
 def fit_width(values: Tensor, width: int, empty: int = 0) -> Tensor:
-    """What stands behind START, on a canvas of `width` positions."""
+    """The part after START, on a canvas of `width` positions."""
     return F.pad(values[:, 1:], (0, max(0, width + 1 - values.shape[1])), value=empty)[:, :width]

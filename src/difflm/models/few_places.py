@@ -1,6 +1,6 @@
-"""Masked texts whose network is asked of few places: which masks become words in an ancestral step, and when, depends
-on random numbers alone. So a step needs the logits of these places, and those of all others are never computed: in 64
-steps a 64th of them at a time. Who shows texts while they are made asks for guesses, and thereby for all places."""
+"""Masked sampling that computes logits only where they are needed. Which masks become words in an ancestral step
+depends on random numbers alone, so only the logits of these positions are computed: in 64 steps, a 64th of them at a
+time. If texts are watched while they form, guesses are shown at all positions, and all logits are computed."""
 
 from dataclasses import replace
 
@@ -15,13 +15,13 @@ from difflm.diffusion.samplers.loop import BanTokens, BoundDenoiser, ImposeToken
 from difflm.models.word_nats import has_linear_bound
 from difflm.networks import Transformer
 
-FEWEST = 8  # places at a time: with fewer, batches would more often differ in their number
-MAX_DRAWN = 2**24  # random numbers that are looked at together
+FEWEST = 8  # positions at a time: with fewer, their number would differ between batches more often
+MAX_DRAWN = 2**24  # random numbers that are drawn at once
 
 
 def ask_few_places(inputs: SamplerInputs) -> SamplerInputs:
-    """The same inputs where their steps ask of fewer than half of the places at a time; else as they are. Where texts
-    fill the canvas, attention needs no mask either. It waits for the device, once."""
+    """Set `places` if steps need fewer than half of the positions at a time; otherwise return the inputs unchanged. If
+    texts fill the canvas, attention needs no mask either. It synchronises once."""
     bound, sampler = inputs.denoise, inputs.sampler
     apart = all(isinstance(one, BanTokens | Temperature | ImposeTokens) for one in sampler.transforms)
     if sampler.step is not ancestral or sampler.guide is not None or not apart:
@@ -29,7 +29,7 @@ def ask_few_places(inputs: SamplerInputs) -> SamplerInputs:
     if not isinstance(bound, BoundDenoiser) or bound.contrast or not has_linear_bound(bound.denoiser):
         return inputs
     most, full = torch.stack([most_moved(inputs), inputs.mask.all().long()]).tolist()
-    places = max(FEWEST, 1 << (most - 1).bit_length())  # a power of two, so that few numbers of them are captured
+    places = max(FEWEST, 1 << (most - 1).bit_length())  # a power of two, so that few sizes are captured
     if 2 * places > inputs.mask.shape[1]:
         return inputs
     return replace(inputs, places=places, denoise=replace(bound, mask=None if full else bound.mask))
@@ -54,7 +54,7 @@ def most_moved(inputs: SamplerInputs) -> Tensor:
 def write_places(
     inputs: SamplerInputs, x: Tensor, level: Levels, next_level: Levels, fresh: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """x_s, with masks where none was due, and how likely its new words were, 1 where there are none, [B, L] each."""
+    """x_s, where masks that are not due stay, and the probabilities of new words, 1 elsewhere, [B, L] each."""
     process, bound = inputs.process, inputs.denoise
     assert isinstance(process, Absorbing) and isinstance(bound, BoundDenoiser)
     network = bound.denoiser.network
@@ -68,7 +68,7 @@ def write_places(
 
     belief = bound.denoiser(x, level, bound.mask, bound.condition, None, read)
     for transform in inputs.sampler.transforms:
-        if not isinstance(transform, ImposeTokens):  # masks stand where nothing is given
+        if not isinstance(transform, ImposeTokens):  # given positions are never masks
             belief = transform(belief, x, level.t)
     words = draw_states(belief.shares, fresh.gather(1, at.unsqueeze(-1).expand(-1, -1, fresh.shape[-1])))
     due = moves.gather(1, at)

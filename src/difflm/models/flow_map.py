@@ -18,13 +18,13 @@ from difflm.diffusion.samplers.loop import BoundDenoiser, SamplerInputs, Steerin
 from difflm.models.base import Losses, Sampling, training_noise
 from difflm.models.diffusion import TEXT_NOISE, DiffusionModel
 
-JUMP = 27  # a stream of random numbers in training
+JUMP = 27  # a random stream in training
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Texts on their way: at t, where jumps begin, and one jump earlier; `begins` [B] where nothing was earlier. All
-    but the first `still` texts jump, by `two` jumps that make one."""
+    """Texts at the times t where jumps begin, and one jump earlier; `begins` [B] where there is no earlier jump. All
+    texts but the first `still` jump, with two half jumps, `two`, as the target."""
 
     still: int
     x: Tensor
@@ -36,10 +36,10 @@ class Paths:
 
 
 class FlowMapModel(DiffusionModel):
-    """A quarter of each batch is learned as usual, at one time: there the belief has its bound, and samplers that take
-    ordinary steps. The others learn jumps. The target belief of a jump follows from two jumps of half its length,
-    computed by the current network without gradients; the shortest follow the flow at `path_temperature`. If the model
-    `remembers`, a jump sees the belief of the previous one."""
+    """A quarter of each batch is trained as usual, at one time: so the model has a bound and can take ordinary steps.
+    The other texts learn jumps. The target belief of a jump follows from two jumps of half its length, computed by the
+    current network without gradients; the shortest follow the flow at `path_temperature`. If the model `remembers`, a
+    jump sees the belief of the previous one."""
 
     def __init__(self, *, path_temperature: float = 1.0, remembers: bool = True, **parts: Any) -> None:
         super().__init__(**parts)
@@ -85,7 +85,7 @@ class FlowMapModel(DiffusionModel):
         end = process.at(times.time_of((begin - length)[n:].clamp(min=0)))
         before = process.at(times.time_of((begin + length).clamp(max=1)))
         clean, shape = codec.encode(ids), codec.state_shape(ids.shape[1])
-        # The noise that a teacher made each text of, or any.
+        # The noise that a teacher made each text from, or any.
         own = process.draw_noise(Noise(*origin) if origin else noise, 0, shape, 0 if origin else TEXT_NOISE)
         return Paths(
             n,
@@ -99,8 +99,8 @@ class FlowMapModel(DiffusionModel):
 
     @torch.no_grad()
     def believe_before(self, paths: Paths, mask: Tensor, condition: Condition) -> Tensor:
-        """What texts were believed to be a jump earlier, by a network that was told nothing. Zeros stand where sampling
-        begins, and for every second text that does not jump, since bounds ask without it."""
+        """Beliefs about the texts one jump earlier, by a network without memory. They are zeros where sampling begins,
+        and for every second text that does not jump, since bounds have no memory."""
         found = self.denoiser(paths.x_before, paths.before, mask, condition).clean.to(paths.x.dtype)
         untold = paths.begins.clone()
         untold[: paths.still : 2] = True

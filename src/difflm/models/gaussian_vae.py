@@ -15,7 +15,7 @@ from difflm.errors import UsageError
 from difflm.models.autoencoder import Autoencoder, source_of
 from difflm.models.base import Losses, training_noise
 
-LATENTS = 27  # the stream of random numbers that latents are drawn from
+LATENTS = 27  # the random stream of latents
 
 
 class GaussianVae(Autoencoder):
@@ -28,7 +28,7 @@ class GaussianVae(Autoencoder):
 
     def __init__(self, *parts: Any, free_nats: float, source_longest: int = 0) -> None:
         super().__init__(*parts)
-        del self.norm  # the posterior has a scale of its own
+        del self.norm  # the posterior has its own scale
         self.free_nats, self.source_longest = free_nats, source_longest
 
     def posterior(self, batch: Batch) -> tuple[Tensor, Tensor]:

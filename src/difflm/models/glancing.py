@@ -23,12 +23,12 @@ from difflm.models.base import Losses, Sampling, training_noise
 from difflm.models.diffusion import DiffusionModel
 from difflm.networks import StagedDecoder
 
-GLANCE = 31  # the stream of random numbers that decides which words are shown
+GLANCE = 31  # the random stream that decides which words are shown
 
 
 def glance(x: Tensor, ids: Tensor, guess: Tensor, masked: Tensor, share: Tensor | float, u: Tensor) -> Tensor:
-    """The state with some of its `masked` words [B, L] shown: as many in the mean as `share` times those of them that
-    the guess has wrong, anywhere among them, by uniform numbers u [B, L]."""
+    """The state with some of its `masked` words [B, L] shown, chosen by uniform numbers u [B, L]: on average `share`
+    times as many as the guess has wrong."""
     wrong = (masked & (guess != ids)).sum(-1) / masked.sum(-1).clamp(min=1)
     return torch.where(masked & (u < share * wrong.unsqueeze(-1)), ids, x)
 
@@ -39,10 +39,10 @@ class StagedDenoiser(Denoiser):
     def run_stage(
         self, stage: int, states: Tensor | None, x: Tensor, mask: Tensor, condition: Condition
     ) -> tuple[Tensor, Belief]:
-        """The states that a stage leaves, and what it believes of the text."""
+        """The states after a stage, and its belief about the text."""
         if condition.memory is None or condition.source_mask is None:
             raise UsageError(NO_SOURCE)
-        level = Levels(torch.ones(len(x), device=x.device))  # nobody is told the time
+        level = Levels(torch.ones(len(x), device=x.device))  # stages do not read the time
         with autocast_to(x.device, self.precision):
             memory = self.network.split_memory(condition.memory, condition.source_mask)
             (inputs,) = self.codec.inputs(x, level, None)
@@ -52,11 +52,11 @@ class StagedDenoiser(Denoiser):
 
 
 class GlancingModel(DiffusionModel):
-    """`shares` are how many of the wrong words are shown in training, at first and after `settled_at` updates."""
+    """`shares` of the wrong words are shown in training, at first and after `settled_at` updates."""
 
     denoiser: StagedDenoiser
     allows_mixed_steps = False
-    can_hide_known = False  # what a stage leaves was computed with the known words
+    can_hide_known = False  # the states of a stage depend on the known words
     share: Tensor
 
     def __init__(self, shares: tuple[float, float], settled_at: int, **parts: Any) -> None:
@@ -71,7 +71,7 @@ class GlancingModel(DiffusionModel):
         self.share.fill_(first + (last - first) * passed)
 
     def forward(self, batch: Batch) -> Losses:
-        """The cross-entropy of the words that each stage has to write, all stages together."""
+        """The cross-entropy of the words that each stage has to write, summed over all stages."""
         noise = training_noise(batch)
         ids, mask = self.lengths.training_canvas(batch.ids, batch.lengths, noise)
         condition = self.denoiser.conditioning.prepare(self.denoiser, self.condition_of(batch, ids))
@@ -100,13 +100,13 @@ class GlancingModel(DiffusionModel):
 
 
 class StageByStage:
-    """The denoiser of one batch, whose stages are spread over so many steps: of more steps than stages several ask the
-    same stage, in fewer a step runs several stages."""
+    """The denoiser of one batch, whose stages are spread over this many steps: with more steps than stages, several
+    steps run the same stage; with fewer, a step runs several stages."""
 
     def __init__(self, denoiser: StagedDenoiser, mask: Tensor, condition: Condition, steps: int) -> None:
         self.denoiser, self.mask, self.condition, self.steps = denoiser, mask, condition, steps
         self.calls = 0
-        self.states: list[Tensor | None] = [None]  # before each stage that was run, and after the last of them
+        self.states: list[Tensor | None] = [None]  # before each stage that was run, and after the last one
 
     def __call__(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
         stages = len(self.denoiser.network.stages)

@@ -1,4 +1,4 @@
-"""How a model runs when it writes: cast, compiled, its sampling steps captured. The model knows none of this."""
+"""How a model generates: cast, compiled, with captured sampling steps. The model itself does not change."""
 
 import copy
 import threading
@@ -33,17 +33,17 @@ from difflm.runtime.eight_bit import use_eight_bits
 from difflm.runtime.packed import pack_layers
 from difflm.runtime.tensors import module_tensors, storage_addresses
 
-MAX_RECORDED = 8  # captured samplers, of the last few shapes
+MAX_RECORDED = 8  # captured samplers, one per shape
 MAX_DECODERS = 4  # captured left-to-right decoders
 MAX_BEAM_ROWS = 1024  # partial texts that are searched at once
-MAX_LOGITS = 2**27  # of texts that are read by a captured pass, whose memory is kept
+MAX_LOGITS = 2**27  # limit for a captured scoring pass, whose memory is kept
 ALIGNMENT = 8
 
 
 class Inference:
-    """`dtype` is the network's arithmetic while it writes, where the model itself does not say; int8 is that of the
-    products in its blocks alone. `record` captures sampling steps; None: on a GPU. Several readers may use one object
-    at once, in one thread or in many.
+    """`dtype` is the network's arithmetic while it generates, unless the model itself gives one; int8 applies only to
+    the matrix products in its blocks. `record` captures sampling steps; None: on a GPU. One object may generate several
+    batches at once, in one thread or in many.
 
     The copy of the denoiser is updated from the model at the start of every request, so the model can be trained,
     loaded or moved at any time."""
@@ -66,7 +66,7 @@ class Inference:
 
     @property
     def denoiser(self) -> Denoiser:
-        """The denoiser as it writes. Layers of another library, which may have tables of their own, are not copied."""
+        """The denoiser for generating. Networks of other libraries, which may have other tables, are not copied."""
         assert isinstance(self.model, DiffusionModel | LatentDiffusion)
         source = self.model.denoiser
         if not getattr(source.network, "capturable", True):
@@ -80,8 +80,8 @@ class Inference:
             return self._copy.denoiser
 
     def sync_weights(self) -> None:
-        """Bring the copy up to the model's weights. On a CPU, texts that others are writing keep the copy that they
-        began with; a GPU's is overwritten in place, after what was asked of it before."""
+        """Update the copy from the model's weights. On a CPU, running texts keep the copy that they began with; on a
+        GPU it is overwritten in place, after all queued work."""
         if not isinstance(self.model, DiffusionModel | LatentDiffusion):
             return
         source = self.model.denoiser
@@ -91,7 +91,7 @@ class Inference:
             assert self._copy is not None
             if source.codec.bias.device.type != "cpu":
                 self._copy.sync_weights(source)
-            # On a CPU nobody waits for the answer whether weights are still the same.
+            # On a CPU it is cheap to check whether weights have changed.
             elif any(
                 mine.data_ptr() != new.data_ptr() and not torch.equal(mine, new.to(mine.dtype))
                 for mine, new in self._copy.pairs(source)
@@ -103,11 +103,11 @@ class Inference:
         self._joinable.clear()
         self._copy = DenoiserCopy(source, dtype, self.compiled)
 
-    @torch.no_grad()  # as a decorator it holds while a frame is made, not while its reader looks at it
+    @torch.no_grad()  # as a decorator it applies while a frame is computed, not while the caller reads it
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
-        """One batch from noise to text, by captured steps where they can be captured."""
+        """Yield the frames of one batch from noise to text, with captured steps if possible."""
         model, steering = self.model, steering or Steering()
         if any(part.training for part in model.modules()):
             model.eval()
@@ -142,7 +142,7 @@ class Inference:
 
     @contextmanager
     def open_sampler(self, inputs: SamplerInputs, states: RowStates) -> Iterator[JoinableSampler]:
-        """A sampler that texts can join, with captured steps where they can be captured."""
+        """A sampler that texts can join, with captured steps if possible."""
         record = inputs.mask.is_cuda if self.record is None else self.record
         if not record or not can_capture(inputs):
             yield JoinableSampler(inputs, states)
@@ -155,12 +155,12 @@ class Inference:
     def _decode(
         self, model: Autoregressive, noise: Noise, width: int, sampling: Sampling, steering: Steering
     ) -> Iterator[Frame]:
-        """Frames of texts that are written from left to right, by a captured step where no rule takes part in it."""
+        """Yield frames of texts that are written from left to right, with captured steps if there are no rules."""
         batch = len(noise.samples)
         if sampling.beams and batch > (most := max(1, MAX_BEAM_ROWS // sampling.beams)):
             yield join_frames([*self._search_in_parts(model, noise, width, sampling, steering, most)])
             return
-        # Beams compare sums of log-probabilities: they are as wide as the model itself, unless it says otherwise.
+        # Beams compare sums of log-probabilities: they use the model's own dtype, unless it says otherwise.
         decoder = self._sync_decoder(model, model.precision or (None if sampling.beams else self.dtype))
         memory = decoder.draw_memory(noise, steering)
         captured = decoder.captures_words and getattr(decoder.network, "capturable", True)
@@ -175,7 +175,7 @@ class Inference:
     def _search_in_parts(
         self, model: Autoregressive, noise: Noise, width: int, sampling: Sampling, steering: Steering, most: int
     ) -> Iterator[Frame]:
-        """Frames of `most` texts at a time: a text has as many rows as beams, and only their words are kept."""
+        """Yield the frames of `most` texts at a time: each text has one row per beam, and only its words are kept."""
         for start in range(0, len(noise.samples), most):
             part = slice(start, start + most)
             tensors = steering.known, steering.source, steering.source_mask, steering.latents
@@ -185,8 +185,8 @@ class Inference:
             yield from self._decode(model, Noise(seed, noise.samples[part]), width, sampling, own)
 
     def _sync_decoder(self, model: Autoregressive, dtype: torch.dtype | None) -> Autoregressive:
-        """The model itself where it decodes as it is; else a copy, cast and compiled, with its present weights."""
-        # The library's own layers have tables that must not be cast.
+        """The model itself if it needs no copy; otherwise a cast and compiled copy, with the current weights."""
+        # Networks of other libraries have tables that must not be cast.
         if (dtype is None and not self.compiled) or not getattr(model.network, "capturable", True):
             return model
         with self._lock, torch.no_grad():
@@ -202,9 +202,9 @@ class Inference:
 
     @torch.no_grad()
     def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
-        """As the model's own. A few texts from left to right are read by a captured pass, padded to few widths."""
+        """Like the model's own method. A left-to-right model reads few texts by a captured pass, with padding."""
         model, record = self.model, batch.ids.is_cuda if self.record is None else self.record
-        # Not of those that stand on it: an autoencoder has other nats.
+        # Not for its subclasses: an autoencoder has other nats.
         if type(model) is not Autoregressive or not record or not getattr(model.network, "capturable", True):
             return model.nats_and_error(batch, noise, draws)
         if batch.documents is not None or batch.ids.numel() * model.vocabulary > MAX_LOGITS:
@@ -221,7 +221,7 @@ class Inference:
         return nats, torch.zeros_like(nats)
 
     def clear_recorded(self) -> None:
-        """Let go of what was captured for earlier requests; the next one captures its own."""
+        """Free what was captured for earlier requests; the next one captures again."""
         self._recorded.clear()
         self._joinable.clear()
         self._decoders.clear()
@@ -229,14 +229,14 @@ class Inference:
 
 
 def pad_width(ids: Tensor, most: int) -> Tensor:
-    """Rows [B, L] padded to a multiple of WIDTH, or to the most that there may be; lengths [B] as they are."""
+    """Pad rows [B, L] to a multiple of WIDTH, or to `most`; lengths [B] are returned unchanged."""
     if ids.dim() == 1:
         return ids
     return F.pad(ids, (0, max(0, min(-(-ids.shape[1] // WIDTH) * WIDTH, most) - ids.shape[1])), value=PAD)
 
 
 def join_frames(frames: Sequence[Frame]) -> Frame:
-    """The last frames of several parts of a batch as one."""
+    """Join the last frames of several parts of a batch."""
     columns = ("t", "tokens", "confidence", "mask", "changed", "calls")
     t, tokens, sure, mask, changed, calls = (torch.cat([getattr(one, name) for one in frames]) for name in columns)
     return Frame(frames[-1].step, t, tokens, sure, mask, changed, calls=calls)
@@ -247,15 +247,15 @@ class DenoiserCopy:
     computation. Otherwise both would be recomputed at every call."""
 
     def __init__(self, source: Denoiser, dtype: torch.dtype | None, compiled: bool) -> None:
-        self.key = source.network, dtype, compiled, source.codec.bias.device  # what it was made of
+        self.key = source.network, dtype, compiled, source.codec.bias.device  # what it was made from
         self.apart = compiled or dtype is not None or packs_weights(source.network)  # whether the network is a copy
-        self.denoiser = copy.copy(source)  # whatever kind it is, and whatever it holds
+        self.denoiser = copy.copy(source)  # of any class, with all its attributes
         self.denoiser._modules = dict(source._modules)
         self.denoiser.codec = source.codec.frozen()
         if self.apart:
             self.denoiser.network = prepare_network(source.network, dtype, compiled)
             if is_on_gpu(source.network) and hasattr(source.network, "encode"):
-                network: Any = self.denoiser.network  # a source is encoded by a single replay, too
+                network: Any = self.denoiser.network  # encoding a source is a single replay, too
                 network.encode = CapturedCalls(network.encode, network)
         self.denoiser.precision = None if dtype is torch.int8 else dtype
         self._copying: tuple[tuple[int, ...], CapturedFunction] | None = None
@@ -302,8 +302,8 @@ class PaddedLinear(nn.Linear):
 
 
 class HalfNorm(nn.LayerNorm):
-    """A norm of the width of its inputs, with sums in float32 within: autocast would copy inputs to float32 before and
-    back behind it."""
+    """A norm in the dtype of its inputs, with sums in float32 inside: autocast would copy inputs to float32 and
+    back."""
 
     def __init__(self, layer: nn.LayerNorm, dtype: torch.dtype) -> None:
         super().__init__(layer.normalized_shape, layer.eps, layer.elementwise_affine, layer.bias is not None)
@@ -316,7 +316,7 @@ class HalfNorm(nn.LayerNorm):
 
 
 def narrow_norms(network: nn.Module, dtype: torch.dtype) -> None:
-    """Put norms of half width into a network's blocks."""
+    """Replace the norms of a network's blocks by norms in a narrow dtype."""
     for block in getattr(network, "blocks", []):
         for name, norm in [*block.named_children()]:
             if type(norm) is nn.LayerNorm:
@@ -324,8 +324,8 @@ def narrow_norms(network: nn.Module, dtype: torch.dtype) -> None:
 
 
 def prepare_network(network: nn.Module, dtype: torch.dtype | None, compiled: bool) -> nn.Module:
-    """A copy whose linear layers are in `dtype`. On a CPU its blocks are compiled, one by one, since they are alike; on
-    a GPU whole steps are. Its weights are still to be copied."""
+    """A copy whose linear layers are in `dtype`. On a CPU its blocks are compiled one by one, since they share their
+    code; on a GPU whole steps are compiled. Its weights are copied later."""
     network = copy.deepcopy(network).requires_grad_(False).eval()
     network = use_eight_bits(network) if dtype is torch.int8 else cast_linears(network, dtype)
     if is_on_gpu(network):
@@ -346,7 +346,7 @@ def packs_weights(network: nn.Module) -> bool:
 
 
 def position_layers(network: Any) -> Iterator[nn.Module]:
-    """Layers that read a row for each position, and not one for each text, as those do that tell the time."""
+    """Layers that are applied to every position, unlike those of the time, which are applied once per text."""
     blocks = [part for block in network.blocks for part in (block.attention, block.feed)]
     return (layer for part in (network.input, *blocks, network.head) for layer in part.modules())
 
@@ -356,7 +356,7 @@ def is_on_gpu(network: nn.Module) -> bool:
 
 
 def prepare_decoder(model: Autoregressive, dtype: torch.dtype | None, compiled: bool) -> Autoregressive:
-    """A copy of the model with all weights in `dtype`, so that no word waits until they are cast."""
+    """A copy of the model with all weights in `dtype`, so that they are not cast for every word."""
     decoder = copy.deepcopy(model).requires_grad_(False).eval().to(dtype=dtype)
     decoder.set_compute_dtype(None)
     if compiled:

@@ -1,8 +1,8 @@
 """Sampling that texts join while it runs: every row of the batch counts its own steps, and ends when its text does.
 
-Whoever joins brings new inputs for the whole batch. The rows that stay keep what they carry from step to step: their
-state, the last estimate of the clean state with its level, and their counter. Noise and times are functions of a row's
-own step, so that its text is the one that it would be alone.
+When rows join, the whole batch gets new inputs. The rows that stay keep what they carry from step to step: their state,
+the last estimate of the clean state with its level, and their counter. Noise and times are functions of a row's own
+step, so that its text is the same as if it were generated alone.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,13 @@ class RowStates:
     """What rows carry from one step to the next."""
 
     x: Tensor
-    clean: Tensor | None  # None: a state of tokens, whose steps ask for no earlier estimate
+    clean: Tensor | None  # None: a state of tokens, whose steps need no earlier estimate
     last_level: Tensor  # [K, B] or [K, B, L]
     counter: Tensor  # [B] the number of each row's next step
-    tokens: Tensor  # [B, L] as they were shown
+    tokens: Tensor  # [B, L] as last displayed
 
     def keep(self, rows: Tensor, fresh: "RowStates") -> "RowStates":
-        """The states of these rows [B], in their order; where a row is −1, the fresh one."""
+        """The states of these rows [B], in order; the fresh one if a row is −1."""
         old, new = rows.clamp(min=0), rows < 0
 
         def choose(own: Tensor, other: Tensor, axis: int = 0) -> Tensor:
@@ -42,7 +42,7 @@ class RowStates:
 
 
 def fresh_states(inputs: SamplerInputs) -> RowStates:
-    """Rows before their first step. No first answer is one of zeros, and a past of no length is none."""
+    """Rows before their first step. The first estimate is zeros, and its level is that of the first step."""
     x = inputs.start(inputs.draw_noise(0))
     clean = torch.zeros_like(x) if x.is_floating_point() else None
     tokens = torch.zeros_like(inputs.mask, dtype=torch.int64)
@@ -50,8 +50,8 @@ def fresh_states(inputs: SamplerInputs) -> RowStates:
 
 
 class JoinableSampler:
-    """A batch whose rows are at steps of their own. With `captured`, a step is captured over tensors that keep their
-    place, into which `begin` copies those of the next rows."""
+    """A batch whose rows are at different steps. With `captured`, a step is captured over tensors that stay in place,
+    into which `begin` copies the next inputs."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class JoinableSampler:
         self.inputs: SamplerInputs = clone_tensors(inputs, {}) if captured else inputs
         self.levels, self.kind = stack_levels(inputs.levels), type(inputs.levels)
         self.states: RowStates = clone_tensors(states, {}) if captured else states
-        self.times = inputs.levels[0].t.clone()  # that were reached
+        self.times = inputs.levels[0].t.clone()  # the times that were reached
         self.sure = torch.zeros_like(inputs.mask, dtype=torch.float32)
         step = self._step
         if captured and compiled:
@@ -80,7 +80,7 @@ class JoinableSampler:
 
     @torch.no_grad()
     def begin(self, inputs: SamplerInputs, states: RowStates) -> None:
-        """Go on with other inputs of the same capture key."""
+        """Continue with other inputs of the same capture key."""
         copy_into(inputs, self.inputs)
         self._write("levels", stack_levels(inputs.levels))
         self._write("states", states)
@@ -97,13 +97,13 @@ class JoinableSampler:
         tokens = inputs.process.display_tokens(x, belief.tokens, next_level)
         self._write("times", next_level.t)
         self._write("sure", belief.confidence_in(tokens))
-        # A row that is finished, and whose place nobody has taken, repeats its last step.
+        # A finished row whose place is still free repeats its last step.
         counter.copy_((counter + 1).clamp(max=len(self.levels) - 2))
         clean = None if states.clean is None else belief.clean
         self._write("states", RowStates(x, clean, here, counter.clone(), tokens))
 
     def _write(self, name: str, value: Any) -> None:
-        """Into the tensors that a captured step knows, where there is one."""
+        """Set an attribute; if a step is captured, copy into the tensors that it uses."""
         if not self.captured:
             setattr(self, name, value)
             return
@@ -111,7 +111,7 @@ class JoinableSampler:
             old.copy_(new)
 
     def frame(self, step: int, changed: Tensor | None) -> Frame:
-        """The last step, for a reader at `step`; its tensors are valid until the next one."""
+        """The frame of the last step, numbered `step`; its tensors are valid until the next one."""
         shown = self.states.tokens, self.sure, self.inputs.mask, changed, self.states.x
         return Frame(step, self.times, *shown, clean=self.states.clean)
 
@@ -121,6 +121,6 @@ class JoinableSampler:
 
 
 def look_up(levels: Tensor, at: Tensor) -> Tensor:
-    """Of levels [N + 1, K, B, …] those of each row's own step, at [B]: [K, B, …]."""
+    """Look up levels [N + 1, K, B, …] at each row's own step, at [B]: [K, B, …]."""
     index = at.view(1, 1, -1, *[1] * (levels.dim() - 3)).expand(1, *levels.shape[1:])
     return levels.gather(0, index).squeeze(0)

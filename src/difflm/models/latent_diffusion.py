@@ -24,7 +24,7 @@ from difflm.models.sampling import Family
 
 @dataclass(frozen=True)
 class OnSphere:
-    """A transform of the belief: the clean latents that it predicts have the length that all latents have."""
+    """A transform of the belief: scale the predicted clean latents to the length that all latents have."""
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         return belief.with_state(scale_to_sphere(belief.clean))
@@ -34,8 +34,8 @@ class LatentDiffusion(LanguageModel):
     """The autoencoder learns from its cross-entropy alone; the denoiser learns from the latents as they are, and no
     gradient of its loss reaches them. Both learn in one run. The decoder decides where a text ends.
 
-    Self-conditioning shows the last estimate to all or none of a batch. `drop` is the share of texts that are learned
-    without their source, for classifier-free guidance."""
+    Self-conditioning is on for all texts of a batch or for none. `drop` is the share of texts trained without their
+    source, for classifier-free guidance."""
 
     greedy, whole_text = True, "latents"
 
@@ -84,7 +84,7 @@ class LatentDiffusion(LanguageModel):
             return Losses(terms["ce"] + terms["mse"], terms, count)
 
     def corrupt_latents(self, ids: Tensor, latents: Tensor, noise: Noise, condition: Condition) -> Corrupted:
-        """The latents at random times, and what is believed about them."""
+        """The latents at random times, and the belief about them."""
         denoiser, codec, process = self.denoiser, self.denoiser.codec, self.denoiser.process
         with torch.autocast(latents.device.type, enabled=False):
             mask = torch.ones_like(latents[..., 0], dtype=torch.bool)
@@ -114,7 +114,7 @@ class LatentDiffusion(LanguageModel):
 
     @torch.no_grad()
     def write_random(self, noise: Noise) -> Tensor:
-        """What the decoder writes from random latents, [B, L]: how much of a text is its own doing."""
+        """What the decoder writes from random latents, [B, L]: this shows what it contributes by itself."""
         latents = scale_to_sphere(noise.normal(0, self.autoencoder.latents, self.autoencoder.dim))
         *_, last = self._write(noise, self.longest, self.sampling, Steering(latents=latents))
         return last.tokens
@@ -128,7 +128,7 @@ class LatentDiffusion(LanguageModel):
         return sampling.steps * (2 if sampling.sampler == "heun" else 1) * (2 if sampling.contrast else 1)
 
     def calls(self, sampling: Sampling, words: int) -> int:
-        """Those of the denoiser and of the decoder."""
+        """The calls of the denoiser and of the decoder."""
         return self.denoiser_calls(sampling) + self.autoencoder.calls(sampling, words)
 
     def stream(
@@ -142,7 +142,7 @@ class LatentDiffusion(LanguageModel):
         return self.autoencoder.stream(noise, noise.samples, width, sampling, steering)
 
     def sampler_inputs(self, denoiser: Denoiser, noise: Noise, sampling: Sampling, steering: Steering) -> SamplerInputs:
-        """What the loop needs to make latents of noise."""
+        """The inputs of the sampling loop from noise to latents."""
         codec, texts = denoiser.codec, len(noise.samples)
         condition = Condition(steering.source, steering.source_mask)
         mask = torch.ones(texts, codec.state_shape(0)[0], dtype=torch.bool, device=noise.samples.device)
@@ -162,8 +162,8 @@ class LatentDiffusion(LanguageModel):
     def write_frames(
         self, frames: Iterator[Frame], decode: Decode, noise: Noise, width: int, sampling: Sampling, steering: Steering
     ) -> Iterator[Frame]:
-        """The frames with the words that the decoder reads off the estimate: at every step that somebody watches the
-        likeliest ones, at the last as the settings say."""
+        """The frames with the words that the decoder reads from the estimate: the likeliest ones at every watched step;
+        at the last step, according to the settings."""
         before: Tensor | None = None
         for frame in frames:
             last = frame.step == sampling.steps - 1

@@ -1,8 +1,8 @@
 """How likely each word of a finished text is given all others.
 
-A network that adds to its answer, as evidence, what each place's own noisy state says, tells it of all places in one
-call: without that evidence its answer is p(word | all other places). A model of masks is asked once for each place,
-with that place masked."""
+If a network adds the evidence of each position's own noisy state to its prediction, one call is enough for all
+positions: without the evidence, its prediction is p(word | all other positions). A masked model is called once for each
+position, with that position masked."""
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.errors import UsageError
 
-NEARLY_WRITTEN = 0.01  # the share of the noise at which a text is read: others can still be told from it
-AT_ONCE = 64  # copies of a text, each with another place masked, that share a batch
+NEARLY_WRITTEN = 0.01  # the share of the noise at which a text is read: words can still be told apart
+AT_ONCE = 64  # copies of a text, each with another position masked, that share a batch
 
 
 def knows_evidence(denoiser: Denoiser) -> bool:
@@ -44,8 +44,8 @@ def leave_one_out_nats(denoiser: Denoiser, t: Tensor, ids: Tensor, mask: Tensor)
 def masked_logits(
     denoiser: Denoiser, ids: Tensor, mask: Tensor, condition: Condition = UNCONDITIONAL, places: slice = slice(None)
 ) -> Tensor:
-    """Logits of p(word | the others) under a model of masks, [places, V], of one text [1, L]: place after place is
-    masked, at the time at which one word in so many is."""
+    """Logits of p(word | the others) under a masked model, [places, V], for one text [1, L]: each position is masked in
+    turn, at the time at which one word of the text is masked on average."""
     found, where = [], torch.arange(ids.shape[1], device=ids.device)[places]
     for some in where.split(AT_ONCE):
         rows, size = torch.arange(len(some), device=ids.device), len(some)

@@ -12,9 +12,9 @@ from difflm.models.base import start_from_frequencies
 from difflm.models.batching import WIDTH, DrawnLength, observed_counts
 from difflm.models.lengths import draw_from
 
-REACH = 128  # words by which a text may be longer or shorter than its source; more count as so many
-UNSEEN = 1e-4  # share of the histogram of all texts, so that no length is impossible
-GPU_SOURCES = 256  # sources that a GPU reads at once
+REACH = 128  # the largest difference between the lengths of text and source; larger ones count as this
+UNSEEN = 1e-4  # share of the overall histogram, so that no length is impossible
+GPU_SOURCES = 256  # sources that a GPU encodes at once
 
 
 class LengthPredictor(DrawnLength):
@@ -36,7 +36,7 @@ class LengthPredictor(DrawnLength):
         nn.init.zeros_(self.head.bias)
 
     def observe_pairs(self, counts: Tensor) -> None:
-        """The head begins with the shares of offsets among the training pairs."""
+        """Initialise the head with the shares of offsets among the training pairs."""
         source, text = (torch.arange(size, device=counts.device) for size in counts.shape)
         offsets = self.clip(text - source.unsqueeze(1)).flatten()
         shares = torch.zeros(self.head.out_features, device=counts.device)
@@ -47,12 +47,12 @@ class LengthPredictor(DrawnLength):
         return offset.clamp(-self.reach, self.reach) + self.reach
 
     def logits(self, condition: Condition) -> Tensor:
-        """Of every offset of encoded sources, [B, 2 · reach + 1]."""
+        """Logits of all offsets for encoded sources, [B, 2 · reach + 1]."""
         assert condition.memory is not None and condition.source_mask is not None, "lengths are predicted of a source"
         states = condition.memory[:, 1:, -self.head.in_features :].float()
         there = condition.source_mask.unsqueeze(-1)
         mean = (states * there).sum(1) / there.sum(1).clamp(min=1)
-        mean = (mean if self.shapes_encoder else mean.detach()).to(self.head.weight.dtype)  # half as wide in training
+        mean = (mean if self.shapes_encoder else mean.detach()).to(self.head.weight.dtype)  # bfloat16 in training
         logits: Tensor = self.head(mean).float()
         return logits
 
@@ -62,8 +62,8 @@ class LengthPredictor(DrawnLength):
 
     @torch.no_grad()
     def predict(self, denoiser: Denoiser, condition: Condition) -> Condition:
-        """The condition with the logits of offsets. A source is read once, whatever the number of its texts; on a CPU
-        alone, so that no length depends on how the sources beside it are rounded."""
+        """The condition with the logits of offsets. A source is encoded once, whatever the number of its texts; on a
+        CPU by itself, so that no length depends on how a batch is rounded."""
         if condition.source is None or condition.source_mask is None:
             return condition
         if condition.memory is not None:
@@ -84,7 +84,7 @@ class LengthPredictor(DrawnLength):
         return replace(condition, length_logits=torch.cat(found)[number])
 
     def chances(self, condition: Condition, overall: Tensor) -> Tensor:
-        """p(length), [B, longest], of texts whose sources the head has read, given the counts of all texts."""
+        """p(length), [B, longest], for texts whose sources the head has read, given the counts of all texts."""
         assert condition.length_logits is not None and condition.source_mask is not None
         length = torch.arange(1, self.longest + 1, device=condition.length_logits.device)
         offset = length - condition.source_mask.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Length policies of texts that are written from a source, or around given words, and of other people's models."""
+"""Length policies for texts that are written from a source or around given words, and for open models."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.noise import Noise
 from difflm.models.batching import FEW, DrawnLength, LengthPolicy, PadTokens, observed_counts
 
-PADS = 30  # the stream of random numbers that pads are strewn by
+PADS = 30  # the random stream of inserted pads
 
 
 class DrawnFromSource(DrawnLength):
-    """p(length | the source's length): how long the training texts are whose sources are about as long. Counts of
-    source lengths that differ by k weigh 2^−k, and the histogram of all texts weighs as much as one text."""
+    """p(length | the source's length), from the training texts with sources of similar length. Counts of source lengths
+    that differ by k have the weight 2^−k, and the histogram of all texts counts as much as one text."""
 
     by_source: Tensor
 
@@ -29,7 +29,7 @@ class DrawnFromSource(DrawnLength):
         self.by_source.copy_(counts[: len(self.by_source), 1 : self.longest + 1])
 
     def chances(self, source_lengths: Tensor, overall: Tensor) -> Tensor:
-        """p(length), [B, longest], of texts whose sources have these lengths, given the counts of all texts."""
+        """p(length), [B, longest], for texts whose sources have these lengths, given the counts of all texts."""
         there = torch.arange(len(self.by_source), device=source_lengths.device)
         weight = 0.5 ** (there - source_lengths.unsqueeze(1)).abs().double()
         # Lengths are drawn on the host, whatever the model's device.
@@ -55,7 +55,7 @@ class DrawnFromSource(DrawnLength):
 
 
 class RandomPads(PadTokens):
-    """Pads also stand between words: in training one before each word with the probability `share`, as far as there is
+    """Pads also occur between words: in training, one before each word with probability `share`, as long as there is
     room. A gap between given words can then be filled by fewer words than it has positions (Strudel et al., 2022)."""
 
     def __init__(self, longest: int, share: float = 0.1) -> None:
@@ -67,7 +67,7 @@ class RandomPads(PadTokens):
         strewn = (noise.uniform(0, self.max_words, stream=PADS) < self.share).cumsum(-1).minimum(room)
         words = place < lengths.unsqueeze(1)
         spread = torch.full((len(ids), self.max_words + 1), PAD, device=ids.device, dtype=ids.dtype)
-        # What is no word goes to the column behind the last, which is cut off.
+        # Positions without a word are written to an extra last column, which is cut off.
         to = torch.where(words, place + strewn, self.max_words)[:, : ids.shape[1]]
         spread.scatter_(1, to, ids[:, : self.max_words])
         grown = lengths + torch.where(words, strewn, 0).amax(-1)
@@ -75,8 +75,8 @@ class RandomPads(PadTokens):
 
 
 class OwnEnd(LengthPolicy):
-    """A canvas on which the model itself ends its text, by one of `ends`. With `begins`, START precedes every text that
-    has no prompt. A text of fixed length ends with END. There are at most `context` positions."""
+    """A canvas on which the model itself ends its text, with one of `ends`. With `begins`, START precedes every text
+    that has no prompt. A text of fixed length ends with END. There are at most `context` positions."""
 
     continues = True
 

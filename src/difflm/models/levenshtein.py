@@ -1,4 +1,4 @@
-"""A text is edited until nothing changes: words are deleted, holes inserted, and holes filled (Gu et al., 2019)."""
+"""Edit a text until nothing changes: words are deleted, holes are inserted, and holes are filled (Gu et al., 2019)."""
 
 from collections.abc import Iterator
 
@@ -22,16 +22,15 @@ from difflm.networks import EncoderDecoder
 from difflm.networks.transformer import Memory
 from difflm.runtime.cuda_graphs import DelayedFlag
 
-BANNED = (START, END, UNK, PAD)  # tokens that no hole is filled with
-DELETE = 32  # the stream of random numbers that deletes words in training
+BANNED = (START, END, UNK, PAD)  # tokens that never fill a hole
+DELETE = 32  # the random stream that deletes words in training
 
 
 class LevenshteinModel(LanguageModel):
-    """START words END on a canvas. One decoder answers three questions about a text, for which it is read three times
-    in each round of editing.
+    """START words END on a canvas. One decoder with three heads reads a text three times in each round of editing.
 
-    Training imitates the fewest edits (`align`). Insertions are learned from texts of which a random share of the words
-    is deleted, deletions from what the model itself fills into them."""
+    Training imitates the fewest edits (`align`). Insertions are learned from texts with a random share of their words
+    deleted, deletions from what the model itself writes into these."""
 
     samplers = ("edits",)
     families = ("any", "diffusion")
@@ -63,8 +62,8 @@ class LevenshteinModel(LanguageModel):
             return self.network.split_memory(self.network.encode(source, mask), mask)
 
     def answer(self, head: nn.Linear, text: Tensor, memory: list[Memory]) -> Tensor:
-        """What a head says of every position of texts [B, N], START and END included; of insertions, of every position
-        and the next one."""
+        """The output of a head for every position of texts [B, N], START and END included; for insertions, for every
+        pair of neighbours."""
         network, mask = self.network, text != PAD
         with autocast_to(text.device, self.precision):
             states, _ = network.run(network.embed(self.embedding(text), mask), None, mask, None, 0, memory=memory)
@@ -75,7 +74,7 @@ class LevenshteinModel(LanguageModel):
         return answer
 
     def forbid(self, words: Tensor) -> Tensor:
-        """Logits of words without those of tokens that no text has."""
+        """Logits of words, without tokens that no text has."""
         return words.masked_fill(self.banned, float("-inf"))
 
     # -- training -----------------------------------------------------------------------------------------------
@@ -107,8 +106,8 @@ class LevenshteinModel(LanguageModel):
 
     @torch.no_grad()
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
-        """Of a text that is written in one round. A text can be written in many ways: this is no likelihood of it, and
-        tells a trainer whether training helps."""
+        """The nats of writing a text in one round. A text can be written in many ways, so this is not a likelihood, but
+        it shows whether training helps."""
         target, memory = between_ends(batch), self.encode_source(batch.source, source_mask(batch))
         empty = torch.full_like(target[:, :2], START)
         empty[:, 1] = END
@@ -124,13 +123,13 @@ class LevenshteinModel(LanguageModel):
         return torch.full_like(noise.samples, self.longest)
 
     def calls(self, sampling: Sampling, words: int) -> int:
-        """At most: nothing can be deleted in the first round."""
+        """An upper limit: nothing can be deleted in the first round."""
         return 3 * sampling.steps - 1
 
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
-        """A frame for every round, from an empty text. A text that a round does not change is finished."""
+        """Yield a frame for every round, from an empty text. A text that a round does not change is finished."""
         steering = steering or Steering()
         memory = self.encode_source(steering.source, steering.source_mask)
         text = F.pad(torch.tensor([START, END], device=lengths.device), (0, self.longest), value=PAD)
@@ -152,12 +151,12 @@ class LevenshteinModel(LanguageModel):
     def edit(
         self, text: Tensor, memory: list[Memory], noise: Noise, step: int, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """One round: the text after it, and the probability of each word that was written in it, 1 of others."""
+        """Edit for one round: the text after it, and the probability of each word that was written, 1 for others."""
         if step:
             stays = self.answer(self.deletion, text, memory).squeeze(-1) <= 0
             text = keep_words(text, (text != PAD) & (stays | (text == START) | (text == END)), PAD)
         counts, bare = self.answer(self.insertion, text, memory), (text != PAD).sum(-1) == 2
-        counts[:, 0, 0] = counts[:, 0, 0].masked_fill(bare, float("-inf"))  # no text is empty
+        counts[:, 0, 0] = counts[:, 0, 0].masked_fill(bare, float("-inf"))  # no text may be empty
         counts = torch.where(text[:, 1:] != PAD, counts.argmax(-1), 0)
         text = insert_holes(text, text != PAD, F.pad(counts, (0, 1)), self.hole, PAD)
         here, logits = text == self.hole, self.forbid(self.answer(self.network.head, text, memory))

@@ -1,4 +1,4 @@
-"""Blocks of a network that began as a left-to-right model of others (`models/open_start.py`)."""
+"""Block diffusion with a network that started as an open left-to-right model (`models/open_start.py`)."""
 
 from collections.abc import Callable
 from typing import cast
@@ -32,7 +32,7 @@ class OpenBlockDenoiser(BlockDenoiser):
         Denoiser.__init__(self, network, codec, process, conditioning)
         assert isinstance(network, AnnealedTransformer)
         self.size, self.window, self.shift = size, window, int(network.shape.shift)
-        self.places = nn.Parameter(torch.zeros(size, network.shape.hidden))  # to masks alone every place looks the same
+        self.places = nn.Parameter(torch.zeros(size, network.shape.hidden))  # masks alone cannot tell positions
 
     def forward(
         self,
@@ -64,13 +64,13 @@ class OpenBlockDenoiser(BlockDenoiser):
             return self.codec.belief(logits, x, level, self.codec.evidence(x, level), self.process)
 
     def read_start(self, x: Tensor) -> Tensor:
-        """What the network reads of START, [B, 1, hidden]."""
+        """The network's input for START, [B, 1, hidden]."""
         start, zero = x.new_full((len(x), 1), START, dtype=torch.int64), torch.zeros(len(x), 1, device=x.device)
         (vectors,) = self.codec.inputs(start, self.process.at(zero), None)
         return vectors
 
     def seen_by(self, length: int, device: torch.device) -> Tensor:
-        """Who sees whom in [noisy; clean], where each noisy block has its copy in front, [1, T, T]."""
+        """The attention mask of [noisy; clean], where each noisy block has its copy in front, [1, T, T]."""
         plain = super().seen_by(length, device)
         if not self.shift:
             return plain
@@ -81,7 +81,7 @@ class OpenBlockDenoiser(BlockDenoiser):
         )  # the copy sees as its block
         seen = plain[0][rows][:, rows]
         copy = torch.zeros(len(rows), dtype=torch.bool, device=device)
-        copy[size + 1 : length + len(blocks) : size + 1] = True  # but START
+        copy[size + 1 : length + len(blocks) : size + 1] = True  # except START
         return (seen & ~copy).unsqueeze(0)
 
     def block_logits(
@@ -116,7 +116,7 @@ class OpenBlockDenoiser(BlockDenoiser):
         return logits, [(one[0], one[1]) for one in grown]
 
     def read_copy(self, before: Tensor | None, block: Tensor) -> Tensor:
-        """What the network reads of the word before a block, which was the last of its own, [B, 1, hidden]."""
+        """The network's input for the word before a block, the last of the previous block, [B, 1, hidden]."""
         if before is None:
             return self.read_start(block)
         level = self.process.at(torch.zeros(len(before), 1, device=before.device))

@@ -1,4 +1,4 @@
-"""A model with somebody else's weights: masks or random words over a text, after a prompt."""
+"""An open model with its released weights: masks or random words over a text, after a prompt."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ class Prompt(Conditioning):
     def prepare(self, denoiser: Denoiser, condition: Condition) -> Condition:
         if condition.source is None or condition.source_mask is None:
             return condition
-        length = int(condition.source_mask.sum(-1).max())  # waits for the device, once a batch
+        length = int(condition.source_mask.sum(-1).max())  # synchronises, once per batch
         source, there = condition.source[:, :length], condition.source_mask[:, :length]
         network, memory = denoiser.network, None
         if isinstance(network, OpenTransformer) and (kept := network.shape.count_kept(length)):
@@ -33,7 +33,7 @@ class Prompt(Conditioning):
         return replace(condition, source=source, source_mask=there, memory=memory)
 
     def place(self, denoiser: Denoiser, x: Tensor, level: Levels, mask: Tensor | None, condition: Condition) -> Canvas:
-        """Where the condition is dropped, the prompt is masked (Nie et al., 2025)."""
+        """If the condition is dropped, the prompt is masked (Nie et al., 2025)."""
         if condition.source is None or condition.source_mask is None:
             return Canvas(x, level, mask)
         before = torch.where(condition.source_mask, condition.source, denoiser.process.mask_id)
@@ -49,14 +49,14 @@ class OpenDiffusion(DiffusionModel):
     one_by_one = True
 
     def __init__(self, block: int, **parts: Any) -> None:
-        """`block`: positions of a block, of a network that sees no later one; 0: it sees all."""
+        """`block`: positions per block, for a network that does not attend to later ones; 0: it attends to all."""
         self.block = block
         super().__init__(conditioning=Prompt(), **parts)
         self.greedy = self.process.mask_id >= 0
 
     @property
     def can_hide_known(self) -> bool:
-        return self.process.mask_id >= 0 and not self.block  # what is kept of a prompt was kept with it
+        return self.process.mask_id >= 0 and not self.block  # the prompt's cache depends on the prompt
 
     def count_before(self, steering: Steering) -> Tensor | None:
         if not self.block:

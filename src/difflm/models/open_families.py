@@ -1,5 +1,5 @@
-"""The families of open diffusion language models: how each is recognised, what its config says of its network, and
-under which keys its weights lie. docs/models.md lists them, with those that no published output has checked."""
+"""The families of open diffusion language models: how each is recognised, what its config says about its network, and
+which keys its weights have. docs/models.md lists them, with those that no published output has checked."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -14,18 +14,18 @@ from difflm.networks.dit import Dit, DitShape
 from difflm.networks.open_transformer import OpenTransformer, Shape
 
 Config = Mapping[str, Any]
-EMBEDDING, HEAD, HEAD_BIAS = "embedding", "head.weight", "head.bias"  # weights that have a row for each token
+EMBEDDING, HEAD, HEAD_BIAS = "embedding", "head.weight", "head.bias"  # weights with a row for each token
 BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|sampling_eps_(min|max)|attn\.(bias|masked_bias))$")
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a weight lies: under a released key, as one of some equal parts of its rows."""
+    """Where a weight is stored: under a released key, as one of some equal parts of its rows."""
 
     key: str
     part: int = 0
     parts: int = 1
-    transposed: bool = False  # GPT-2 keeps matrices as [in, out]
+    transposed: bool = False  # GPT-2 stores matrices as [in, out]
 
     def take(self, tensor: Tensor) -> Tensor:
         rows = tensor.T if self.transposed and tensor.dim() == 2 else tensor
@@ -83,7 +83,7 @@ def read_llama(config: Config, **more: Any) -> Shape:
 
 
 def refuse_unread(config: Config, **usual: Any) -> None:
-    """Refuse a config whose settings ask for what the network does not have."""
+    """Reject a config whose settings the network does not support."""
     for key, value in usual.items():
         if config.get(key, value) not in (value, None):
             raise UsageError(f"{key}={config[key]!r} is not supported, only {value!r}")
@@ -240,7 +240,7 @@ def diffugpt_key(name: str) -> Stored:
 
 
 def read_dit(config: Config) -> DitShape:
-    """MDLM's, and with a block BD3-LM's, and with classes UDLM's."""
+    """The names of MDLM; with a block, of BD3-LM; with classes, of UDLM."""
     refuse_unread(config, causal=False, adaln=True)
     return DitShape(
         hidden=config["hidden_dim"],
@@ -297,12 +297,12 @@ def read_duo(config: Config) -> DitShape:
 
 
 def read_langflow(config: Config) -> DitShape:
-    """A DiT over word vectors; loc and scale of its schedule lie among its weights."""
+    """A DiT over word vectors; loc and scale of its schedule are among its weights."""
     return replace(read_dit(config), timed=True, gumbel=config["gumbel"])
 
 
 def block_of_name(pattern: str, size: int, otherwise: int = 0) -> Callable[[str], int]:
-    """How many positions a block has by the name of a model: the number in the pattern, or `size` where it has none."""
+    """The positions per block by the name of a model: the number in the pattern, or `size` if it has none."""
 
     def find(name: str) -> int:
         found = re.search(pattern, name, re.IGNORECASE)
@@ -330,7 +330,7 @@ CAUSAL: dict[str, tuple[Callable[[Config], Shape], Callable[[str], Stored]]] = {
 # -- the table --------------------------------------------------------------------------------------------------------
 
 CHAT_ENDS = ("<|eot_id|>", "<|im_end|>")
-MASKS_OF_NAMES = {"diffugpt-s": 10541, "diffugpt-m": 50257, "diffullama": 811}  # which none of their files names
+MASKS_OF_NAMES = {"diffugpt-s": 10541, "diffugpt-m": 50257, "diffullama": 811}  # which is in none of their files
 FAMILIES = {
     "llada": Family(
         "llada",

@@ -1,6 +1,6 @@
-"""Other people's diffusion language models as ours: a directory with `config.json`, safetensors and a tokenizer.
+"""Load open diffusion language models from a directory with `config.json`, safetensors and a tokenizer.
 
-No code of theirs is run and nothing is pickled. Every weight that the network has must be there, and no other."""
+None of their code is run, and nothing is unpickled. Every weight of the network must be there, and no other."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -44,14 +44,14 @@ from difflm.runtime.tensors import load_tensors
 
 ADVICE = "Download it again."
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-GENERATED = 128  # positions of a text whose length nobody asks for
+GENERATED = 128  # positions of a text if no length is given
 CONTINUOUS = (1e-4, 1 - 1e-4)  # times of the bound: its integrand is not finite at the ends
 NOT_A_CONFIG = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 
 
 @dataclass(frozen=True)
 class OpenModel:
-    """Somebody else's model in our parts."""
+    """An open model built from our parts."""
 
     model: OpenDiffusion
     tokenizer: OpenTokenizer
@@ -60,7 +60,7 @@ class OpenModel:
 
 
 def find_open_model(name_or_path: str | Path) -> Path | None:
-    """The directory of somebody else's model; None for all other names."""
+    """The directory of an open model; None for all other names."""
     folder = Path(name_or_path)
     if not (folder / "config.json").is_file():
         return None
@@ -73,7 +73,7 @@ def find_open_model(name_or_path: str | Path) -> Path | None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a directory, of one file or of several that an index lists."""
+    """All tensors of a directory, from one file or from several that an index lists."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return load_tensors(single, ADVICE)
@@ -98,7 +98,7 @@ def is_plain_name(name: Any) -> bool:
 
 
 def recognise(folder: Path, keys: Sequence[str]) -> tuple[Family, dict[str, Any]]:
-    """The family of a model, by what its config and its keys say, and its config, with what its name says."""
+    """The family of a model, by its config and keys, and its config, completed from its name."""
     config = read_json(folder / "config.json")
     config = config if isinstance(config, dict) else {}
     kind = str(config.get("model_type", ""))
@@ -121,22 +121,22 @@ def recognise(folder: Path, keys: Sequence[str]) -> tuple[Family, dict[str, Any]
 def load_network(
     folder: Path, dtype: torch.dtype, device: torch.device, rows: Sequence[int] | None = None, mask: int | None = None
 ) -> tuple[nn.Module, Tensor]:
-    """The network of a directory and its embedding of tokens, a row each. `rows` are the tokens that it shall know, in
-    their order, and the `mask` follows them in the embedding; None: all as they are."""
+    """Load the network of a directory and its token embedding. `rows` are the tokens to keep, in this order, followed
+    by the `mask` in the embedding; None: all as they are."""
     weights = read_weights(folder)
     family, config = recognise(folder, [*weights])
     if family.noise == "gaussian":
         config["gumbel"] = take_gumbel(folder, weights)
     try:
         vocabulary = family.vocabulary(config)
-        with torch.device("meta"):  # nothing is allocated for what a damaged config may ask
+        with torch.device("meta"):  # allocates nothing, whatever sizes a damaged config has
             network = family.build_network(config, vocabulary)
     except UsageError as error:
         raise UsageError(f"{folder}/config.json: {error}.") from None
     except NOT_A_CONFIG as error:
         raise DifflmError(f"{folder}/config.json does not describe a {family.name} model ({error}).") from None
     found = collect_weights(folder, weights, network, family.find_key, config)
-    weights.clear()  # each is let go of as soon as it is cast
+    weights.clear()  # each is freed as soon as it is cast
     for name in [*found]:
         own = found[name]
         if rows is not None and name in (EMBEDDING, HEAD, HEAD_BIAS):
@@ -154,8 +154,8 @@ def load_network(
 
 
 def take_gumbel(folder: Path, weights: dict[str, Tensor]) -> tuple[float, float]:
-    """LangFlow's schedule, which is learned and lies among the weights."""
-    weights.pop("proposal.entropy", None)  # what it was fitted to
+    """LangFlow's schedule, which is learned and stored among the weights."""
+    weights.pop("proposal.entropy", None)  # what the schedule was fitted to
     try:
         loc, scale = (float(weights.pop(f"proposal.{name}")) for name in ("loc", "scale"))
     except (KeyError, RuntimeError) as error:
@@ -166,7 +166,7 @@ def take_gumbel(folder: Path, weights: dict[str, Tensor]) -> tuple[float, float]
 def collect_weights(
     folder: Path, weights: dict[str, Tensor], network: nn.Module, find_key: Callable[[str], Stored], config: Config
 ) -> dict[str, Tensor]:
-    """The weights of a network by their names, and its embedding of tokens: every one, and no other."""
+    """The weights of a network by name, and its token embedding; missing or surplus ones are an error."""
     shapes = {name: weight.shape for name, weight in network.named_parameters()}
     shapes[EMBEDDING] = network.get_parameter(HEAD).shape
     stored = {name: find_key(name) for name in shapes}
@@ -188,7 +188,7 @@ def is_tied(config: Config) -> bool:
 
 
 def tie_weights(folder: Path, weights: dict[str, Tensor], embedding: str, head: str) -> None:
-    """Of a tied pair files hold one name or both."""
+    """Files hold one or both names of a tied pair."""
     if embedding in weights and head in weights and not torch.equal(weights[embedding], weights[head]):
         raise DifflmError(f"{folder}: {embedding} and {head} differ, though its config.json says that they are one.")
     for one, other in ((embedding, head), (head, embedding)):
@@ -200,7 +200,7 @@ def tie_weights(folder: Path, weights: dict[str, Tensor], embedding: str, head: 
 
 
 def find_tokenizer(folder: Path, family: Family) -> Path:
-    """The directory of a model's tokenizer. Some families use one that everybody has, and leave it out."""
+    """The directory of a model's tokenizer. Some families use a common one and do not include it."""
     if not family.tokenizer or any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
         return folder
     try:
@@ -210,7 +210,7 @@ def find_tokenizer(folder: Path, family: Family) -> Path:
 
 
 def find_mask(folder: Path, family: Family, config: Config, files: TokenizerFiles, rows: int) -> int:
-    """The id of the mask. Everybody who names one must name the same."""
+    """The id of the mask. All places that name one must agree."""
     said = {
         "its tokenizer": files.find("mask_token"),
         "its config.json": config.get("mask_token_id"),
@@ -230,14 +230,14 @@ def find_mask(folder: Path, family: Family, config: Config, files: TokenizerFile
 
 
 def find_special(name: str, config: Config, files: TokenizerFiles) -> int | None:
-    """The id of a token such as "eos", by config or tokenizer."""
+    """The id of a token such as "eos", from the config or the tokenizer."""
     found = config.get(f"{name}_token_id")
     found = found[0] if isinstance(found, list) and found else found
     return found if isinstance(found, int) else files.find(f"{name}_token")
 
 
 def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> OpenModel:
-    """Load a model of another library's format; whatever does not fit together is refused in a line."""
+    """Load a model of another library's format; inconsistent files are rejected with a one-line error."""
     if dtype is torch.int8:
         raise UsageError("dtype int8 is for difflm's own Transformer: leave it out.")
     family, config = recognise(folder, stored_keys(folder))
@@ -278,20 +278,20 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
         times=LowDiscrepancy(limits=CONTINUOUS),
         lengths=lengths,
         sampling=replace(family.sampling, block=block),
-        # Of blocks, and behind a token that is always given, the bound is another one.
+        # The bound does not hold for blocks, or after a token that is always given.
         bound=None if shape.block or begins or family.noise == "gaussian" else DiscreteBound(),
         self_conditioning=SelfConditioning() if family.noise == "gaussian" else None,
     )
     parameters = sum(weight.numel() for weight in network.parameters()) + embedding.numel() * (not is_tied(config))
     about = {"method": family.name, "parameters": parameters, "sampling": {}, "recipe": {}}
     template = files.template
-    # An answer has a token at least, and its end.
+    # An answer has at least one token, and its end.
     chat = Chat(template, tokenizer, files.settings, folder, context - 2) if template is not None else None
     return OpenModel(model.requires_grad_(False).eval(), tokenizer, about, chat)
 
 
 def build_state(family: Family, shape: Any, embedding: Tensor, words: int) -> tuple[Process, Codec]:
-    """What is noised: tokens, or vectors of length √D."""
+    """The process and the codec: of tokens, or of vectors of length √D."""
     if family.noise == "gaussian":
         table = F.normalize(embedding.float(), dim=-1) * math.sqrt(embedding.shape[1])
         return Gaussian(Gumbel(*shape.gumbel)), SkipEmbedding(table, prediction=Logits(evidence=True))
@@ -311,6 +311,6 @@ def stored_keys(folder: Path) -> list[str]:
         try:
             with safe_open(path, framework="pt") as file:
                 keys += file.keys()
-        except Exception:  # what is wrong with it, whoever reads the tensors says
+        except Exception:  # reading the tensors will report the error
             continue
     return keys

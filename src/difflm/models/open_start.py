@@ -1,4 +1,4 @@
-"""A left-to-right model of Llama's, Qwen's or GPT-2's shape as the beginning of one that denoises."""
+"""Start a denoising model from a left-to-right model of Llama's, Qwen's or GPT-2's shape."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from difflm.runtime.files import read_json
 
 
 def read_decoder(folder: str) -> tuple[dict[str, Any], Shape]:
-    """The config of a local directory, and the shape that it describes."""
+    """The config in a local directory, and the network shape that it describes."""
     path = Path(folder) / "config.json"
     config = read_json(path) if path.is_file() else None
     if not isinstance(config, dict) or config.get("model_type") not in CAUSAL:
@@ -37,7 +37,7 @@ def shape_of(config: dict[str, Any]) -> Shape:
 
 
 def build_annealed(config: dict[str, Any], words: int, longest: int, shift: bool, updates: int) -> AnnealedTransformer:
-    """A network of that shape whose head knows our words, and how often they occur."""
+    """A network of that shape, with a head for our vocabulary."""
     shape = replace(shape_of(config), shift=shift, head_bias=True)
     if shape.positions and longest > shape.positions:
         raise UsageError(f"model.pretrained: it reads {shape.positions} tokens at most; texts may have {longest}.")
@@ -45,7 +45,7 @@ def build_annealed(config: dict[str, Any], words: int, longest: int, shift: bool
 
 
 def read_causal(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The config of a directory, and all weights of its network under our names, its embedding of tokens among them."""
+    """The config of a directory, and all weights of its network under our names, including its token embedding."""
     config, shape = read_decoder(str(folder))
     weights = {key.removeprefix("transformer."): weight for key, weight in read_weights(folder).items()}
     with torch.device("meta"):
@@ -55,8 +55,8 @@ def read_causal(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 @torch.no_grad()
 def take_weights(model: Any, folder: str, tokenizer: Tokenizer) -> None:
-    """Weights of a directory, in place. START and END are its own marks; the mask, and what it has no token for, begin
-    as the mean of all tokens."""
+    """Copy the weights of a directory in place. START and END are its own special tokens; the mask, and tokens that it
+    does not have, start as the mean of all tokens."""
     if not isinstance(tokenizer, PretrainedTokenizer):
         raise UsageError(f"model.pretrained={folder} knows its own tokens: give tokenizer={folder}.")
     assert isinstance(model, DiffusionModel)
@@ -75,7 +75,7 @@ def take_weights(model: Any, folder: str, tokenizer: Tokenizer) -> None:
     for into, rows in ((table, found.pop(EMBEDDING)), (network.head.weight, found.pop(HEAD))):
         into.copy_(rows.mean(0).expand_as(into))
         into[ours] = rows[theirs].to(into.dtype)
-    network.head.bias.zero_()  # its answers know how frequent tokens are
+    network.head.bias.zero_()  # its logits include how frequent tokens are
     own = network.state_dict()
     for name, weight in found.items():
         own[name].copy_(weight)

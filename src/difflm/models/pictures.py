@@ -13,13 +13,13 @@ from difflm.models.batching import LengthPolicy, PadTokens
 
 
 class PictureLengths(PadTokens):
-    """A canvas of `cells` signs, blank behind the text: the picture itself says where a text ends. What does not fit is
-    left out, from the first token on that is not whole."""
+    """A canvas of `cells` characters, blank after the text: the picture itself shows where a text ends. What does not
+    fit is left out, starting with the first token that is not whole."""
 
     first = 0
     forbidden = ()
-    spelled: Tensor  # [V, K] signs of each token, blanks behind them
-    sizes: Tensor  # [V] how many those are
+    spelled: Tensor  # [V, K] characters of each token, padded with blanks
+    sizes: Tensor  # [V] their number
 
     def __init__(self, spelling: Spelling, cells: int, max_words: int) -> None:
         LengthPolicy.__init__(self, cells, max_words)
@@ -43,21 +43,21 @@ class PictureLengths(PadTokens):
         sizes = torch.where(there, self.sizes[ids], 0)
         ends = sizes.cumsum(1)
         shown = (place < sizes.unsqueeze(2)) & (ends - len(self.gap) <= self.longest).unsqueeze(2)
-        # What is not shown goes to the column behind the last, which is cut off.
+        # What is not shown is written to an extra last column, which is cut off.
         to = torch.where(shown, (ends - sizes).unsqueeze(2) + place, self.longest).clamp(max=self.longest)
         canvas = torch.zeros(len(ids), self.longest + 1, device=ids.device, dtype=ids.dtype)
         canvas = canvas.scatter_(1, to.flatten(1), self.spelled[ids].flatten(1).to(ids.dtype))[:, :-1]
         return canvas, torch.ones_like(canvas, dtype=torch.bool)
 
     def words(self, row: list[int]) -> list[int]:
-        """The tokens that a row of signs spells."""
+        """The tokens that a row of characters spells."""
         signs = "".join(self.signs[k] for k in row).rstrip(BLANK)
         if self.tokenizer is not None and not self.gap:
             return self.tokenizer.encode(read_signs(signs))
         return [self.read_word(word) for word in signs.split(BLANK) if word]
 
     def read_word(self, word: str) -> int:
-        """The word itself, or else the one of its length that differs in the fewest signs."""
+        """The word itself, or else the one of the same length with the fewest different characters."""
         if word in self.ids:
             return self.ids[word]
         near = self.by_length.get(len(word), [])

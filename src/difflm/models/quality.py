@@ -1,8 +1,8 @@
 """A masked model that also learns which of its words are wrong: PRISM (Kim et al., 2025, arXiv 2510.01384).
 
 In training some masks of x_t are filled with words that the model draws itself, and a linear head on the network's last
-states says of each of them how likely it is the text's own word. If one mask is filled, the best answer is
-P(x_i = y_i | y without i), whatever the model draws. The sampler `prism` masks the words of the lowest value again.
+states predicts for each of them whether it is the text's own word. If one mask is filled, the optimum is P(x_i = y_i |
+y without i), whatever the model draws. The sampler `prism` masks the words with the lowest values again.
 """
 
 from dataclasses import replace
@@ -20,8 +20,8 @@ from difflm.diffusion.objectives import Corrupted
 from difflm.diffusion.processes.discrete import draw_states
 from difflm.models.diffusion import DiffusionModel
 
-FILLED = 4  # masks of a text that the model fills in training, at most
-FILLS, COUNTS = 35, 36  # streams of random numbers: where masks are filled and with what, and how many
+FILLED = 4  # the largest number of masks of a text that the model fills in training
+FILLS, COUNTS = 35, 36  # random streams: where masks are filled and with what, and how many
 
 
 class QualityDenoiser(Denoiser):
@@ -50,13 +50,13 @@ class QualityDenoiser(Denoiser):
         return replace(belief, quality=found.quality)
 
     def read_states(self, states: Tensor) -> Belief:
-        """The answers of both heads to the network's last states."""
+        """The outputs of both heads for the network's last states."""
         network = cast(Any, self.network)
         states = network.norm(states)
         return Belief(network.head(states).float(), quality=self.quality(states).squeeze(-1).float())
 
     def ask_places(self, x: Tensor, level: Levels, mask: Tensor | None, condition: Condition, at: Tensor) -> Belief:
-        """What is believed of the positions `at` [B, M] alone, as if all of them were masked."""
+        """The belief about the positions `at` [B, M] alone, as if all of them were masked."""
 
         def read(states: Tensor) -> Belief:
             return self.read_states(states.gather(1, at.unsqueeze(-1).expand(-1, -1, states.shape[-1])))
@@ -65,7 +65,7 @@ class QualityDenoiser(Denoiser):
 
 
 class QualityModel(DiffusionModel):
-    """`filled` is how many masks of a training text the model fills at most, and at least one; how many is random."""
+    """The model fills a random number of masks of each training text, from one to `filled`."""
 
     denoiser: QualityDenoiser
 
@@ -78,12 +78,12 @@ class QualityModel(DiffusionModel):
     def further_losses(
         self, corrupted: Corrupted, seen: Tensor | None, condition: Condition, noise: Noise
     ) -> dict[str, Tensor]:
-        """The binary cross-entropy of whether a word that the model drew is the text's own, in the mean over them."""
+        """The mean binary cross-entropy of whether each word that the model drew is the text's own."""
         ids, x_t, level = corrupted.ids, corrupted.x_t, corrupted.level
         there = corrupted.mask & (x_t == self.process.mask_id)
         fresh = self.process.draw_noise(noise, 0, x_t.shape[1:], stream=FILLS)
         most = min(self.filled, x_t.shape[1])
-        at = fresh[..., 0].masked_fill(~there, 2.0).argsort(-1)[:, :most]  # any masks, [B, M]
+        at = fresh[..., 0].masked_fill(~there, 2.0).argsort(-1)[:, :most]  # random masks, [B, M]
         count = 1 + (noise.uniform(0, stream=COUNTS) * self.filled).long()
         here = there.gather(1, at) & (torch.arange(most, device=at.device) < count.unsqueeze(1))
         with torch.no_grad():

@@ -1,5 +1,5 @@
-"""Sampling that is captured once and replayed, over tensors that stay where they are: on a GPU a denoising step, or a
-word from left to right, is one replay of a CUDA graph."""
+"""Sampling that is captured once and replayed, over tensors that stay in place: on a GPU a denoising step, or one word
+from left to right, is one replay of a CUDA graph."""
 
 from collections.abc import Container, Hashable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -20,14 +20,14 @@ from difflm.networks.transformer import Slots, rotary
 from difflm.runtime.cuda_graphs import CapturedFunction, compile_whole
 from difflm.runtime.tensors import storage_addresses
 
-MAX_PREDRAWN = 2**24  # random numbers that may be drawn before they are needed: those of 50 texts and 50 steps
+MAX_PREDRAWN = 2**24  # random numbers that may be drawn ahead: enough for 50 texts and 50 steps
 
 # Sampler inputs are a tree of values: dataclasses and lists of them, with tensors and networks for leaves.
 
 
 def can_capture(inputs: SamplerInputs) -> bool:
-    """Whether sampling steps can be captured: whatever takes part in them is a value whose tensors can be found, and
-    does not read the device to decide what to do."""
+    """Whether sampling steps can be captured: everything that takes part in them is a value whose tensors can be found,
+    and does not read from the device to decide what to do."""
     sampler = inputs.sampler
     parts = [inputs.denoise, *sampler.transforms, *([] if sampler.guide is None else [sampler.guide])]
     network = inputs.denoise.denoiser.network if isinstance(inputs.denoise, BoundDenoiser) else None
@@ -87,9 +87,9 @@ def paired_tensors(new: Any, old: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class RecordedSampler:
-    """Sampling whose every step is the same work on the same tensors, and so is its beginning: both are captured, and
-    compiled as one if so asked. What a step needs for its own duration it shares with those of `other`, which runs
-    before it or after it."""
+    """A sampler whose steps all do the same work on the same tensors; the steps and the start are captured, and
+    compiled as one if requested. Temporary memory of a step is shared with `other`, which never runs at the same
+    time."""
 
     def __init__(self, inputs: SamplerInputs, compiled: bool = False, other: "RecordedSampler | None" = None) -> None:
         self.inputs: SamplerInputs = clone_tensors(inputs, {})
@@ -114,7 +114,7 @@ class RecordedSampler:
         self.begin = CapturedFunction(begin, self.x.device, warmup=1, share_pool_with=self.step)
 
     def _predraw(self) -> Tensor:
-        """The noise of the beginning and of all steps: drawn together, many small operations are those of one step."""
+        """The noise of the start and of all steps, drawn at once: as many small operations as for a single step."""
         return self.inputs.draw_noise(torch.arange(len(self.levels), device=self.x.device).unsqueeze(1))
 
     def _noise(self) -> Tensor:
@@ -123,8 +123,8 @@ class RecordedSampler:
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """All that follows from what is given, before the first step."""
-        inputs = replace(self.inputs)  # a copy, which has computed no levels yet
+        """Compute everything before the first step from the inputs."""
+        inputs = replace(self.inputs)  # a copy that has not computed its levels yet
         self.levels.copy_(stack_levels(inputs.levels))
         if self.predrawn is not None:
             self.predrawn.copy_(self._predraw())
@@ -159,8 +159,8 @@ class RecordedSampler:
         self.begin.close()
 
     def frames(self, inputs: SamplerInputs, watched_steps: Container[int] | None = None) -> Iterator[Frame]:
-        """The frames of other inputs with the same capture key. Frames that are not watched are not copied, except the
-        last."""
+        """Yield the frames of other inputs with the same capture key. Frames that are not watched are not copied,
+        except the last."""
         copy_into(inputs, self.inputs)
         self.begin()
         times, before = self.levels[:, 0].clone(), None
@@ -177,14 +177,14 @@ class RecordedSampler:
 
 
 def stack_levels(levels: Levels) -> Tensor:
-    """The levels of a grid as one tensor, [N + 1, K, …], times first: a step looks them up at once."""
+    """The levels of a grid as one tensor, [N + 1, K, …], times first, so that a step looks them up at once."""
     return torch.stack([getattr(levels, f.name) for f in fields(levels)], 1)
 
 
 class RecordedDecoder:
-    """Decodes batches of one shape in tensors that keep their place. Keys and values have a slot for every position;
-    those of positions to come are masked, so nothing need be cleared between two batches. Those of sources, a `memory`
-    like the one it is made with, are copied to where the step reads them."""
+    """Decodes batches of one shape in tensors that stay in place. Keys and values have a slot for every position; those
+    of later positions are masked, so nothing need be cleared between two batches. A `memory` of sources is copied to
+    where the step reads it."""
 
     def __init__(
         self, model: Autoregressive, batch: int, width: int, sampling: Sampling, memory: Memory | None = None

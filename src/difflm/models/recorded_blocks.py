@@ -22,15 +22,15 @@ from difflm.networks.transformer import Slots, Transformer, rotary
 
 
 def recorder_of(inputs: SamplerInputs) -> type[RecordedSampler] | None:
-    """What captures the steps of these inputs; None where nothing can."""
+    """The class that captures the steps of these inputs; None if they cannot be captured."""
     if can_capture(inputs):
         return RecordedSampler
     bound, sampler = inputs.denoise, inputs.sampler
     if not isinstance(bound, BlockwiseDenoiser) or not bound.denoiser.codec.holds_tokens:
         return None
-    if not isinstance(bound.denoiser.network, Transformer):  # others keep keys and values in their own way
+    if not isinstance(bound.denoiser.network, Transformer):  # other networks cache keys and values differently
         return None
-    # Whatever looks at the whole canvas at once must have a belief about all of it.
+    # What acts on the whole canvas at once needs a belief about all of it.
     apart = all(isinstance(one, BanTokens | Temperature | ImposeTokens) for one in sampler.transforms)
     return RecordedBlocks if apart and sampler.guide is None and sampler.step is not gibbs else None
 
@@ -41,10 +41,10 @@ class RecordedBlocks(RecordedSampler):
         denoiser, device = inputs.denoise.denoiser, inputs.mask.device
         size, network, (texts, width) = denoiser.size, denoiser.network, inputs.mask.shape
         self.block = torch.arange(size, device=device)
-        # Slot j is that of position j − size: before the first block there is another, which nobody sees.
+        # Slot j is that of position j − size: before the first block there is another, which is never attended to.
         self.position = torch.arange(-size, width, device=device)
         self.angles = rotary(width + size, network.head_dim, device, -size)
-        self.slot = torch.zeros(2 * size, dtype=torch.int64, device=device)  # where two blocks stand
+        self.slot = torch.zeros(2 * size, dtype=torch.int64, device=device)  # slots of the two blocks
         heads = network.input.out_features // network.head_dim
         dtype = network.input.weight.dtype  # of all linear layers
         empty = torch.zeros(texts, heads, width + size, network.head_dim, dtype=dtype, device=device)
@@ -73,7 +73,7 @@ class RecordedBlocks(RecordedSampler):
         counter.add_(1)
 
     def _believe(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
-        """A belief about the current block, [B, size], after the finished one before it was read."""
+        """The belief about the current block, [B, size], after reading the finished block before it."""
         bound, size = self.inputs.denoise, len(self.block)
         assert isinstance(bound, BlockwiseDenoiser)
         denoiser, codec = bound.denoiser, bound.denoiser.codec
@@ -87,10 +87,10 @@ class RecordedBlocks(RecordedSampler):
         return codec.belief(logits, x, level, codec.evidence(x, level), denoiser.process)
 
     def _seen(self, bound: BlockwiseDenoiser) -> Tensor:
-        """Who sees whom, [B or 1, 2 size, slots]: a block itself, and finished ones that are near enough. Where there
-        is none before, what stands for it sees itself: attention to nothing would be no number."""
+        """The attention mask, [B or 1, 2 size, slots]: a block attends to itself and to finished ones within reach. The
+        placeholder before the first block attends to itself: attention to nothing would give NaN."""
         size = len(self.block)
-        first = (self.slot - size - self.block.repeat(2)).unsqueeze(1)  # the first position of each one's block
+        first = (self.slot - size - self.block.repeat(2)).unsqueeze(1)  # of the block of each position
         reach = bound.denoiser.kept if bound.back is None else bound.back.clamp(max=bound.denoiser.kept).view(-1, 1, 1)
         low = torch.maximum(first - reach, first.clamp(max=0))
         seen = (self.position >= low) & (self.position < first + size)

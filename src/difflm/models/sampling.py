@@ -20,7 +20,7 @@ Start = Literal["noise", "nothing", "source"]
 def setting(
     family: Family, help: str, low: float | None = None, high: float | None = None, above: bool = False, zero: str = ""
 ) -> Any:
-    """`above`: the range begins above `low`. `zero`: what 0 means, where it is none of the usual values."""
+    """`above`: the range excludes `low`. `zero`: the meaning of 0, if it is outside of the range."""
     ends: dict[str, Any] = {"gt" if above and not zero else "ge": low, "le": high}
     about: dict[str, Any] = {"family": family, "low": low, "high": high, "above": above, "zero": zero}
     return Field(description=help, json_schema_extra=about, **ends)

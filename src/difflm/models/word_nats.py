@@ -1,8 +1,8 @@
-"""What training takes of a belief where losses are linear in the cross-entropies of masked words: these alone.
+"""Cross-entropies of masked words alone: training needs nothing else if losses are linear in them.
 
-The head is asked of as many rows as hold the masked words of nearly every batch, a fixed number, so that a step can be
-captured and nothing is read back. A batch that has more of them is rare; then a run of them that begins anywhere is
-taken, and each counts for more: the loss is exact whenever all fit, and right on average always.
+The head computes a fixed number of rows, enough for the masked words of nearly every batch, so that a step can be
+captured and nothing is read back. In the rare batch with more of them, a run of them that begins anywhere is used, and
+each counts for more: the loss is exact whenever all fit, and always unbiased.
 """
 
 import math
@@ -22,9 +22,9 @@ from difflm.diffusion.timesteps import TimeSampler
 from difflm.networks import Transformer
 from difflm.networks.head import rows_of_part, weigh_nats
 
-LINEAR = {"elbo", "masked_ce", "chain_kl", "ce"}  # terms that are so under masks
-WATCHED = 4096  # batches whose times tell how many words are masked at most
-SPARE = 3.0  # times the root of all positions: six standard deviations of how many are masked, or more
+LINEAR = {"elbo", "masked_ce", "chain_kl", "ce"}  # loss terms that are linear under masks
+WATCHED = 4096  # batches whose times determine the largest number of masked words
+SPARE = 3.0  # times the square root of all positions: six standard deviations of the number of masks, or more
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,18 @@ class WordNats(Belief):
 
 
 def is_linear(objective: Objective, denoiser: Denoiser) -> bool:
-    """Whether a loss is a weighted sum of cross-entropies of masked words, and the head can be asked of these alone."""
+    """Whether a loss is a weighted sum of cross-entropies of masked words, so that the head can skip all others."""
     alike = not objective.label_smoothing or {*objective.weights} == {"masked_ce"}
     return alike and {*objective.weights} <= LINEAR and has_linear_bound(denoiser)
 
 
 def has_linear_bound(denoiser: Denoiser) -> bool:
-    """The same of the bound."""
+    """The same for the bound."""
     return getattr(denoiser.process, "linear", False) and isinstance(denoiser.network, Transformer)
 
 
 class WordDenoiser:
-    """A denoiser of known texts [B, L] whose answer is the nats of masked words: all that a bound asks of it."""
+    """A denoiser of known texts [B, L] that returns the nats of masked words: all that a bound needs."""
 
     def __init__(self, denoiser: Denoiser, ids: Tensor) -> None:
         self.denoiser, self.ids = denoiser, ids
@@ -77,8 +77,8 @@ def read_masked(
     weight: Tensor,
     states: Tensor,
 ) -> WordNats:
-    """The nats of a batch's masked words under the weights of its times, given the network's last states. `made`
-    believes 1 nat of each masked word; `rows` keeps how many are read of batches of a shape."""
+    """The nats of a batch's masked words, weighted by their times, given the network's last states. `made` has a belief
+    of 1 nat for each masked word; `rows` caches how many rows are computed, by batch shape."""
     network, process, shape = denoiser.network, denoiser.process, made.ids.shape
     assert isinstance(network, Transformer) and isinstance(process, DiscreteProcess)
     with torch.autocast(states.device.type, enabled=False):
@@ -86,7 +86,7 @@ def read_masked(
         weights = total * (weight if weight.dim() == 2 else weight.unsqueeze(1))
     if shape not in rows:
         rows[shape] = most_masked(process, times, shape[0], shape[1], states.device)
-    u = made.noise[:1, 0, 2]  # a uniform number that masks have no use for
+    u = made.noise[:1, 0, 2]  # a uniform number that masks do not use
     return read_nats(network, states, made.ids, weights, rows[shape], u, objective.label_smoothing)
 
 
@@ -107,7 +107,7 @@ def read_nats(
 
 
 def choose_rows(wanted: Tensor, rows: int, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices of so many positions of [N], the wanted ones first, and the factor by which each counts for those that
+    """Indices of this many positions of [N], wanted ones first, and the factor by which each also counts for those that
     are left out."""
     count = wanted.sum()
     start = torch.where(count > rows, (u * count).long(), 0)
@@ -119,7 +119,7 @@ def choose_rows(wanted: Tensor, rows: int, u: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def most_masked(process: DiscreteProcess, times: TimeSampler, texts: int, positions: int, device: torch.device) -> int:
     """Rows that hold the masked words of all but very few batches of this shape, rounded up to whole parts of the head:
-    times that cover [0, 1] evenly mask hardly more than half of the words. It synchronises: ask once a shape."""
+    times that cover [0, 1] evenly mask hardly more than half of the words. It synchronises: call it once per shape."""
     noise = Noise(0, torch.arange(WATCHED + texts, device=device))
     t, _ = times.sample(noise, torch.ones(WATCHED + texts, 1, dtype=torch.bool, device=device))
     whole = texts * positions

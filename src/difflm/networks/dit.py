@@ -22,9 +22,9 @@ EPSILON = 1e-3  # of their log-linear noise, σ(t) = −log(1 − (1 − ε) t),
 
 @dataclass(frozen=True)
 class DitShape:
-    """Without `timed` the network is told σ = 0, whatever the time is. `classes`: rows of a table of labels, 0: none.
-    `block` as in `Shape`. With `gumbel`, loc and scale, it is told −λ of that schedule in the place of σ, and reads its
-    last estimate behind the state."""
+    """Without `timed` the network's input is σ = 0, whatever the time is. `classes`: rows of a table of labels, 0:
+    none. `block` as in `Shape`. With `gumbel`, loc and scale, its input is −λ of that schedule instead of σ, and it
+    reads its last estimate after the state."""
 
     hidden: int
     layers: int

@@ -16,7 +16,7 @@ def same_document(documents: Tensor, causal: bool = False) -> Tensor:
 
 
 def document_ends(documents: Tensor) -> tuple[Tensor, Tensor]:
-    """The first and the last position of the document that stands at each position, [B, L] each."""
+    """The first and the last position of the document at each position, [B, L] each."""
     place = torch.arange(documents.shape[1], device=documents.device)
     new = documents[:, 1:] != documents[:, :-1]
     first = torch.where(F.pad(new, (1, 0), value=True), place, 0).cummax(-1).values

@@ -1,4 +1,4 @@
-"""A Transformer that reads a source through attention. The source is encoded once a generation."""
+"""A Transformer that reads a source through attention. The source is encoded once per generation."""
 
 from typing import Any
 
@@ -36,14 +36,14 @@ class EncoderDecoder(Transformer):
         self.encoder = Transformer(
             hidden, 2 * layers * hidden, hidden, encoder_layers, heads, dropout, time="none", positions=source_longest
         )
-        self.encoder.head.reset_parameters()  # keys of zeros would see all of a source alike
+        self.encoder.head.reset_parameters()  # keys of zeros would attend to all of a source equally
 
     def encode(self, source: Tensor, mask: Tensor) -> Tensor:
         """Keys and values of every layer, [B, 1 + S, 2 · layers · hidden], of sources [B, S]."""
         return self.encode_states(self.embed_source(source), mask)
 
     def encode_states(self, states: Tensor, mask: Tensor) -> Tensor:
-        """The same of vectors [B, S, hidden]."""
+        """The same for vectors [B, S, hidden]."""
         memory: Tensor = self.encoder(states, None, mask)
         return F.pad(memory, (0, 0, 1, 0))
 
@@ -77,7 +77,7 @@ class StagedDecoder(EncoderDecoder):
     def run_stage(
         self, stage: int, states: Tensor | None, inputs: Tensor, mask: Tensor | None, memory: list[Memory]
     ) -> Tensor:
-        """The states that a stage leaves, of which `answer` reads the words."""
+        """The states after a stage, from which `answer` reads the words."""
         x, part = self.embed(inputs, mask), self.stages[stage]
         # States grow from block to block: without a norm they would drown the words.
         x = x if states is None else x + F.layer_norm(states, states.shape[-1:])

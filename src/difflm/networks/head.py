@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from difflm.diffusion.precision import avoid_onednn
 
-ALIGNED = 64  # words of the head are padded to a multiple of it: else a GPU's matrix units cannot read rows of logits
+ALIGNED = 64  # the head's words are padded to a multiple of it: a GPU's matrix units cannot read other rows of logits
 CHUNK = {"cuda": 2**28, "cpu": 2**24}  # logits at a time; on other devices as on a GPU
 ROWS = 128  # rows of a part are a multiple of it
 
@@ -38,8 +38,8 @@ def weigh_slopes(
 def weigh_nats(
     network: Any, states: Tensor, targets: Tensor, weights: Tensor, smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropies [N] of a Transformer's answers to its last states [N, hidden], which have no gradient, and their
-    sum under `weights` [N], which has one. `smoothing` is the share of the target that all words have alike."""
+    """Cross-entropies [N] of a Transformer's predictions from its last states [N, hidden], which have no gradient, and
+    their sum under `weights` [N], which has one. `smoothing` is the share of the target spread over all words."""
     head: nn.Linear = network.head
     states, kind = network.norm(states), states.device.type
     cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
@@ -67,7 +67,7 @@ def plain_nats(
 
 
 def rows_of_part(rows: int, vocabulary: int, kind: str) -> int:
-    """Rows of each of the parts, about alike, of so many rows on a kind of device."""
+    """Rows per part, about equal, for this many rows on a kind of device."""
     parts = -(-rows * vocabulary // CHUNK.get(kind, CHUNK["cuda"]))
     return -(-rows // (parts * ROWS)) * ROWS
 

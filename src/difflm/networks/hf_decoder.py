@@ -50,7 +50,7 @@ class PretrainedDecoder(nn.Module):
                 setattr(config, key, dropout)
         with explained(f"model.pretrained: no {decoder['model_type']} can be made of its config.json"):
             self.body = transformers().AutoModel.from_config(config, trust_remote_code=False)
-        self.body.set_input_embeddings(nn.Embedding(1, config.hidden_size))  # never asked: words come as vectors
+        self.body.set_input_embeddings(nn.Embedding(1, config.hidden_size))  # never called: words come as vectors
         self.input, self.blocks = nn.Identity(), nn.ModuleList()
         self.norm, self.head = nn.Identity(), nn.Linear(config.hidden_size, vocabulary)
         nn.init.normal_(self.head.weight, std=0.02)
@@ -104,4 +104,4 @@ def take_weights(
     spelt[:2] = [[end if pieces.bos_token_id is None else pieces.bos_token_id], [end]]
     for into, rows in ((table, vectors), (network.head.weight, output)):
         into.copy_(torch.stack([rows[ids].mean(0) for ids in spelt]))
-    network.head.bias.zero_()  # its answers know how frequent words are
+    network.head.bias.zero_()  # its logits include how frequent words are

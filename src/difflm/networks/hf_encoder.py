@@ -79,7 +79,7 @@ def sizes_of(encoder: dict[str, Any]) -> dict[str, int]:
 
 
 def masked_lm(encoder: dict[str, Any], dropout: float = 0.0) -> Any:
-    """The library's masked language model of this shape, not yet learned."""
+    """The library's masked language model of this shape, not yet trained."""
     library, kind = transformers(), encoder.get("model_type")
     with explained(f"model.pretrained: no encoder of the kind {kind} is known"):
         config = library_config(encoder)
@@ -124,7 +124,7 @@ class PretrainedEncoder(nn.Module):
         self.body = masked_lm(encoder, dropout)
         read, compared = widths(self.body)
         self.body.set_output_embeddings(Through())
-        self.body.set_input_embeddings(nn.Embedding(1, read))  # never asked: words come as vectors
+        self.body.set_input_embeddings(nn.Embedding(1, read))  # never called: words come as vectors
         self.ends = nn.Parameter(0.02 * torch.randn(2, read))  # [CLS] and [SEP]
         self.head = nn.Linear(compared, vocabulary)
         self.blocks: list[nn.Module] = []

@@ -48,9 +48,9 @@ class FrozenEncoder(nn.Module):
 
 
 class FrozenDecoder(nn.Module):
-    """Latents → words, by a Transformer that turns latents into what the body's decoder attends to. It answers to the
-    names of `LatentDecoder`. What it keeps of earlier words are their vectors, which it reads again for every word:
-    each kind of the library has a cache of its own."""
+    """Latents → words, by a Transformer that turns latents into what the body's decoder attends to. It has the
+    interface of `LatentDecoder`. It keeps the vectors of earlier words and reads them again for every word, since each
+    kind of network in the library has its own cache."""
 
     capturable = False
     blocks: Sequence[nn.Module] = ()
@@ -110,7 +110,7 @@ def build_halves(
         body = transformers().AutoModelForSeq2SeqLM.from_config(config, trust_remote_code=False)
         width = body.get_input_embeddings().weight.shape[1]
         for half in (body.get_encoder(), body.get_decoder()):
-            half.embed_tokens = nn.Embedding(1, width)  # never asked: words come as vectors
+            half.embed_tokens = nn.Embedding(1, width)  # never called: words come as vectors
             half.requires_grad_(False)
     resampler = Resampler(*(width, out_dim, latents, *sizes, longest))
     reader = Transformer(*(dim, width, *sizes), time="none", positions=latents)

@@ -54,12 +54,12 @@ class Shape:
     local_rope: float = 10_000.0
     global_every: int = 1
     embedding_norm: bool = False
-    transforms: bool = False  # whether a layer of its own stands before the head, as in BERT
+    transforms: bool = False  # whether there is another layer before the head, as in BERT
     head_bias: bool = False
 
     def count_kept(self, length: int) -> int:
-        """How many positions of a prompt do not depend on what follows: its whole blocks. What a shifted network says
-        of the next position is said by the last one, which is not kept."""
+        """How many positions of a prompt do not depend on what follows: its whole blocks. For a shifted network, the
+        prediction of the next position comes from the last one, which is not cached."""
         return (length - self.shift) // self.block * self.block if self.block else 0
 
 
@@ -229,7 +229,7 @@ class AnnealedTransformer(OpenTransformer):
     """A network that learned from left to right and comes to see everything: in training a position sees a later one
     with a chance that rises to 1 over the first `updates` (Gong et al., 2025)."""
 
-    opened: Tensor  # the chance
+    opened: Tensor  # the probability
 
     def __init__(self, shape: Shape, words: int, updates: int) -> None:
         super().__init__(shape, words)

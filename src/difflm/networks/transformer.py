@@ -29,7 +29,7 @@ from difflm.networks.head import weigh_slopes
 if TRITON := find_spec("triton") is not None:
     from difflm.runtime.kernels.short_attention import attend
 
-SHORT = 64  # words up to which attention is quicker in another order of trying (docs/log.md)
+SHORT = 64  # up to this many words, attention is faster with another order of kernels (docs/log.md)
 FOR_SHORT = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.CUDNN_ATTENTION,
@@ -45,8 +45,8 @@ Memory = tuple[Tensor, Tensor, Tensor]  # keys and values of a source for one la
 
 @dataclass(frozen=True)
 class Slots:
-    """Keys and values of one layer in memory that stays where it is, [B, heads, W, head_dim], so that a step can be
-    recorded. `place` [1] is where the next ones go; who asks masks the slots behind it."""
+    """Keys and values of one layer in memory that stays in place, [B, heads, W, head_dim], so that a step can be
+    captured. `place` [1] is where the next ones go; the caller masks later slots."""
 
     keys: Tensor
     values: Tensor
@@ -109,7 +109,7 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as what attention adds to its scores: worked out once, and not by every layer."""
+    """A mask as what attention adds to its scores: computed once, not in every layer."""
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
 
 
@@ -128,7 +128,7 @@ class Attention(nn.Module):
         cache: Cache | Slots | None,
         keeps: bool = True,
     ) -> tuple[Tensor, Cache | None]:
-        """Also keys and values, with those of the cache, for who `keeps` them; else a kernel of our own may do it."""
+        """Also return keys and values, with the cached ones, if the caller `keeps` them; else our kernel may run."""
         batch, length, hidden = x.shape
         packed = self.qkv(x).view(batch, length, 3, self.heads, -1)
         dropout = self.dropout if self.training else 0.0
@@ -172,21 +172,21 @@ class SourceAttention(nn.Module):
 
 @lru_cache
 def has_kernel(device: torch.device) -> bool:
-    """Whether kernels of our own run there: they need units for bfloat16, and a C compiler that starts them."""
+    """Whether our own kernels run there: they need units for bfloat16, and a C compiler that starts them."""
     compiler = os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))
     return TRITON and device.type == "cuda" and bool(compiler) and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def is_short(qkv: Tensor, mask: Tensor | None) -> bool:
-    """Whether all of a head fits on a GPU's chip at once."""
+    """Whether a whole head fits on a GPU's chip at once."""
     narrow = qkv.dtype in (torch.bfloat16, torch.float16) and qkv.shape[-1] in (32, 64, 128)
     plain = mask is None or (mask.dim() == 2 and mask.is_floating_point())
     return narrow and plain and qkv.shape[1] <= SHORT
 
 
 class Dropout(nn.Dropout):
-    """Compiled for a GPU it draws one random byte a number, so that `p` is rounded to a 256th: with 32 bits each, more
-    time goes into drawing than into all else that stands between two matrix products."""
+    """Compiled for a GPU it draws one random byte per number, so that `p` is rounded to a 256th: with 32 bits each,
+    drawing takes more time than everything else between two matrix products."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not (torch.compiler.is_compiling() and x.is_cuda and self.training and self.p and x.numel() % 8 == 0):
@@ -196,7 +196,7 @@ class Dropout(nn.Dropout):
 
 
 def dropped(x: Tensor, share: int) -> Tensor:
-    """x without `share` of 256 numbers, the others larger for it."""
+    """Drop `share` of 256 numbers of x, and scale the others up."""
     words = torch.randint(-(2**63), 2**63 - 1, (x.numel() // 8, 1), dtype=torch.int64, device=x.device)
     bytes_ = (words >> torch.arange(0, 64, 8, device=x.device)) & 255
     return torch.where((bytes_ >= share).view(x.shape), x * (256 / (256 - share)), 0)
@@ -207,7 +207,7 @@ def feed_forward(hidden: int, inner: int) -> nn.Sequential:
 
 
 def at_once(layers: Sequence[nn.Linear], x: Tensor) -> Tensor:
-    """The answers of several layers to the same question, side by side."""
+    """The outputs of several layers for the same input, side by side."""
     return F.linear(x, torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers]))
 
 
@@ -296,7 +296,7 @@ class Transformer(nn.Module):
         memory: Sequence[Memory] | None = None,
         answers: bool = True,
     ) -> Tensor:
-        """Without `answers`: the last states, for who asks the head of some positions alone (`weigh_nats`)."""
+        """Without `answers`: the last states, for callers that use the head at some positions only (`weigh_nats`)."""
         x, _ = self.run(self.embed(inputs, mask), t, mask, None, start=0, memory=memory)
         out: Tensor = self.head(self.norm(x)) if answers else x
         return out
@@ -315,7 +315,7 @@ class Transformer(nn.Module):
             ends = (place - first).clamp(max=most), (end - place).clamp(max=most)
             return x + (F.embedding(ends[0], self.places[0]) + F.embedding(ends[1], self.places[1])).to(x.dtype)
         last = x.shape[1] - 1 if mask is None else mask.sum(-1, keepdim=True) - 1
-        # A canvas may be wider than the longest text; what stands there is masked, and its place does not matter.
+        # A canvas may be wider than the longest text; positions there are masked, and their place does not matter.
         from_end = F.embedding((last - place).clamp(0, most), self.places[1])  # its gradient beats an index's
         return x + (self.places[0, place.clamp(max=most)] + from_end).to(x.dtype)
 
@@ -329,9 +329,9 @@ class Transformer(nn.Module):
         turn: tuple[Tensor, Tensor] | None = None,
         memory: Sequence[Memory] | None = None,
     ) -> tuple[Tensor, list[Cache | None]]:
-        """All blocks over hidden states that begin at position `start`; caches hold what came before (None: nobody
-        wants to know them later). A mask [B, L, L] tells who sees whom; `turn` are rotations of positions that do not
-        simply follow each other; `memory` holds every layer's keys and values of the sources."""
+        """All blocks over hidden states that begin at position `start`; `caches` hold what came before (None: nothing
+        is cached). A mask [B, L, L] says which positions attend to which; `turn` are rotations of positions that are
+        not consecutive; `memory` holds every layer's keys and values of the sources."""
         told: Tensor | None = None
         modulations: Sequence[Modulation | None] = [None] * len(self.blocks)
         if t is not None and self.time != "none":
@@ -368,8 +368,8 @@ class Transformer(nn.Module):
         return x, grown
 
     def modulations(self, condition: Tensor) -> list[Modulation]:
-        """Of all blocks. A GPU that writes makes one product of theirs: putting the weights together anew takes it less
-        than the launches do. Where every position has its own time, that would be much to hold at once."""
+        """Modulations of all blocks. When generating, a GPU computes them as one product: concatenating the weights
+        each time takes less time than the launches. If every position has its own time, that would need much memory."""
         layers = [cast(nn.Linear, cast(Block, block).modulation) for block in self.blocks]
         condition = condition.to(layers[0].weight.dtype)
         parts: Iterable[tuple[Tensor, ...]]

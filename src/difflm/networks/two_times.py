@@ -1,4 +1,4 @@
-"""Telling a network two times: where a state is, and how far a jump leads from there."""
+"""The input of two times for a network: that of a state, and the length of a jump from there."""
 
 import torch
 from torch import Tensor, nn

@@ -98,7 +98,7 @@ def compile_whole(function: Callable[[], None], state: Sequence[Tensor]) -> Call
 
     before = [tensor.clone() for tensor in state]
     function()
-    torch._foreach_copy_([*state], before)  # a second step after the only one would read behind the levels
+    torch._foreach_copy_([*state], before)  # a second step after the only one would read beyond the levels
     traced = make_fx(lambda: function())()
     torch._foreach_copy_([*state], before)
     compiled: Callable[[], None] = torch.compile(traced, dynamic=False, fullgraph=True)
@@ -141,7 +141,7 @@ class GraphPool(Generic[T]):
 
     @property
     def latest(self) -> T | None:
-        """The one that was used last, of those that nobody uses."""
+        """The most recently used object that is not in use."""
         with self.lock:
             return self.idle[-1][1] if self.idle else None
 
@@ -163,7 +163,7 @@ class GraphPool(Generic[T]):
 
 
 class CapturedCall:
-    """A function of tensors that gives one, captured over tensors that stay where they are."""
+    """A function of tensors that returns one, captured over tensors that stay in place."""
 
     def __init__(self, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
         self.function, self.inputs = function, [one.clone() for one in inputs]

@@ -1,4 +1,4 @@
-"""Several processes that work as one, as `torchrun` starts them. A process that is alone does nothing of this."""
+"""Several processes that work as one, as `torchrun` starts them. With a single process, nothing here has an effect."""
 
 import json
 import os
@@ -18,19 +18,19 @@ from torch import Tensor
 from difflm.errors import DifflmError, UsageError
 
 PATIENCE = timedelta(hours=24)  # the first process may read a large corpus, or save, while the others wait for it
-BEAT, DEAD = 3.0, 30.0  # seconds between signs of life, and without one until a process counts as dead
-LEFT = b"left"  # the last sign of a process that ended well
-# What gloo says of a process that is not there any more; NCCL raises `DistError`.
+BEAT, DEAD = 3.0, 30.0  # seconds between heartbeats, and without one until a process counts as dead
+LEFT = b"left"  # the last heartbeat of a process that ended normally
+# gloo's messages about a process that has ended; NCCL raises `DistError`.
 LOST = ("onnection closed", "onnection reset", "roken pipe", "onnection refused", "imed out", "eer closed")
 
 
 @dataclass(frozen=True)
 class Processes:
-    """All processes of a work, and which of them this one is."""
+    """All processes that work together, and which of them this one is."""
 
     rank: int = 0
     count: int = 1
-    shards: bool = False  # whether they divide weights, gradients and moments among them (FSDP)
+    shards: bool = False  # whether weights, gradients and moments are sharded among them (FSDP)
 
     @property
     def first(self) -> bool:
@@ -38,11 +38,11 @@ class Processes:
         return self.rank == 0
 
     def rows(self, size: int) -> slice:
-        """The part of `size` rows that is this process's own."""
+        """This process's part of `size` rows."""
         return slice(size * self.rank // self.count, size * (self.rank + 1) // self.count)
 
     def any(self, flag: bool = False) -> bool:
-        """Whether a process raises the flag. All wait here for each other; one that is dead is noticed."""
+        """Whether any process raises the flag. All wait here for each other; a dead one is detected."""
         if self.count == 1:
             return flag
         raised = torch.tensor(int(flag))
@@ -92,7 +92,7 @@ def current() -> Processes:
 
 
 def divide_weights() -> None:
-    """Divide weights, gradients and moments among the processes from now on."""
+    """Shard weights, gradients and moments among the processes from now on."""
     global _current
     if _current.count == 1:
         raise UsageError("--shard divides a model among processes: start them with torchrun (docs/scale.md).")
@@ -101,8 +101,8 @@ def divide_weights() -> None:
 
 @contextmanager
 def join_processes() -> Iterator[Processes]:
-    """Work with the other processes that torchrun started. The first one alone prints; of several that fail, the first
-    to do so says why; and when one dies, the others end."""
+    """Work with the other processes that torchrun started. Only the first one prints; if several fail, the first to
+    fail reports why; and if one dies, the others end."""
     global _current
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = connect(rank, count)
@@ -114,11 +114,11 @@ def join_processes() -> Iterator[Processes]:
     try:
         with silence(rank > 0):
             yield _current
-            _current.any()  # nobody leaves while another one still works
+            _current.any()  # no process leaves while another one still works
     except Exception as error:
         if is_lost(error):
             report_loss(store, stderr, "another process")
-        if store.add("reported", 1) > 1:  # another process has said it
+        if store.add("reported", 1) > 1:  # another process has reported it
             raise SystemExit(getattr(error, "exit_code", 1)) from None
         raise
     finally:
@@ -131,7 +131,7 @@ def join_processes() -> Iterator[Processes]:
 
 
 def connect(rank: int, count: int) -> Any:
-    """The store by which processes find each other: that of torchrun, or else of the first process."""
+    """The store by which processes find each other: torchrun's, or one in the first process."""
     hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
@@ -153,7 +153,7 @@ def choose_backend() -> str:
 
 @contextmanager
 def silence(wanted: bool) -> Iterator[None]:
-    """Print nothing, where that is `wanted`."""
+    """Print nothing, if that is `wanted`."""
     if not wanted:
         yield
         return
@@ -162,18 +162,18 @@ def silence(wanted: bool) -> Iterator[None]:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether this is what is raised when another process is not there any more."""
+    """Whether this error means that another process has ended."""
     return isinstance(error, RuntimeError) and (
         isinstance(error, dist.DistError) or any(words in str(error) for words in LOST)
     )
 
 
-on_loss: list[Callable[[], str]] = []  # advice for a work whose processes were lost; the last one holds
+on_loss: list[Callable[[], str]] = []  # advice if a process is lost; the last entry applies
 
 
 def report_loss(store: dist.Store, stderr: Any, who: str) -> None:
     """Report a lost process, unless another one has, and end this one: NCCL would wait for the lost one."""
-    with suppress(RuntimeError):  # the store may be lost, too
+    with suppress(RuntimeError):  # the store may be lost too
         if store.add("reported", 1) > 1:
             os._exit(1)
     advice = f" {on_loss[-1]()}" if on_loss else ""

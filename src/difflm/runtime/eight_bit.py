@@ -34,7 +34,7 @@ class EightBitLinear(nn.Linear):
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
-        self.unused: list[tuple[torch.ScriptObject, Tensor]] = []  # as many in the end as there are calls at once
+        self.unused: list[tuple[torch.ScriptObject, Tensor]] = []  # in the end as many as there are concurrent calls
 
     def forward(self, x: Tensor) -> Tensor:
         try:
@@ -66,8 +66,8 @@ def pack_weight(weight: Tensor) -> tuple[torch.ScriptObject, Tensor]:
 
 
 def use_eight_bits(network: nn.Module) -> nn.Module:
-    """The same network, the linear layers of its blocks replaced. Those that tell a block the time stay as they are:
-    they read a row a text."""
+    """The same network with the linear layers of its blocks replaced. Those for the time stay as they are: they read
+    one row per text."""
     for block in getattr(network, "blocks", []):
         for part in (block.attention, block.feed):
             for name, layer in [*part.named_children()]:

@@ -23,7 +23,7 @@ except ImportError:  # everywhere else
 
 LOCK = ".lock"
 TEMPORARY = ".difflm-tmp"  # the end of the names of files that are being written
-LOCKED_BYTE = 1 << 30  # Windows locks bytes, and nobody can read them: one behind the text
+LOCKED_BYTE = 1 << 30  # Windows locks bytes, which then cannot be read: one after the text
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 def locked(directory: Path) -> Iterator[None]:
     """Lock a directory against other processes, creating it if need be; raise an error if another one has locked it.
 
-    The operating system releases the lock when its process ends, however it ends: a killed process locks nobody out.
+    The operating system releases the lock when its process ends, however it ends, so a killed process leaves no lock.
     The lock file only names the holder. Directories that were created here and are still empty are removed."""
     created = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     with explain_write_errors(directory):

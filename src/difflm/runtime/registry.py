@@ -13,7 +13,7 @@ T = TypeVar("T")  # a class, such as a method
 class Registry(Mapping[str, type[T]], Generic[T]):
     """A mapping from names to subclasses of `base`. Entry points of `group` are loaded once, when a name is asked for
     that is not ours, or all names are. A package that cannot be loaded is kept in `broken` and raises an error only
-    when its name is asked for: it must not keep anybody from using the rest."""
+    when its name is asked for, so that all others can still be used."""
 
     def __init__(self, group: str, base: type[Any], own: Mapping[str, type[T]]) -> None:
         self.group, self.base = group, base
@@ -54,7 +54,7 @@ class Registry(Mapping[str, type[T]], Generic[T]):
             if getattr(part, "name", found.name) != found.name:
                 raise DifflmError(f"the class calls itself {part.name!r}.")
             self.register(part, found.name)
-        except (Exception, SystemExit) as error:  # somebody else's code may fail in any way
+        except (Exception, SystemExit) as error:  # other packages' code may fail in any way
             package = f"package {found.dist.name}" if found.dist else found.value
             reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
             self._broken[found.name] = f"{self.group} {found.name!r} of {package} cannot be loaded: {reason}."

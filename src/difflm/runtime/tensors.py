@@ -20,7 +20,7 @@ from difflm.runtime.files import check_regular, write_atomic
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write a file of tensors, and return its SHA-256, which the JSON file beside it holds."""
+    """Write a file of tensors, and return its SHA-256, which is stored in the JSON file next to it."""
     data = save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()})
     write_atomic(path, data)
     return hashlib.sha256(data).hexdigest()
@@ -111,7 +111,7 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], path: Path
 INITIALISERS = (init.kaiming_uniform_, init.uniform_, init.normal_, Tensor.uniform_, Tensor.normal_)
 FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.arange, torch.eye)
 LEAST_COST = 1024  # that a tensor counts at least: many small ones take memory, too
-BESIDE = 1 << 22  # elements of a model that no file holds: tables, and what is built only to be replaced
+BESIDE = 1 << 22  # elements that no file contains: tables, and what is built only to be replaced
 
 
 def count_elements(tensors: Mapping[str, Tensor]) -> int:

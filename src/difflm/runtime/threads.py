@@ -16,11 +16,11 @@ from typing import Generic, TypeVar
 import torch
 
 T = TypeVar("T")
-IsStopped = Callable[[], bool]  # asked by a job between its results: whether nobody waits for it any more
+IsStopped = Callable[[], bool]  # called by a job between its results: whether it should stop
 Job = Callable[[IsStopped], Iterator[T]]
-MAX_QUEUED = 2  # results of each core that may wait for their reader
-# ARM's library of products divides each among as many threads as there are cores, whatever torch is told: answers are
-# the same to the bit whoever computes the parts. A lone job may use idle cores so; several keep to one core each.
+MAX_QUEUED = 2  # results per core that may wait to be read
+# ARM's library divides each matrix product among all cores, whatever torch's setting is; results are bit-identical
+# however they are divided. So a lone job may use idle cores; several jobs use one core each.
 OPENMP = ctypes.CDLL(torch._C.__file__) if torch.backends.mkldnn.is_acl_available() else None
 
 
@@ -30,7 +30,7 @@ class Item(Generic[T]):
 
 
 class ThreadBudget:
-    """Torch's number of threads, one for a process: the first to come remembers it, the last to leave restores it."""
+    """Torch's number of threads, which is global: the first user remembers it, the last one restores it."""
 
     def __init__(self) -> None:
         self.lock, self.inside, self.cores = threading.Lock(), 0, 1
@@ -55,7 +55,7 @@ SHARES = ThreadBudget()
 @contextmanager
 def use_one_core(cores: int) -> Iterator[None]:
     """Work in this thread alone, like a job of `run_parallel`; afterwards use this many cores."""
-    torch.get_num_threads()  # a thread's first question takes over the process's number: ask before it is set
+    torch.get_num_threads()  # a thread's first query copies the process's number: query before it is set
     torch.set_num_threads(1)
     try:
         yield
@@ -64,8 +64,8 @@ def use_one_core(cores: int) -> Iterator[None]:
 
 
 def run_parallel(jobs: Iterable[Job[T]]) -> Iterator[T]:
-    """What the jobs yield, as it comes: as many of them at a time as torch has threads. An error of one of them, or a
-    reader who leaves, stops them all."""
+    """Yield the jobs' results as they come, running as many jobs at a time as torch has threads. If one of them fails,
+    or the reader stops, all are stopped."""
     with SHARES.reserve() as cores:
         rest, lock, stop = iter(jobs), threading.Lock(), threading.Event()
         first = [*islice(rest, cores)]
@@ -74,7 +74,7 @@ def run_parallel(jobs: Iterable[Job[T]]) -> Iterator[T]:
 
         def work() -> None:
             """Run one job after another. A result waits for room in the queue, unless the reader has stopped."""
-            torch.get_num_threads()  # a thread's first question takes over the process's number: ask before it is set
+            torch.get_num_threads()  # a thread's first query copies the process's number: query before it is set
             torch.set_num_threads(1)
             if OPENMP is not None and not alone:
                 OPENMP.omp_set_max_active_levels(0)  # of this thread

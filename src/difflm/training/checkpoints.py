@@ -15,7 +15,7 @@ from difflm.errors import DifflmError
 from difflm.runtime.files import explain_write_errors, read_json, sync_directory, write_json
 from difflm.runtime.tensors import check_sha256, load_tensors, save_tensors
 
-KEEP = 2  # checkpoints of a run that are kept on disk
+KEEP = 2  # checkpoints kept on disk
 
 
 def advise_resume(run: Path) -> str:
@@ -25,7 +25,7 @@ def advise_resume(run: Path) -> str:
 
 
 def checkpoint_steps(run: Path) -> list[int]:
-    """Steps of the checkpoints of a run, rising. Names that begin with a dot are temporary, others not of this run."""
+    """Steps of a run's checkpoints, rising. Names with a leading dot are temporary; any others are ignored."""
     found = (re.fullmatch("step-(0|[1-9][0-9]*)", p.parent.name) for p in run.glob("checkpoints/step-*/state.json"))
     return sorted(int(name[1]) for name in found if name)
 
@@ -40,7 +40,7 @@ def newest_checkpoint(run: Path) -> Path | None:
 
 
 def remove_leftovers(run: Path) -> None:
-    """Remove what a process left that was killed while it saved."""
+    """Remove what a process left behind that was killed while saving."""
     for left in run.glob("checkpoints/.step-*"):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -52,7 +52,7 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
     with explain_write_errors(target), ExitStack() as stack:
         temporary.mkdir(parents=True)
         stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-        sync_directory(run)  # where the directory of all checkpoints may be new
+        sync_directory(run)  # the directory of checkpoints may be new
         sha256 = save_tensors(temporary / "state.safetensors", tensors)
         finish_checkpoint(run, temporary, target, {**state, "sha256": sha256})
     return target
@@ -72,7 +72,7 @@ def finish_checkpoint(run: Path, temporary: Path, target: Path, state: Mapping[s
 
 
 def shard_name(number: int, count: int) -> str:
-    """The file of one of several processes that saved together."""
+    """The name of one process's file, if several save together."""
     return f"state-{number + 1:05}-of-{count:05}.safetensors"
 
 
@@ -86,14 +86,14 @@ def read_whole_config(run: Path) -> dict[str, Any]:
 
 
 def write_config(run: Path, config: Mapping[str, Any]) -> None:
-    """Write the config of a run whose weights stay as they are: their checksum stays, too."""
+    """Write the config of a run whose weights do not change: their checksum is kept."""
     before = read_whole_config(run)
     write_json(run / "config.json", {**config, **{key: before[key] for key in ("sha256",) if key in before}})
 
 
 def save_weights(run: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write the weights of a run, and their checksum into its config. While they are replaced there is none: a process
-    that is killed in between leaves no wrong one."""
+    """Write the weights of a run, and their checksum into its config. While they are replaced the config has no
+    checksum, so a process that is killed in between leaves no wrong one."""
     config = read_whole_config(run)
     if config.pop("sha256", None):
         write_json(run / "config.json", config)
@@ -116,7 +116,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def load_shards(path: Path, shards: Sequence[str], advice: str) -> dict[str, Tensor]:
-    """Put together what several processes saved, each its rows of every tensor; `shards` are their checksums."""
+    """Join the files of several processes, which have some rows of every tensor each; `shards` are their checksums."""
     found: dict[str, list[Tensor]] = {}
     for number, sha256 in enumerate(shards):
         file = path / shard_name(number, len(shards))
@@ -127,7 +127,7 @@ def load_shards(path: Path, shards: Sequence[str], advice: str) -> dict[str, Ten
 
 
 def is_state(state: Any) -> bool:
-    """Whether this is what a trainer saves beside the tensors."""
+    """Whether this has the form of what a trainer saves with the tensors."""
     validation = state.get("validation", {}) if isinstance(state, dict) else None
     if not isinstance(validation, dict) or not isinstance(state.get("step"), int):
         return False

@@ -1,4 +1,4 @@
-"""Training and loading of classifiers that guide a model."""
+"""Train and load classifiers that guide a model."""
 
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,10 @@ from difflm.training.recipe import Recipe
 from difflm.training.run import FORMAT, NOT_A_MODEL, load_run
 from difflm.training.trainer import Outcome, Watcher
 
-TIMES = 5  # the stream of random numbers that times are drawn from
-SPANS = 6  # that of pairs of places
-FOLLOWING = "following words"  # the loss of what nobody labels
-COUNT_BATCH = 10_000  # texts whose words are counted together
+TIMES = 5  # the random stream of times
+SPANS = 6  # that of pairs of positions
+FOLLOWING = "following words"  # the loss that needs no labels
+COUNT_BATCH = 10_000  # texts whose words are counted at once
 
 
 class Frozen:
@@ -58,7 +58,7 @@ class Learner(Trainable):
 
     def forward(self, batch: Batch) -> Losses:
         noise = training_noise(batch)
-        # Usually half of the texts at the last quarter of the times, where the final words are decided.
+        # By default half of the texts are in the lowest quarter of the times, where the final words are decided.
         found = self.label_nats(batch, noise.uniform(0, stream=TIMES) ** self.low_noise, noise)
         terms = {f"{name}_nats": nats.sum() for name, nats in found.items()}  # a label may be called "loss" or "step"
         texts = torch.full((), len(batch.ids), device=batch.ids.device)
@@ -71,8 +71,8 @@ class Learner(Trainable):
         return torch.stack(list(found.values())).sum(0)
 
     def label_nats(self, batch: Batch, u: Tensor, noise: Noise) -> dict[str, Tensor]:
-        """−log p(labels | x_t) of each text, [B], at times by numbers u in [0, 1); for tags and spans the mean over its
-        words, so that every labelling counts equally, however many positions it labels."""
+        """−log p(labels | x_t) of each text, [B], at times given by u in [0, 1); for tags and spans the mean over its
+        words, so that every labelling has the same weight, however many positions it labels."""
         guided = self.frozen.model.to(batch.ids.device)
         assert isinstance(guided, DiffusionModel)
         codec, process, t = guided.denoiser.codec, guided.process, guided.times.time_of(u)
@@ -90,11 +90,11 @@ class Learner(Trainable):
 
 
 class PrefixLearner(Learner):
-    """The same for a left-to-right model: there is no noise, and every prefix of a text is learned from."""
+    """The same for a left-to-right model: there is no noise, and every prefix of a text is a training example."""
 
     def label_nats(self, batch: Batch, u: Tensor, noise: Noise) -> dict[str, Tensor]:
         """−log p(label | x_≤i) as a mean over the prefixes of each text, [B], or over its words for tags; and, at one
-        prefix of each by numbers u in [0, 1), −log p(words that follow) over the text's length."""
+        prefix of each text given by u in [0, 1), −log p(words that follow) divided by the text's length."""
         guided = self.frozen.model.to(batch.ids.device)
         assert isinstance(guided, Autoregressive) and isinstance(self.classifier, PrefixClassifier)
         canvas = with_ends(batch.ids, batch.lengths)
@@ -123,8 +123,8 @@ class PrefixLearner(Learner):
         return {**found, FOLLOWING: nats / batch.lengths}
 
     def span_nats(self, name: str, features: Tensor, spans: Tensor, lengths: Tensor, noise: Noise) -> Tensor:
-        """−log p(label | x_≤i) as a mean over the spans of each text and as many random pairs of places, [B], each at a
-        random prefix: most pairs are no span, and need not all be learned from."""
+        """−log p(label | x_≤i) as a mean over the spans of each text and as many random pairs of positions, [B], each
+        at a random prefix: most pairs are not spans, and a sample of them is enough."""
         assert isinstance(self.classifier, PrefixClassifier)
         count, rows = spans.shape[1], torch.arange(len(spans), device=spans.device).unsqueeze(1)
         u = noise.uniform(0, 4 * count, stream=SPANS)
@@ -134,7 +134,7 @@ class PrefixLearner(Learner):
         first = torch.cat([spans[..., 0].clamp(min=0), torch.minimum(a, b)], 1)
         last = torch.cat([spans[..., 1].clamp(min=0), torch.maximum(a, b)], 1)
         there = torch.cat([given, given], 1)
-        at = (u[:, 2 * count :] * (lengths + 2).unsqueeze(1)).long()  # of START, a word or END; word k is at k + 1
+        at = (u[:, 2 * count :] * (lengths + 2).unsqueeze(1)).long()  # START, a word or END; word k is at k + 1
         answers = self.classifier.label_spans(name, features[rows, at], first - at + 1, last - at + 1)
         labels = span_chart(spans, mask)[rows, first, last]
         nats = -answers.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
@@ -197,7 +197,7 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuse settings that would have no effect, and data that cannot hold labels."""
+    """Reject settings that would have no effect, and data that cannot have labels."""
     for key in ("init", "tokenizer", "vocabulary", "more_than", "longest"):
         if getattr(recipe, key) != Recipe.model_fields[key].default:
             raise UsageError(f"a classifier has words and sizes of the model that it guides: leave {key} out.")
@@ -209,7 +209,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def read_labellings(setup: fit.Setup, tokens: TokenFile, kept: Ints) -> list[Labels]:
-    """Read all labellings of the recipe's texts, of which at least one must have two values."""
+    """Read all labellings of the recipe's texts; at least one must have two values."""
     path = corpus_path(setup.recipe.data, setup.root)
     found = read_labels(path, setup.recipe.column or "text")
     for one in found:
@@ -223,7 +223,7 @@ def read_labellings(setup: fit.Setup, tokens: TokenFile, kept: Ints) -> list[Lab
 
 
 def labels_of_prefixes(labels: list[Labels], tokens: TokenFile, longest: int) -> list[Labels]:
-    """The labels, and the length, which every text has."""
+    """The labels, and the length as one more label, which every text has."""
     if any(one.labelling.name == LENGTH for one in labels):
         raise UsageError(f"no label may be called {LENGTH!r} here: lengths are learned without labels. Rename it.")
     lengths = Labelling(LENGTH, "text", (NONE, *map(str, range(1, longest + 1))))
@@ -231,7 +231,7 @@ def labels_of_prefixes(labels: list[Labels], tokens: TokenFile, longest: int) ->
 
 
 def check_label_positions(labels: Labels, tokens: TokenFile, kept: Ints, path: Path) -> None:
-    """Check that a text has as many tags as tokens, and no span beyond its end."""
+    """Check that a text has one tag per token, and no span beyond its end."""
     name, kind = labels.labelling.name, labels.labelling.kind
     if kind == "text":
         return
@@ -254,8 +254,8 @@ def build_classifier(labellings: list[Labelling], guided: Guided, longest: int, 
     codec = guided.codec
     made = Classifier(labellings, codec.view_dim, longest, codec.vocabulary, **sizes)
     if not isinstance(codec, Embedding):
-        # A one-hot input selects a column of the weight. PyTorch's default scale makes it a thirtieth of a position's
-        # vector, which is learned late: after 400 steps on E2E, 14.0 instead of 6.7 nats of labels per text.
+        # A one-hot input selects a column of the weight. By PyTorch's default scale that is a thirtieth of a position's
+        # vector, so it is learned late: after 400 steps on E2E, 14.0 instead of 6.7 nats of labels per text.
         torch.nn.init.normal_(made.trunk.input.weight)
     return made
 
@@ -274,7 +274,7 @@ def count_words(classifier: Classifier, tokens: TokenFile, kept: Ints, found: li
 
 
 def heads_of(folder: Path) -> set[str] | None:
-    """Names of the labels that the classifier of a directory knows; None where it cannot be read."""
+    """Names of the labels that the classifier in a directory knows; None if it cannot be read."""
     try:
         config = read_json(folder / "config.json")
         return {folder.resolve().name} if "model_type" in config else {one["name"] for one in config["labels"]}
@@ -283,8 +283,8 @@ def heads_of(folder: Path) -> set[str] | None:
 
 
 def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> Classifier | SentenceClassifier:
-    """Load the classifier of a directory; one that was trained for another model is refused. A sentence classifier of
-    the Hugging Face library was trained for none."""
+    """Load the classifier in a directory; one trained for another model is rejected. A sentence classifier of the
+    Hugging Face library works with any model."""
     if whole := getattr(guided, "codec", guided).whole_text:
         raise UsageError(NO_WORDS.format("this model", whole))
     if not (folder / "config.json").is_file():

@@ -1,4 +1,4 @@
-"""What is counted in training texts before training begins."""
+"""Statistics of the training texts that are counted before training."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ import torch
 from difflm.data.batches import Permutation
 from difflm.data.tokenfile import Ints, TokenFile, digest_key
 
-RELEASE = 1 << 14  # texts that are compared before memory is given back
+RELEASE = 1 << 14  # texts that are compared before memory is freed
 
 
 def count_overlap(tokens: TokenFile, subset: Iterable[int], others: TokenFile, few: Iterable[int]) -> int:

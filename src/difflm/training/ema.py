@@ -21,7 +21,7 @@ class Ema:
         self.follow(self.model, model)
 
     def follow(self, average: Trainable, model: Trainable) -> None:
-        """Take note of both sides' tensors, whose places stay the same; of divided ones the own part."""
+        """Remember the tensors of both models, which stay in place; for sharded ones, this process's part."""
         self._mine: list[Tensor] = [local_part(weight) for weight in average.parameters()]
         self._theirs: list[Tensor] = [local_part(weight) for weight in model.parameters()]
         self._buffers: tuple[list[Tensor], list[Tensor]] = list(average.buffers()), list(model.buffers())

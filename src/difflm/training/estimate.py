@@ -15,19 +15,19 @@ from difflm.networks.head import CHUNK
 from difflm.runtime.tensors import SkipInit
 from difflm.training.recipe import TOKENIZERS, Recipe
 
-# Bytes of a weight: itself, two moments, its average, its gradient; in bfloat16 a copy whose gradient is as narrow.
+# Bytes per weight: itself, two moments, its average and gradient; in bfloat16 also a copy, with a bfloat16 gradient.
 WEIGHT = 20
-# Bytes that a block keeps for its gradient, for each position and each of its hidden numbers: counted on what autograd
-# keeps without a compiler (with one: 38 in bfloat16), and with one that computes norms and GELUs again (2026-11-16).
+# Bytes that a block keeps for backward, per position and hidden unit: what autograd keeps without a compiler (with one:
+# 38 in bfloat16), and with one that recomputes norms and GELUs (2026-11-16).
 ACTIVATION = {"fp32": 72, "bf16": 40}
 LIGHT = 27
-INPUT = 4  # the same where blocks are computed again: their input
-LOGIT = 13  # bytes of each logit of a loss that sees all of them: 34 GiB at GPT-2-small's sizes (H200, November 2026)
-PART = 8  # the same where logits are computed a part at a time: themselves and their slopes
-# Share of the rate of one large product that training reaches, from a hidden size on. H200: docs/performance.md, `e2e`
+INPUT = 4  # the same if blocks are recomputed: only their input is kept
+LOGIT = 13  # bytes per logit of a loss that needs all of them: 34 GiB at GPT-2-small's sizes (H200, November 2026)
+PART = 8  # the same if logits are computed in parts: the logits and their gradients
+# Training's share of the rate of one large product, by the least hidden size. H200: docs/performance.md, `e2e`
 # and 87M at 64 texts. CPU: e2e-mdlm-laptop and e2e-mdlm with 16 texts on an ARM core (2026-11-16).
 REACHED = {"cuda": {0: 0.2, 768: 0.35}, "cpu": {0: 0.33, 384: 0.9}}
-FIRST_ESTIMATE = 7 / 6  # work of a step whose every second text has a first answer
+FIRST_ESTIMATE = 7 / 6  # work of a step in which every second text has a first estimate
 UNKNOWN_LONGEST = 64
 
 
@@ -35,12 +35,12 @@ UNKNOWN_LONGEST = 64
 class Estimate:
     texts: TextSpec
     parameters: int
-    gib: dict[str, float]  # of weights, activations and logits, each at most
+    gib: dict[str, float]  # GiB of weights, activations and logits, each an upper limit
     gflop: float  # operations of matrix products in all steps
-    reached: float  # share of a large product's rate
+    reached: float  # share of the rate of a large matrix product
 
     def describe(self, gflops: float) -> str:
-        """A line for a machine whose large products run at so many Gflop/s."""
+        """A line for a machine whose large matrix products run at this many Gflop/s."""
         minutes = self.gflop / (gflops * self.reached) / 60
         spoken = f"{minutes:,.0f}" if minutes >= 10 else f"{minutes:.2g}"
         parts = ", ".join(f"{name} {gib:.2g}" for name, gib in self.gib.items())
@@ -51,8 +51,8 @@ class Estimate:
 
 
 def estimate_training(recipe: Recipe, kind: str) -> Estimate:
-    """The cost of a recipe on a kind of device ("cuda", "cpu"). Sizes that only the texts tell are taken from what the
-    recipe allows."""
+    """The cost of a recipe on a kind of device ("cuda", "cpu"). Sizes that depend on the texts are taken at the
+    recipe's limits."""
     recipe, texts = recipe.adapt_to(kind), text_sizes(recipe)
     with SkipInit():
         model = recipe.build_method().build(texts)
@@ -67,7 +67,7 @@ def estimate_training(recipe: Recipe, kind: str) -> Estimate:
             flops += 12.0 * rows * len(blocks) * width * seen  # attention
     weights = [part for part in model.modules() if isinstance(part, nn.Linear)]
     head = sum(part.weight.numel() for part in weights if part.out_features == texts.vocabulary)
-    counted = 0.5 if masks_words(model) else 1.0  # share of the positions that the head is asked of
+    counted = 0.5 if masks_words(model) else 1.0  # share of the positions whose logits are computed
     flops += 6.0 * rows * (sum(part.weight.numel() for part in weights) - (1 - counted) * head)
     if isinstance(model, DiffusionModel) and model.denoiser.self_conditioning:
         flops *= FIRST_ESTIMATE
@@ -87,7 +87,7 @@ def estimate_training(recipe: Recipe, kind: str) -> Estimate:
 
 
 def masks_words(model: LanguageModel) -> bool:
-    """Whether training asks the head of masked words alone."""
+    """Whether training computes the head's logits for masked words only."""
     return isinstance(model, DiffusionModel) and is_linear(model.objective, model.denoiser)
 
 

@@ -61,18 +61,18 @@ from difflm.training.trainer import Figure, Outcome, Trainer, Watcher
 from difflm.training.vocabulary import Note, build_tokenizer, report_reading
 
 VALIDATION_BATCHES = 16
-LEAST_LONGEST = 64  # of a canvas whose size is chosen from the texts: batches of short texts are narrower anyway
+LEAST_LONGEST = 64  # if the canvas size is chosen from the texts: batches of short texts are narrower anyway
 WARN_SHARE = 0.05  # share of the texts above which leaving them out is a warning
 
 INFO, WARN = 0, -1
-Origin = tuple[Ints, Ints]  # seed and sample number of the noise that a teacher made each text of
+Origin = tuple[Ints, Ints]  # seed and sample number of the teacher's noise for each text
 Split = tuple[TokenFile, Ints]  # texts, and the indices of those that belong to the split
 Initial = tuple[LanguageModel, Tokenizer]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a training is started with."""
+    """The arguments of a training run."""
 
     recipe: Recipe
     out: Path  # the directory of the run
@@ -82,7 +82,7 @@ class Setup:
     resume: bool
 
     def report(self, message: str, level: int = INFO) -> None:
-        """Report something about the texts once; a resumed run has reported it before."""
+        """Report something about the texts; a resumed run has already reported it."""
         if not self.resume:
             self.note(message, level)
 
@@ -102,7 +102,7 @@ class Prepared:
 def train_run(
     recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: Note, root: Path | None, resume: bool
 ) -> Outcome:
-    """Train a run in `out`, which is locked meanwhile; with `resume`, continue the one there."""
+    """Train a run in `out`, which is locked during training; with `resume`, continue the one there."""
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "init": resolve_init(recipe.init)})
     if is_remote(recipe.data) and current().first:
         fetch_remote(recipe.data, root, recipe.column, note)
@@ -110,8 +110,8 @@ def train_run(
 
 
 def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: Watcher) -> Outcome:
-    """Prepare a run and train it. When preparing fails, nothing is left behind. Of several processes the first one
-    builds what the others then read, and writes all files."""
+    """Prepare a run and train it. If preparing fails, nothing is left behind. With several processes, the first one
+    builds the tokenizer and token files, which the others read, and writes all files."""
     out, resume, processes = setup.out, setup.resume, current()
     if processes.count > 1 and not (setup.recipe.steps or resume):
         raise UsageError("several processes cannot choose how many steps fit into `minutes`: give steps=N.")
@@ -126,7 +126,7 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
             setup = replace(setup, recipe=recipe)
         elif processes.first and ((out / "config.json").exists() or newest_checkpoint(out)):
             raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
-        with remove_on_failure(out, keep=setup.resume):  # which the other processes set
+        with remove_on_failure(out, keep=setup.resume):  # also set for the other processes
             ready = prepare(setup)
             if not ready.recipe.steps:
                 recipe = choose_steps(ready, out, setup.device, setup.report)
@@ -204,7 +204,7 @@ def prepare_model(setup: Setup) -> Prepared:
 def prepare_packed(
     setup: Setup, model: LanguageModel, tokenizer: Tokenizer, tokens: TokenFile, initial: Initial | None
 ) -> Prepared:
-    """The same where a row holds several documents."""
+    """The same for rows that hold several documents."""
     recipe = setup.recipe
     valid = read_tokens(setup, tokenizer, "valid") if recipe.data in NAMES else None
     texts = pack_texts(tokens, valid, recipe, setup.report)
@@ -223,13 +223,13 @@ def start_weights(
     words: torch.Tensor,
     initial: Initial | None,
 ) -> None:
-    """Start a model with the weights of another, or with what needs no training, and with pretrained weights where its
-    method has some."""
+    """Initialise a model with the weights of another, or with statistics of the texts, and with pretrained weights if
+    its method has some."""
     if initial and isinstance(model, type(initial[0])):
         copy_matching_weights(model, initial[0], lengths)
     else:
         model.observe(lengths, words)
-        if not newest_checkpoint(setup.out):  # whose weights would replace these
+        if not newest_checkpoint(setup.out):  # its weights would replace these
             setup.recipe.build_method().start(model, tokenizer)
             if initial:
                 begin_with_twin(model, initial[0])
@@ -272,12 +272,12 @@ def remove_on_failure(out: Path, keep: bool = False) -> Iterator[None]:
 
 
 def resolve_init(init: str | None) -> str | None:
-    """A name for the same run from any folder."""
+    """The absolute path of an initial run, so that it is the same from any directory."""
     return init if init is None or init in bundled_runs() else str(find_run(init).resolve())
 
 
 def load_initial(recipe: Recipe) -> Initial | None:
-    """Load the model and tokenizer of the run that a recipe begins with."""
+    """Load the model and tokenizer that a recipe starts from."""
     if recipe.init is None:
         return None
     check_init(recipe)
@@ -287,8 +287,8 @@ def load_initial(recipe: Recipe) -> Initial | None:
 
 def copy_matching_weights(model: LanguageModel, initial: LanguageModel, lengths: torch.Tensor) -> None:
     """Copy weights and sampling defaults of another model. Only the lengths are counted again: the heads' biases are
-    already trained. A student keeps the word vectors of its teacher, whose classifiers know them, and samples as it is
-    trained."""
+    already trained. A student keeps its teacher's word vectors, so that the teacher's classifiers fit, and its
+    own sampling settings."""
     model.load_state_dict({**model.state_dict(), **initial.state_dict()})
     if isinstance(model, DiffusionModel):
         model.lengths.observe(lengths)
@@ -323,7 +323,7 @@ def report_unknown(setup: Setup, tokens: torch.Tensor) -> None:
 
 
 def report_odd_pairs(setup: Setup, origin: Origin, kept: Split, teacher: LanguageModel) -> None:
-    """Report texts whose length differs from what their noise gives: they are of another teacher, or are tokenized
+    """Report texts whose length does not match their noise: they come from another teacher, or are tokenized
     differently from how they were generated."""
     tokens, chosen = kept
     noise = Noise(torch.from_numpy(origin[0][chosen]), torch.from_numpy(origin[1][chosen]))
@@ -337,7 +337,7 @@ def report_odd_pairs(setup: Setup, origin: Origin, kept: Split, teacher: Languag
 
 
 def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: str = "") -> None:
-    """Report which texts are left out; as a warning, with advice, where they are many."""
+    """Report which texts are left out; as a warning, with advice, if there are many."""
     limits, _, total, too_long, source_too_long, repeated = selection
     split_them = f"Split them into shorter texts.{'' if setup.recipe.has_sources else PACK}"
     share = f"{too_long / total:.0%} of the data. {advice or split_them}"
@@ -357,7 +357,7 @@ def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: 
 
 
 def choose_sizes(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile) -> Recipe:
-    """The recipe with canvas sizes that hold 99 % of the texts and of their sources, where it leaves them open."""
+    """The recipe with canvas sizes that hold 99 % of the texts and of their sources, if it does not give them."""
     recipe, note = setup.recipe, setup.note
     if recipe.rows == "packed":
         return recipe.model_copy(update={"longest": recipe.longest or MOST_TOKENS})
@@ -382,7 +382,7 @@ def choose_sizes(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile) -> Recip
 
 
 def read_splits(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection: Selection) -> tuple[Split, Split]:
-    """Training and held-out texts: the corpus's own split, or a hundredth of a file that has none."""
+    """Training and held-out texts: the corpus's own split, or a hundredth of a file, which has none."""
     if setup.recipe.data in NAMES:
         valid = read_tokens(setup, tokenizer, "valid")
         return (tokens, selection.kept), (valid, select_texts(valid, selection.limits).kept)
@@ -394,7 +394,7 @@ def read_splits(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection
 
 
 def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFile:
-    """Open the token file of a split; it is built first where it does not exist or its origin changed."""
+    """Open the token file of a split; it is built first if it does not exist or its source changed."""
     recipe, out = setup.recipe, setup.out
     directory = out / "data" / split
     TokenFile.remove_leftovers(directory)
@@ -414,7 +414,7 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
             return tokens
         if setup.resume and not same:
             raise DifflmError(f"{recipe.data} changed since {out} was started: resuming would not repeat the run.")
-        del tokens  # Windows does not move a directory while a file of it is mapped
+        del tokens  # Windows cannot move a directory while one of its files is mapped
     made = {"span-denoising": cut_examples, "prompts": prompted_examples}.get(recipe.task)
     where = recipe.data, setup.root, split, recipe.column, recipe.chunk
     examples = made(*where) if made else corpus_examples(*where, recipe.has_sources)
@@ -446,5 +446,5 @@ def make_batches(
 
 
 def default_widths(longest: int, device: torch.device) -> tuple[int, ...]:
-    # Every width is compiled by itself on a GPU, which costs more than short batches save in a short run.
+    # On a GPU every width is compiled separately, which costs more than narrow batches save in a short run.
     return (longest,) if device.type == "cuda" else (*range(8, longest, 8), longest)

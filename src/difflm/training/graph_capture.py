@@ -16,9 +16,9 @@ Gradients = Callable[[Batch], Losses]  # gradients are left in .grad
 class CapturedGradients:
     """Replays `gradients` on new inputs of the shapes it was captured with.
 
-    Random numbers come from the default generator, whose seed a graph reads again at every replay. Gradients are
-    written to the graph's own memory, which every replay overwrites; given `sums` of the weights' shapes, they are
-    added to these instead. All else shares the memory of `other`, a graph that never runs at the same time.
+    Random numbers come from the default generator, whose seed is read again at every replay. Gradients are written to
+    the graph's own memory, which every replay overwrites; given `sums` of the weights' shapes, they are added to these
+    instead. Everything else shares the memory of `other`, a graph that never runs at the same time.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class CapturedGradients:
                 has_grad = [weight.grad is not None for weight in weights]
                 self._clear()
         torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.empty_cache()  # what belongs to the side stream, nobody else can use
+        torch.cuda.empty_cache()  # memory of the side stream cannot be used by other streams
         for weight, total, has in zip(weights, sums or (), has_grad, strict=bool(sums)):
             weight.grad = total if has else None
         self.graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""Texts that a canvas does not hold: how many they are, and the change by which it would."""
+"""Texts that do not fit on the canvas: how many there are, and the change that would make room for them."""
 
 from difflm.data.texts import LONGEST, MOST_TOKENS
 from difflm.data.tokenfile import HELD, Selection, TokenFile, tokens_that_hold_most
@@ -6,13 +6,13 @@ from difflm.training.recipe import Recipe
 
 
 def count_left_out(recipe: Recipe, selection: Selection) -> dict[str, int]:
-    """How many texts are not trained on, for the config; `repeated` where a recipe asks for each text once."""
+    """The number of texts that are not trained on, for the config; `repeated` if a recipe asks for each text once."""
     return {"left_out": selection.too_long, **({"repeated": selection.repeated} if recipe.distinct else {})}
 
 
 def advise_longest(recipe: Recipe, extra: int, tokens: TokenFile) -> str:
-    """The change by which nearly all texts fit, with the `extra` positions that some models need; "" where no change
-    is possible."""
+    """The change with which nearly all texts fit, plus the `extra` positions that some models need; "" if none is
+    possible."""
     needed = {"longest": round_up(tokens_that_hold_most(tokens.lengths) + extra)}
     needed["source_longest"] = round_up(tokens_that_hold_most(tokens.sources.lengths)) if tokens.sources else 0
     raised = {key: value for key, value in needed.items() if value > getattr(recipe, key)}
@@ -24,5 +24,5 @@ def advise_longest(recipe: Recipe, extra: int, tokens: TokenFile) -> str:
 
 
 def round_up(tokens: int) -> int:
-    """To a multiple of eight, as the widths of batches are."""
+    """Round up to a multiple of eight, like the widths of batches."""
     return -(-tokens // 8) * 8

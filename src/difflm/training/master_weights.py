@@ -1,4 +1,4 @@
-"""A bf16 copy of the linear layers, with fp32 master weights: gradients are taken of the copy, so that autocast casts
+"""A bf16 copy of the linear layers, with fp32 master weights: gradients are computed on the copy, so autocast casts
 nothing."""
 
 import copy
@@ -27,8 +27,8 @@ class Weight:
 
 
 class MasterWeights:
-    """`self.model` is `model` itself where `dtype` is None. Else it is a copy whose linear layers have weights of their
-    own in `dtype`; it shares all other weights and all buffers with `model`."""
+    """`self.model` is `model` itself if `dtype` is None. Otherwise it is a copy whose linear layers have their own
+    weights in `dtype`; it shares all other weights and all buffers with `model`."""
 
     def __init__(self, model: Trainable, dtype: torch.dtype | None) -> None:
         own = {id(weight) for part in model.modules() if isinstance(part, nn.Linear) for weight in part.parameters()}

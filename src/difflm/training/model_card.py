@@ -9,7 +9,7 @@ from difflm.data.corpora import file_names
 from difflm.methods import METHODS
 from difflm.runtime.files import locked, parse_record, read_json, write_atomic, write_json
 
-DATASETS = {"e2e": "e2e_nlg"}  # names by which the Hub knows a corpus
+DATASETS = {"e2e": "e2e_nlg"}  # names of corpora on the Hub
 
 
 def finish_run(run: Path, command: str) -> None:
@@ -42,7 +42,7 @@ def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def figure(record: dict[str, Any]) -> str:
-    """Format a measured figure with what it was measured on."""
+    """Format a figure with what it was measured on."""
     value, details = figure_parts(record)
     return f"{value} ({details})"
 
@@ -104,7 +104,7 @@ def format_values(values: dict[str, Any]) -> str:
 
 
 def suggest_command(run: str, config: dict[str, Any]) -> str:
-    """A command that writes the first texts of a run."""
+    """A command that generates texts with the run."""
     reads = config["recipe"].get("source_longest")
     return f"difflm translate {run} sources.txt" if reads else f"difflm generate {run} -n 4"
 

@@ -1,4 +1,4 @@
-"""Settings for texts of one's own, chosen from the texts and the device, each with its reason."""
+"""Settings for the user's own texts, chosen from the texts and the device, each with its reason."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -18,14 +18,14 @@ from difflm.runtime.files import read_json
 from difflm.training.recipe import TOKENIZERS, Recipe, check, known_recipes, load_recipe, set_value, split_change
 from difflm.training.run import find_run, find_start, read_config
 
-BASE = "own-text"  # the recipe whose other settings are kept
+BASE = "own-text"  # the recipe that gives all other settings
 MOST_COUNTED = 20_000_000  # characters whose words are counted
-MOST_PIECE = 1000  # characters of a text whose tokens are counted together
-CLOSED, RARE = 3000, 0.001  # different words at most, and running words that come once, of a vocabulary of whole words
-SAMPLE = 500_000  # characters from which the length of tokens is learned
-BYTES = 3.5  # of a piece, where that is not learned
-PIECES = ((300_000, 1000), (3_000_000, 2000), (30_000_000, 4000), (float("inf"), 8000))  # bytes up to, vocabulary
-# Tokens up to, and the sizes that they can teach.
+MOST_PIECE = 1000  # tokens are counted in pieces of this many characters
+CLOSED, RARE = 3000, 0.001  # limits of a whole-word vocabulary: different words, and the share of those that occur once
+SAMPLE = 500_000  # characters from which the length of tokens is estimated
+BYTES = 3.5  # bytes per token, if that is not estimated
+PIECES = ((300_000, 1000), (3_000_000, 2000), (30_000_000, 4000), (float("inf"), 8000))  # most bytes, vocabulary
+# Up to this many tokens, these sizes.
 NETWORKS: dict[str, Sequence[tuple[float, dict[str, int]]]] = {
     "cpu": ((float("inf"), {"hidden": 128, "layers": 4, "heads": 4}),),
     "cuda": (
@@ -34,20 +34,20 @@ NETWORKS: dict[str, Sequence[tuple[float, dict[str, int]]]] = {
         (float("inf"), {"hidden": 512, "layers": 12, "heads": 8}),
     ),
 }
-# Words that make up an eighth of English texts and more, and of no others; "the" is among them often.
+# Words that make up at least an eighth of English texts, but not of others; "the" is frequent among them.
 ENGLISH = {
     *("the", "and", "of", "to", "that", "it", "with", "they", "you", "are", "have", "this", "from"),
     *("but", "what", "there", "which", "is", "she", "were", "their", "would"),
 }
 LEAST_ENGLISH, LEAST_THE = 0.1, 0.01
-# Keys of a recipe by which somebody asks for another model than the one that English texts begin with.
+# Keys of a recipe that ask for another model than the one that English texts start from.
 OTHER_MODEL = {
     *("init", "method", "tokenizer", "vocabulary", "more_than", "longest", "rows", "chunk"),
     *("task", "source_longest", "source_words"),
 }
-SMALL_STEPS = 3e-4  # learning rate of a model that is trained already
-ALL_FIT = 48  # tokens, by this count: every canvas holds them
-TOKENS = {"cpu": 1024, "cuda": 16384}  # of a batch, about
+SMALL_STEPS = 3e-4  # learning rate of a model that is already trained
+ALL_FIT = 48  # tokens (estimated) that fit on every canvas
+TOKENS = {"cpu": 1024, "cuda": 16384}  # per batch, roughly
 Choice = tuple[str, Any, str]  # a key of the recipe, its value, and why
 
 
@@ -58,9 +58,9 @@ class Survey:
     texts: int
     characters: int
     bytes: int
-    lengths: Sequence[int]  # of the texts, in rising order
+    lengths: Sequence[int]  # of the texts, rising
     words: int  # different ones
-    running: int  # words that were counted, and those of them that come once
+    running: int  # counted words, and those that occur once
     once: int
     sample: Sequence[str]  # the first texts
     english: bool = False
@@ -86,17 +86,17 @@ class Survey:
 
     @property
     def most(self) -> int:
-        """What 99 % of the texts have at most."""
+        """The length that 99 % of the texts do not exceed."""
         return self.lengths[-(-99 * self.texts // 100) - 1]
 
     @property
     def closed(self) -> bool:
-        """Whether its words are few, and each is common."""
+        """Whether the texts have few different words, all of them common."""
         return self.words <= CLOSED and self.once <= RARE * self.running
 
 
 def token_lengths(survey: Survey, kind: str, vocabulary: int, init: str | None) -> tuple[float, float]:
-    """Characters of a token, on average and in the piece of a text with the shortest ones."""
+    """Characters per token, on average and in the piece of text with the shortest tokens."""
     if kind not in TOKENIZERS and init is None:
         average = BYTES * survey.characters / survey.bytes
         return average, 0.6 * average
@@ -111,7 +111,7 @@ def token_lengths(survey: Survey, kind: str, vocabulary: int, init: str | None) 
 
 
 def is_own_text(name: str) -> bool:
-    """Whether a recipe's name is that of data: a file of texts, or what is fetched."""
+    """Whether a recipe's name is data instead: a file of texts, or an address to download."""
     return name not in known_recipes() and (is_remote(name) or file_kind(Path(name)) in (".txt", *ROWS))
 
 
@@ -123,7 +123,7 @@ def own_recipe(
     given = dict(map(split_change, changes))
     if "data" in given:
         raise UsageError(f"the texts are given twice: {data} and data={given['data']}.")
-    plain = load_recipe(BASE, [f"data={data}", *changes])  # refuses what is wrong before anything is read
+    plain = load_recipe(BASE, [f"data={data}", *changes])  # rejects errors before anything is read
     corpus_path(data, root)
     sides = ("source", "target") if plain.has_sources else ()
     survey = Survey.of(counted_texts(resolve_data(data, root), root, plain.column, plain.chunk, sides))
@@ -133,19 +133,19 @@ def own_recipe(
         changes = [f"{key}={value}" for key, value, _ in start] + [*changes]
         plain = load_recipe(BASE, [f"data={data}", *changes])
     chosen = [one for one in [*start, *choose_settings(survey, plain, device)] if one[0] not in given]
-    if plain.init or plain.tokenizer not in TOKENIZERS:  # whose sizes are those of another run
+    if plain.init or plain.tokenizer not in TOKENIZERS:  # its sizes are those of another run
         chosen = [one for one in chosen if one[0] not in ("tokenizer", "vocabulary", "more_than")]
     if plain.init or plain.model.get("pretrained"):
         chosen = [one for one in chosen if not one[0].startswith("model.")]
     for why in dict.fromkeys(why for *_, why in chosen if why):
         note(f"{' '.join(f'{key}={value}' for key, value, reason in chosen if reason == why)}: {why}")
-    ignored = (lambda _: None) if start else note  # what the recipe says of the method that was not asked for
+    ignored = (lambda _: None) if start else note  # do not report unused lines if the method was chosen here
     return load_recipe(BASE, [f"data={data}", *(f"{key}={value}" for key, value, _ in chosen), *changes], ignored)
 
 
 def choose_start(survey: Survey, given: Mapping[str, Any]) -> list[Choice]:
-    """Choose the bundled model that training on English texts starts from, if there is one and none is given. A file
-    of few words is learned faster by a small network of whole words (docs/log.md)."""
+    """Choose the bundled model that training on English texts starts from, if there is one and none is given. For a
+    file with few different words, a small network of whole words learns faster (docs/log.md)."""
     if not survey.english or survey.closed or any(key in OTHER_MODEL or key.startswith("model.") for key in given):
         return []
     if (name := find_start("en")) is None:
@@ -156,7 +156,7 @@ def choose_start(survey: Survey, given: Mapping[str, Any]) -> list[Choice]:
 
 
 def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
-    """What follows from the texts and the device; `plain` is the recipe without it."""
+    """Settings that follow from the texts and the device; `plain` is the recipe without them."""
     found = list[Choice]()
     kind = plain.tokenizer if plain.tokenizer != "bpe" else "words" if survey.closed else "bpe"
     if kind == "words":
@@ -193,7 +193,7 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
     rows = max(8, min(256, 8 * round(TOKENS[device] / max(8, min(typical, limit)) / 8)))
     found.append(("batch_size", rows, f"about {rows * min(typical, limit):,.0f} tokens per step"))
     found.append(("patience", 5, "training stops after so many validations without improvement"))
-    return [*found, ("steps", 0, "")]  # told when they are counted
+    return [*found, ("steps", 0, "")]  # reported when they are counted
 
 
 def begun_recipe(out: Path, data: str, changes: Sequence[str]) -> Recipe:

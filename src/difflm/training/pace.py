@@ -1,4 +1,4 @@
-"""How many steps a training takes in its minutes: some are taken on a copy of the model, and timed."""
+"""Choose how many steps of training fit into the given minutes, by timing a few on a copy of the model."""
 
 import copy
 import time
@@ -14,16 +14,16 @@ from difflm.training.trainer import Trainer
 if TYPE_CHECKING:
     from difflm.training.fit import Prepared
 
-TIMED, FEWEST = 3.0, 12  # seconds and steps that are timed at least: batches differ in width
-MOST_TIMED = 0.03  # of the time; slow steps are fewer
-WARM = 3  # steps before those: a GPU compiles
-CHECKS, CHECKING = 20, 0.1  # validations, and the largest share of the time that they take
-OTHER = 0.04  # of the time: checkpoints and samples
-PASSES, LEAST = 150, 2000  # over all texts, after which little is learned; and steps that are always worth taking
+TIMED, FEWEST = 3.0, 12  # time at least this many seconds and steps: batches differ in width
+MOST_TIMED = 0.03  # the largest share of the time; slow steps are timed fewer times
+WARM = 3  # steps before timing, in which a GPU compiles
+CHECKS, CHECKING = 20, 0.1  # validations, and the largest share of the time for them
+OTHER = 0.04  # share of the time for checkpoints and samples
+PASSES, LEAST = 150, 2000  # over all texts, after which little is learned; steps that are always worth taking
 
 
 def choose_steps(ready: "Prepared", out: Path, device: torch.device, report: Callable[[str], None]) -> Recipe:
-    """The recipe with as many steps as fit into its minutes, and what depends on their number."""
+    """The recipe with as many steps as fit into its minutes, and the settings that depend on their number."""
     recipe, begun, whole = ready.recipe, time.perf_counter(), 60 * ready.recipe.minutes
     step, check = time_training(ready, out, device, MOST_TIMED * whole)
     budget = (1 - OTHER) * whole - (time.perf_counter() - begun)
@@ -50,14 +50,14 @@ def choose_steps(ready: "Prepared", out: Path, device: torch.device, report: Cal
 
 
 def time_training(ready: "Prepared", out: Path, device: torch.device, most: float) -> tuple[float, float]:
-    """Seconds of a step, timed for `most` seconds at most, and of a validation. The model itself is not changed."""
+    """Seconds per step, timed for at most `most` seconds, and per validation. The model itself is not changed."""
     recipe = ready.recipe.model_copy(update={"steps": 1_000_000})
     trainer = Trainer(copy.deepcopy(ready.model), recipe, out, device, ready.figure)
 
     def take_step() -> None:
         first = trainer.step * recipe.accumulate
         losses = trainer.train_step([ready.batches.batch(first + k) for k in range(recipe.accumulate)])
-        float(losses["loss"])  # waits for the device
+        float(losses["loss"])  # synchronises
 
     for _ in range(WARM):
         take_step()

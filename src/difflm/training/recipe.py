@@ -19,13 +19,13 @@ from difflm.runtime.files import check_regular
 from difflm.training.run import initial_run
 
 TOKENIZERS = ("words", "bpe", "characters")  # those that are learned from texts
-SIZES = ("hidden", "layers", "encoder_layers", "heads")  # that networks of several methods have in common
+SIZES = ("hidden", "layers", "encoder_layers", "heads")  # shared by the networks of several methods
 # Settings of training that no weight's shape depends on.
 UNWEIGHTED = ("dropout", "context", "coupled", "behind", "path_temperature", "remembers")
-ADDED = ("quality_head",)  # parts that a model may have in addition to those of the run that it begins with
+ADDED = ("quality_head",)  # optional parts that a model may have in addition to those of its initial run
 
-MOST_BYTES = 1 << 16  # of a recipe: the reader of YAML takes seconds for what is nested deeply
-# What the reader of YAML raises: its own errors, and others for dates of no month, numbers of 5,000 digits, deep lists.
+MOST_BYTES = 1 << 16  # of a recipe: the YAML parser takes seconds for deep nesting
+# What the YAML parser raises: its own errors, and others for invalid dates, numbers of 5,000 digits and deep lists.
 NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError)
 
 
@@ -115,7 +115,7 @@ class Recipe(BaseModel):
         return self.lr * shape[self.decay]
 
     def adapt_to(self, device: str) -> "Recipe":
-        """The recipe with the precision of a device ("cuda", "cpu"), and compiled on a GPU alone."""
+        """The recipe with the precision for a device ("cuda", "cpu"), and compiled only on a GPU."""
         on_gpu = device == "cuda"
         precision = self.precision if self.precision != "auto" else "bf16" if on_gpu else "fp32"
         return self.model_copy(update={"precision": precision, "compile": on_gpu and self.compile})
@@ -140,7 +140,7 @@ class Recipe(BaseModel):
 
     @property
     def tells_labels(self) -> bool:
-        """Whether sources are prompts, which stand on one canvas with the text."""
+        """Whether sources are prompts, which share a canvas with the text."""
         return self.task == "prompts"
 
 
@@ -157,7 +157,7 @@ def load_recipe(
     lines of the recipe that do not apply to the method or the data that the changes name."""
     values = _read(name_or_path)
     given = dict(split_change(change) for change in changes)
-    if given.get("init") and is_pretrained(Path(str(given["init"]))):  # somebody else's model, with its words
+    if given.get("init") and is_pretrained(Path(str(given["init"]))):  # an open model with its own tokenizer
         theirs = given.pop("init")
         method = str(given.get("method", values.get("method")))
         if method in METHODS and "pretrained" not in METHODS[method].model_fields:
@@ -168,7 +168,7 @@ def load_recipe(
         given = {"model.pretrained": theirs, "tokenizer": theirs, **given}
     dropped = _drop_foreign(values, given)
     sizes = values["model"]
-    if given.get("init"):  # the recipe's sizes were for another initial run; sizes among the changes still count
+    if given.get("init"):  # the recipe's sizes are for another initial run; sizes among the changes still apply
         theirs = _sizes_of(given["init"], given.get("method", values.get("method")))
         kept = {key: sizes[key] for key in (*UNWEIGHTED, *ADDED) if key in sizes}
         values = {**values, **theirs, "model": {**theirs["model"], **kept}}
@@ -211,7 +211,7 @@ def split_change(change: str) -> tuple[str, Any]:
 
 
 def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
-    """The sizes of the run that a recipe begins with."""
+    """The sizes of the run that a recipe starts from."""
     theirs = initial_run(str(init))
     if theirs["method"] == method:
         return {**theirs, "model": dict(theirs["model"])}
@@ -223,7 +223,7 @@ def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
 
 
 def check_init(recipe: Recipe) -> None:
-    """Refuse an initial run of a method that this one cannot begin with, or of other sizes."""
+    """Reject an initial run of a method that this one cannot start from, or of other sizes."""
     theirs = _sizes_of(recipe.init, recipe.method)
     ours = {**{key: getattr(recipe, key) for key in theirs}, "model": recipe.build_method().model_dump()}
     for key in theirs:
@@ -237,7 +237,7 @@ def check_init(recipe: Recipe) -> None:
 
 
 def check_tokenizer(recipe: Recipe) -> None:
-    """Refuse a tokenizer that is neither learned nor that of a run with the same kind of sources, nor one of others."""
+    """Reject a tokenizer unless it is a Hugging Face one, or that of a run with the same kind of sources."""
     if is_pretrained(Path(recipe.tokenizer)):
         if recipe.tells_labels or recipe.source_words == "own":
             asked = "task=prompts asks for words" if recipe.tells_labels else "source_words=own asks for two"
@@ -308,7 +308,7 @@ def _value(text: str, change: str) -> Any:
         value = yaml.safe_load(text)
     except NOT_YAML:
         raise UsageError(f"the value of {change[:100]!r} cannot be read.") from None
-    # YAML 1.1 reads 3e-4 as a word; everyone means the number.
+    # YAML 1.1 parses 3e-4 as a string; here it is a number.
     try:
         return float(text) if isinstance(value, str) else value
     except ValueError:

@@ -9,15 +9,15 @@ from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import append_line, parse_record, read_json, write_atomic
 from difflm.training.recipe import Recipe, check
 
-CHANGEABLE = ("steps", "lr", "log")  # of a recipe, when its run is resumed
+CHANGEABLE = ("steps", "lr", "log")  # keys of a recipe that may change when a run is resumed
 PACE = ("steps", "warmup", "ema", "log_every", "save_every", "validate_every", "sample_every")  # chosen with the steps
-REPEATED = ("train", "validation")  # kinds of records that a resumed run writes again
-Changes = dict[str, tuple[Any, Any]]  # by key the value before and the value now
+REPEATED = ("train", "validation")  # records that a resumed run writes again
+Changes = dict[str, tuple[Any, Any]]  # the values before and now, by key
 
 
 def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
-    """The recipe that a run is resumed with: the one it began with, the sizes that were chosen from its texts, and what
-    was changed on purpose."""
+    """The recipe that a run is resumed with: the original one, with the sizes that were chosen from its texts, and
+    deliberate changes."""
     path = out / "recipe.json"
     if not path.exists():
         raise UsageError(f"{out} holds no run to resume. Start it without --resume.")
@@ -39,8 +39,8 @@ def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
 
 
 def record_changes(changes: Changes, step: int, steps: int, out: Path, note: Callable[[str, int], None]) -> None:
-    """Write into the metrics which settings hold from this step on, of `steps`. The recipe is written after that: a run
-    that is killed in between notes it again."""
+    """Record in the metrics which settings apply from this step on, of `steps`. The recipe is written afterwards: if
+    the run is killed in between, it records them again."""
     if steps < step:
         raise UsageError(f"{out} is at step {step:,} already: give steps={step} or more.")
     if "lr" in changes and steps == step:
@@ -52,7 +52,7 @@ def record_changes(changes: Changes, step: int, steps: int, out: Path, note: Cal
 
 
 def drop_records_after(metrics: Path, step: int) -> None:
-    """Drop the records of steps that a resumed run will repeat, and a half-written line of a killed one."""
+    """Drop the records of steps that a resumed run will repeat, and a half-written last line."""
 
     def is_kept(line: str) -> bool:
         record = parse_record(line)

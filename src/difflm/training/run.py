@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 NOT_A_MODEL = (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError, AttributeError, AssertionError)
-ONE_BY_ONE = 8_000_000  # weights from which a CPU gains little from texts that share a batch (docs/log.md)
-# What every config has.
+ONE_BY_ONE = 8_000_000  # with more weights, a CPU gains little from batches of several texts (docs/log.md)
+# Keys of every config.
 KEYS = dict(model=dict, vocabulary=int, tokenizer=str, longest=int, parameters=int, sampling=dict, recipe=dict)
 
 
@@ -33,7 +33,7 @@ def bundled_runs() -> dict[str, Path]:
 
 
 def find_start(language: str) -> str | None:
-    """The bundled model that texts of a language ("en") can begin with."""
+    """The bundled model that training on texts in a language ("en") can start from."""
     configs = ((name, read_json(folder / "config.json")) for name, folder in bundled_runs().items())
     return next((name for name, config in configs if config.get("language") == language), None)
 
@@ -44,7 +44,7 @@ def find_run(name_or_path: str | Path) -> Path:
     if str(name_or_path) in bundled:
         return bundled[str(name_or_path)]
     path = Path(name_or_path)
-    if os.path.isfile(path / "config.json"):  # which, unlike pathlib, takes names of any length
+    if os.path.isfile(path / "config.json"):  # unlike pathlib, it accepts names of any length
         return path
     name = str(name_or_path)
     if len(name.split()) > 1 and not os.path.exists(path):
@@ -82,7 +82,7 @@ def read_config(run: Path) -> dict[str, Any]:
 
 
 def initial_run(name_or_path: str | Path) -> dict[str, Any]:
-    """The keys that a recipe must share with a run to begin with its weights and tokenizer."""
+    """The keys in which a recipe must agree with the run that it starts from."""
     config = read_config(find_run(name_or_path))
     words = {key: config["recipe"][key] for key in ("tokenizer", "vocabulary", "more_than")}
     words["source_words"] = config["recipe"].get("source_words", "shared")
@@ -91,7 +91,7 @@ def initial_run(name_or_path: str | Path) -> dict[str, Any]:
 
 
 def check_sizes(vocabulary: int, longest: int, source_longest: Any, source_vocabulary: Any, words: Tokenizer) -> None:
-    """Raise ValueError where the sizes of a config cannot be those of its tokenizer, before anything is built."""
+    """Raise ValueError if the sizes of a config do not match its tokenizer, before anything is built."""
     for what, size, count in (
         ("vocabulary", vocabulary, words.size),
         ("source_vocabulary", source_vocabulary or words.for_sources.size, words.for_sources.size),
@@ -127,7 +127,7 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
         method = METHODS[config["method"]](**config["model"])
         if fault := method.find_fault():
             raise ValueError(fault)
-        # A body of the Hugging Face library is built with all its own words before they are replaced.
+        # A Hugging Face network is built with all its own tokens before they are replaced.
         borrowed = any(isinstance(value, dict) and value for value in config["model"].values())
         with SkipInit(weights, 1 << 28 if borrowed else BESIDE):
             model = method.build(TextSpec(config["vocabulary"], config["longest"], *sources, tokenizer))
@@ -139,7 +139,7 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
     except NOT_A_MODEL as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise DifflmError(f"{run}/config.json does not describe a {config['method']} model ({reason}).") from None
-    # A product over one text's positions is large enough there; units for bfloat16 wait for weights, and share them.
+    # Then one text makes products large enough. With bfloat16 units, loading weights takes longer: a batch shares it.
     large = sum(p.numel() for p in model.parameters()) >= ONE_BY_ONE
     model.one_by_one = model.whole_canvas and large and not torch.cpu._is_amx_tile_supported()
     load_into(model, weights, path)

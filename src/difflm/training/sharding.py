@@ -1,6 +1,6 @@
 """A model whose weights, gradients and moments are divided among processes (FSDP2), and its checkpoints.
 
-Torch's modules for that are imported late: everybody who trains or writes alone would wait for them."""
+Torch's modules for that are slow to import, so they are imported only when needed."""
 
 import shutil
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ from difflm.runtime.tensors import save_tensors
 from difflm.training.checkpoints import finish_checkpoint, shard_name
 
 Model = TypeVar("Model", bound=Trainable)
-WARP = "times."  # how the names of the weights of a learned time warp begin
+WARP = "times."  # the prefix of the weights of a learned time warp
 
 
 def check_shares(processes: int, batch_size: int) -> None:
-    """Refuse a batch that several processes cannot share. Shares are even: every second text of a batch is trained
-    differently from the others, and must be so in each share."""
+    """Reject a batch that the processes cannot share evenly. Each share has an even number of texts, since every second
+    text of a batch is trained differently."""
     if processes > 1 and batch_size % (2 * processes):
         raise UsageError(
             f"batch_size={batch_size} is that of all {processes} processes: give a multiple of {2 * processes}."
@@ -36,7 +36,7 @@ def check_shares(processes: int, batch_size: int) -> None:
 
 
 def local_part(tensor: Any) -> Tensor:
-    """The rows of a divided tensor that this process holds, in the same memory; other tensors as they are."""
+    """The rows of a sharded tensor that this process holds, in the same memory; other tensors unchanged."""
     part: Tensor = tensor.detach().to_local() if is_divided(tensor) else tensor
     return part
 
@@ -47,14 +47,14 @@ def is_divided(tensor: Any) -> bool:
 
 
 def shard_model(model: Model, device: torch.device) -> Model:
-    """Divide the weights of a model by rows. Attention and feed-forward layers are put together when they are called;
-    all else, which models use outside of a `forward` of its own, is whole from the start to the end of a step."""
+    """Shard the weights of a model by rows. Attention and feed-forward layers are gathered when they are called; all
+    other weights, which models use outside of a `forward`, stay gathered from the start to the end of a step."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
     from torch.utils._pytree import SUPPORTED_NODES, register_dataclass
 
     if Losses not in SUPPORTED_NODES:
-        register_dataclass(Losses)  # so that backward knows what it begins at
+        register_dataclass(Losses)  # so that FSDP finds the tensors at which backward starts
     mesh = init_device_mesh(device.type, (current().count,))
     trained = any(weight.requires_grad for weight in model.parameters())
     networks: list[Any] = [part for part in model.modules() if hasattr(part, "blocks")]
@@ -63,16 +63,16 @@ def shard_model(model: Model, device: torch.device) -> Model:
         if part is not None and type(part) in (Attention, nn.Sequential):
             fully_shard(part, mesh=mesh)
     whole = {weight for name, weight in model.named_parameters() if name.startswith(WARP)}
-    # What is validated has no backward, after which else its weights would be divided again.
+    # A model in validation has no backward, which would shard its weights again.
     fully_shard(model, mesh=mesh, reshard_after_forward=not trained, ignored_params=whole)
     register_fsdp_forward_method(model, "nats")
     return model
 
 
 def sum_gradients(processes: Processes, grads: Mapping[str, Any], scale: Tensor, ratio: Tensor) -> None:
-    """Sum gradients over all processes, in float32, and multiply them by `scale`; of divided weights backward has taken
-    the mean. A time warp's loss is a mean over texts, times the own tokens; all processes have `ratio` times as many.
-    """
+    """Sum gradients over all processes, in float32, and multiply them by `scale`; backward has already averaged those
+    of sharded weights. A time warp's loss is a mean over texts times this process's tokens, of which all processes
+    together have `ratio` times as many."""
     if warp := [grad for name, grad in grads.items() if name.startswith(WARP)]:
         torch._foreach_mul_(warp, ratio / processes.count)
     if divided := [local_part(grad) for grad in grads.values() if is_divided(grad)]:
@@ -84,7 +84,7 @@ def sum_gradients(processes: Processes, grads: Mapping[str, Any], scale: Tensor,
 
 
 def whole_tensors(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Put divided tensors together, one after the other, in the first process's memory; all processes take part."""
+    """Gather sharded tensors, one after the other, in the first process's memory; all processes must call this."""
     if not current().shards:
         return dict(tensors)
     found = {}
@@ -98,7 +98,7 @@ def whole_tensors(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
 def divide_like(
     tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], optimizer: Optimizer
 ) -> dict[str, Tensor]:
-    """Divide the tensors of a checkpoint as the weights are that they belong to."""
+    """Shard the tensors of a checkpoint like the weights that they belong to."""
     numbered = [weight for group in optimizer.param_groups for weight in group["params"]]
     found = {}
     for key, tensor in tensors.items():
@@ -122,14 +122,14 @@ def divide(tensor: Tensor, like: Any) -> Tensor:
 def save_shards(
     processes: Processes, run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
 ) -> None:
-    """Write a checkpoint as one file of each process: its rows of each tensor. What is not divided is in the first."""
+    """Write a checkpoint as one file per process: its rows of each tensor. The first also has what is not sharded."""
     target = run / "checkpoints" / f"step-{step}"
     temporary = target.with_name(f".{target.name}.shards")
     if processes.first:
         shutil.rmtree(temporary, ignore_errors=True)
         with explain_write_errors(target):
             temporary.mkdir(parents=True)
-    processes.any()  # the folder is there
+    processes.any()  # wait until the directory exists
     divided = {name: local_part(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
     own = {name: part for name, part in divided.items() if len(part)}
     if processes.first:
@@ -138,14 +138,14 @@ def save_shards(
     shards = processes.gather_json(sha256)
     if processes.first:
         finish_checkpoint(run, temporary, target, {**state, "shards": shards})
-    processes.any()  # the checkpoint is there
+    processes.any()  # wait until the checkpoint exists
 
 
 # -- what a model learns beside its gradients --------------------------------------------------------------------------
 
 
 def gather_observations(model: nn.Module, processes: Processes) -> bool:
-    """Let time samplers that observe losses observe those of all processes; whether there are any."""
+    """Let time samplers that observe losses observe those of all processes; return whether there are any."""
     watching = [
         part
         for part in model.modules()

@@ -22,8 +22,8 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Event files in the directory `tensorboard` of the run. What a resumed run writes again, replaces what it wrote
-    before it was stopped."""
+    """Event files in the directory `tensorboard` of the run. The records of a resumed run replace those of the same
+    steps."""
 
     def __init__(self, recipe: Recipe, run: Path) -> None:
         import tensorboard  # noqa: F401  torch's writer needs it
@@ -46,8 +46,8 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of the project `difflm`, with the recipe for its config. Its settings are those of the environment
-    (`WANDB_MODE`, `WANDB_PROJECT` …). A resumed run goes on with its own id, which its directory keeps."""
+    """A run of the project `difflm`, with the recipe as its config. Its settings come from the environment
+    (`WANDB_MODE`, `WANDB_PROJECT` …). A resumed run keeps its id, which is stored in its directory."""
 
     def __init__(self, recipe: Recipe, run: Path) -> None:
         import wandb
@@ -58,7 +58,7 @@ class WeightsAndBiases:
         config, name = recipe.model_dump(mode="json"), run.resolve().name
         try:
             self.run = wandb.init(project="difflm", name=name, id=self.id, resume="allow", config=config)
-        except Exception as error:  # of many kinds: no key, no network, no disk
+        except Exception as error:  # errors of many kinds: no key, no network, no disk
             raise UsageError(f"log=wandb: {first_line(error)}. Try WANDB_MODE=offline, or leave log out.") from None
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
@@ -85,7 +85,7 @@ def first_line(error: Exception) -> str:
 
 
 class TrackedWatcher:
-    """A watcher whose figures are logged, too."""
+    """A watcher that also logs its figures."""
 
     def __init__(self, watcher: Watcher, tracker: Tracker) -> None:
         self.watcher, self.tracker = watcher, tracker
@@ -109,7 +109,7 @@ def figures_of(kind: str, record: Mapping[str, Any]) -> dict[str, float]:
 
 @contextmanager
 def track_run(recipe: Recipe, run: Path, watcher: Watcher) -> Iterator[Watcher]:
-    """The watcher, and whatever else the recipe logs to. What is not installed is refused here."""
+    """Wrap the watcher so that it logs to what the recipe names; a package that is not installed is an error here."""
     if recipe.log == "none":
         yield watcher
         return

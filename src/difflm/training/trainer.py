@@ -48,9 +48,9 @@ from difflm.training.sharding import (
 from difflm.training.update import Update
 
 VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one level per text would leave mostly variance
-CPU_WORK, CPU_TOKENS = 5e11, 4e4  # weights times tokens, and tokens, of a validation on a CPU: seconds on two cores
-MOST_SEQUENTIAL = 16  # draws of one text that are computed one after the other
-# Random numbers as in eager mode: the compiler's own cost a kernel more time than its memory traffic.
+CPU_WORK, CPU_TOKENS = 5e11, 4e4  # limits of a validation on a CPU, weights × tokens and tokens: seconds on two cores
+MOST_SEQUENTIAL = 16  # draws of one text that are computed one after the other; further ones are copies in a batch
+# Random numbers as in eager mode: the compiler's own take a kernel more time than its memory traffic.
 COMPILED: dict[str, Any] = {"fallback_random": True}
 
 
@@ -96,7 +96,7 @@ class Validation:
     step: int
     value: float
     likelihood: Likelihood | None
-    best: bool = False  # so far, where patience keeps the best weights
+    best: bool = False  # the best so far, if patience keeps the best weights
     figure: Figure = "nats_per_token"
     error: float | None = None  # standard error over texts and draws, of a bound
 
@@ -155,16 +155,16 @@ class Trainer:
         self.model, self.recipe, self.run, self.device = model.to(device), recipe.adapt_to(device.type), run, device
         self.figure = figure  # what validation measures
         self.processes = current()
-        # Some networks cannot be captured; nor can activation checkpointing, which resets the random generator, or what
-        # several processes do within a step.
+        # Some networks cannot be captured; nor can activation checkpointing, which resets the random generator, or
+        # communication between processes within a step.
         capturable = recipe.recompute is not True and all(getattr(part, "capturable", True) for part in model.modules())
         exchanging = gather_observations(model, self.processes) or self.processes.shards
         self.recording = (
             capture and capturable and not exchanging and device.type == "cuda"
         )  # whether steps are CUDA graphs
-        # Gradients may be in bfloat16, but for those of several micro-batches, which are summed.
+        # Gradients may be in bfloat16, unless those of several micro-batches are summed.
         narrow = self.recording and self.recipe.precision == "bf16" and recipe.accumulate == 1
-        self.summed = recipe.accumulate > 1 or self.processes.count > 1  # gradients, before they are divided
+        self.summed = recipe.accumulate > 1 or self.processes.count > 1  # gradients are sums, and divided later
         self.processes.copy_from_first([*model.parameters(), *model.buffers()])
         self.ema = Ema(model, recipe.ema)
         if self.processes.shards:
@@ -183,8 +183,8 @@ class Trainer:
             self._prepare_blocks(network)
 
     def _prepare_blocks(self, network: Any) -> None:
-        """Checkpoint or compile the blocks of the network; compile its input layers and the slopes of its head too,
-        where they are costly."""
+        """Checkpoint or compile the blocks of the network; also compile its input layers and the gradients of its head,
+        if they are costly."""
         for block in network.blocks:
             if self.recipe.recompute is True:
                 block.forward = partial(recomputed, block.forward, use_reentrant=False)
@@ -215,20 +215,20 @@ class Trainer:
         for micro, batch in enumerate(batches):
             moved = self.to_device(batch.take(self.processes.rows(len(batch.lengths))))
             gradients = self.captured(moved) if self.recording else self.gradients
-            # Processes drop different neurons; the first one those that a single one would.
+            # Each process has its own dropout; the first one has that of a single process.
             own = [self.processes.rank] * (not self.processes.first)
             torch.manual_seed(fold_counter(self.recipe.seed, self.step, micro, *own))
             losses = gradients(moved)
             found.append(losses.detached())
         whole = sum_losses(found)
-        if self.summed:  # parts of a batch may differ in their token counts: sums are divided once
+        if self.summed:  # parts of a batch may have different token counts, so sums are divided once
             whole = self.divide_grads(whole)
         self.update(self.step, 0 if self._sums else batches[-1].key)
         self.step += 1
         return whole.means()
 
     def divide_grads(self, losses: Losses) -> Losses:
-        """Divide sums of gradients by what counts in the whole batch, whose losses are returned; several processes add
+        """Divide sums of gradients by the count of the whole batch, whose losses are returned; several processes add
         them up first."""
         grads = {name: own.used.grad for name, own in self.masters.weights.items() if own.used.grad is not None}
         if self.processes.count == 1:
@@ -241,7 +241,7 @@ class Trainer:
 
     def gradients(self, batch: Batch) -> Losses:
         """Compute the losses of a micro-batch and add the gradient of their mean (of the sum, if there are several)."""
-        # What the compiler may compute again, it decides when it first sees a block.
+        # The compiler decides what it may recompute when it first sees a block.
         again = {"ban_recompute_materialized_backward": False} if self.recipe.recompute == "light" else {}
         with self.autocast(), functorch_config.patch(again):
             losses: Losses = self.masters.model(batch)
@@ -260,7 +260,7 @@ class Trainer:
 
     def validate(self, batches: list[Batch]) -> tuple[float, float | None]:
         """Measure the averaged weights on held-out texts, always with the same noise: nats per token, exact or a bound,
-        or nats of the labels per text; of a bound also the standard error over texts and draws."""
+        or nats of the labels per text; for a bound, also return the standard error over texts and draws."""
         found: list[Tensor] = []  # nats of each text, the mean of its copies
         counts: list[Tensor] = []  # their denominators
         draws, copies = self.validation_draws(batches) if self.model.likelihood == "bound" else (1, 1)
@@ -427,8 +427,8 @@ class Trainer:
             append_line(self.run / "metrics.jsonl", json.dumps(record))
 
     def note_validation(self, nats: float, error: float | None, watcher: Watcher) -> bool:
-        """Record a validation, and keep the best weights where the recipe has a patience; True when it has run out."""
-        nats = round(nats, 6)  # as the value it is compared with was written
+        """Record a validation, and keep the best weights if the recipe has a patience; return whether it ran out."""
+        nats = round(nats, 6)  # rounded like the value that it is compared with
         best = bool(self.recipe.patience) and nats < self.validation.get(self.figure, math.inf)
         now = Validation(self.step, nats, self.model.likelihood, best, self.figure, error)
         if best or not self.recipe.patience:

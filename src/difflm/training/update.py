@@ -14,12 +14,12 @@ from difflm.training.master_weights import MasterWeights, Weight
 from difflm.training.recipe import Recipe
 from difflm.training.sharding import WARP
 
-WARP_LR = 1e-2  # of a learned time warp: a hundred parameters that must keep up with the falling loss
+WARP_LR = 1e-2  # for a learned time warp: a hundred parameters that must follow the falling loss
 
 
 class Update:
-    """Clipping, AdamW and the average one after the other; or, where steps are captured, as one fused kernel. The
-    optimiser holds the moments in either case."""
+    """Clipping, AdamW and averaging in sequence; or as one fused kernel, if steps are captured. The optimiser holds the
+    moments in both cases."""
 
     def __init__(self, masters: MasterWeights, ema: Ema, recipe: Recipe, device: torch.device, recorded: bool) -> None:
         self.masters, self.ema, self.recipe = masters, ema, recipe
@@ -109,9 +109,9 @@ class Update:
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self, step: int) -> dict[str, Tensor]:
-        """The optimiser's state after so many steps, by the weight's number and the name of the entry."""
+        """The optimiser's state after this many steps, by the number of the weight and the name of the entry."""
         found = self.optimizer.state_dict()["state"]
-        if self.at_once:  # the fused kernel is given the step and does not count
+        if self.at_once:  # the fused kernel gets the step as an argument and does not count
             found = {index: {**own, "step": torch.tensor(float(step))} for index, own in found.items()}
         return {f"{index}.{k}": torch.as_tensor(v) for index, own in found.items() for k, v in own.items()}
 

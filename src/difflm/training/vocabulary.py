@@ -16,11 +16,11 @@ from difflm.training.run import find_run
 Item = TypeVar("Item")
 Note = Callable[[str, int], None]  # (what is being read, texts so far), (a message, INFO) or (a warning, WARN)
 
-LEARNED = 200_000_000  # characters of texts that byte pairs are learned from: more change nothing but the memory
+LEARNED = 200_000_000  # characters from which byte pairs are learned: more would only take memory
 
 
 def build_tokenizer(recipe: Recipe, root: Path | None, note: Note) -> Tokenizer:
-    """Build a tokenizer from the training texts and their sources, or one from each; or take that of a run."""
+    """Build one tokenizer from the training texts and their sources, or one for each; or load that of a run."""
     if is_pretrained(Path(recipe.tokenizer)):
         tokenizer: Tokenizer = PretrainedTokenizer.read(Path(recipe.tokenizer))
         note(f"{tokenizer.size:,} ids: the pieces of {Path(recipe.tokenizer).name}, and START, END, UNK and PAD", 0)
@@ -35,7 +35,7 @@ def build_tokenizer(recipe: Recipe, root: Path | None, note: Note) -> Tokenizer:
 
 
 def learn_words(recipe: Recipe, root: Path | None, note: Note, sides: tuple[str, ...]) -> Tokenizer:
-    """Build one tokenizer from the training texts; of pairs, from some sides."""
+    """Build one tokenizer from the training texts; for pairs, from the given sides."""
     if recipe.cuts_spans:
         found = plain_texts(recipe.data, root, "train", recipe.column, recipe.chunk)
     elif recipe.tells_labels:
@@ -54,7 +54,7 @@ def learn_words(recipe: Recipe, root: Path | None, note: Note, sides: tuple[str,
 
 
 def first_characters(texts: Iterable[str], most: int) -> Iterator[str]:
-    """The first texts, up to about so many characters."""
+    """The first texts, up to about this many characters."""
     for text in texts:
         yield text
         most -= len(text)

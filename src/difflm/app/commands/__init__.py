@@ -1,1 +1,1 @@
-"""The verbs of the command, one file for those that belong together."""
+"""The subcommands of `difflm`; related ones share a file."""

@@ -16,7 +16,7 @@ def bench(
     from difflm.app.bench import measure
 
     lm = load_model(model, device, dtype)
-    lm.sampling(**settings)  # refuses before anything is measured
+    lm.sampling(**settings)  # rejects wrong settings before anything is measured
     with Bar("measuring") as bar:
         report = measure(model, lm, bar.update, **settings)
     put_json(report) if as_json else show_report(report)

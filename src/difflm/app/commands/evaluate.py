@@ -131,7 +131,7 @@ class InfillOptions:
 
 @dataclass(frozen=True)
 class ReferenceOptions:
-    """The options that the infilling and the seq2seq task share: they compare texts with those of people."""
+    """The options that the infilling and seq2seq tasks share: both compare texts with what people wrote."""
 
     skip: Annotated[
         int,
@@ -241,7 +241,7 @@ def make_report(
 
 
 def refuse_given(options: Any, names: list[str], task: str) -> None:
-    """Refuse options, a dataclass, without effect."""
+    """Refuse options (fields of a dataclass) that belong to another task."""
     for f in fields(options):
         if f.name in names and getattr(options, f.name) not in (f.default, []):
             raise UsageError(f"--{f.name.replace('_', '-')} is for --task {task}: leave it out, or change the task.")
@@ -249,7 +249,7 @@ def refuse_given(options: Any, names: list[str], task: str) -> None:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of compare that train what is compared."""
+    """The options of compare for methods that it trains before it compares them."""
 
     methods: Annotated[
         str | None,

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from difflm.generation.jobs import Draft, Generation, GenerationJob, Watch
     from difflm.generation.pipeline import TextDiffusion
 
-AT_ONCE, AT_ONCE_CPU = 1024, 16  # texts of several requests that are made together
-# The command's values for what a line leaves open.
+AT_ONCE, AT_ONCE_CPU = 1024, 16  # the most texts of several requests that are generated together
+# Options that serve as defaults for keys that a line of --input leaves out.
 BESIDE_INPUT = ("n", "seed", "mbr", "candidates", "method", *SETTINGS)
 
 
@@ -120,7 +120,7 @@ def generate(
 
 
 def make_request(asked: dict[str, Any]) -> Request:
-    """A request of the options that are given."""
+    """Make a request from the given options."""
     read: dict[str, Callable[[str, Any], Any]] = {
         "field": named_values,
         "label": named_values,
@@ -132,7 +132,7 @@ def make_request(asked: dict[str, Any]) -> Request:
 def load_writer(
     name: str, device: str, dtype: str | None, guides: list[Path] | None, requests: list[Request]
 ) -> "TextDiffusion":
-    """A model and its classifiers, for requests that it understands."""
+    """Load a model and its classifiers, and reject requests that it does not understand."""
     lm = load_model(name, device, dtype)
     for folder in guides or []:
         lm.guided_by(folder)
@@ -142,7 +142,7 @@ def load_writer(
 
 
 def check_guidance(given: str | None, requests: list[Request]) -> "GuidanceSettings | None":
-    """How strongly classifiers pull, where a request asks for one."""
+    """Parse how strongly classifiers steer; reject it if no request uses a classifier."""
     guidance = parse_guidance(given)
     if guidance is not None and not any(r.method or control.head for r in requests for control in r.controls()):
         raise UsageError(
@@ -152,7 +152,7 @@ def check_guidance(given: str | None, requests: list[Request]) -> "GuidanceSetti
 
 
 def named_values(option: str, given: list[str]) -> dict[str, str]:
-    """NAME=VALUE pairs; a name that is there twice contradicts itself."""
+    """Read NAME=VALUE pairs; a repeated name is an error."""
     found: dict[str, str] = {}
     for pair in given:
         name, equals, value = pair.partition("=")
@@ -165,7 +165,7 @@ def named_values(option: str, given: list[str]) -> dict[str, str]:
 
 
 def read_json(option: str, path: Path) -> dict[str, Any]:
-    """The object that a file of JSON holds."""
+    """Read a JSON object from a file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -179,15 +179,15 @@ def read_json(option: str, path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Writer:
-    """Answers requests in order."""
+    """Generates the texts of requests and prints them in order."""
 
     lm: "TextDiffusion"
     guidance: "GuidanceSettings | None"
     as_json: bool
-    numbered: bool  # the requests, in what is printed of them
+    numbered: bool  # whether output lines name their request by its number
 
     def refuse(self, requests: list[Request]) -> None:
-        """Refuse what is wrong, and warn of what is doubtful, before the first text is made."""
+        """Reject invalid requests, and print warnings, before the first text is generated."""
         warnings = []
         for number, request in enumerate(requests):
             where = f"request {number}: " if self.numbered else ""
@@ -210,8 +210,8 @@ class Writer:
         last: int | None = None,
         put: Callable[[str], None] | None = None,
     ) -> "list[Generation]":
-        """Print the texts below one bar, or in a view of their making. Return those that a recording is made of. Of the
-        texts of all requests those from number `first` on are made, and before `last`."""
+        """Print the texts with a progress bar, or in a view that shows how they form; return them if they are recorded.
+        Texts are numbered across all requests; those from `first` up to, but not including, `last` are generated."""
         watchers = [watcher for watcher in (view, recording) if watcher]
         start = [0, *accumulate(request.n for request in requests)]  # the number of each request's first text
         steps = [count_steps(self.lm, request) for request in requests]
@@ -245,7 +245,7 @@ class Writer:
         return kept
 
     def run(self, jobs: "dict[int, GenerationJob]", start: Sequence[int]) -> Iterator[dict[int, tuple[int, Any]]]:
-        """The texts of several requests in batches that they share, by their numbers among the texts of all."""
+        """Yield the texts of several requests, which share batches, by their number across all requests."""
         numbers = list(jobs)
         for index, made in self.lm.run_jobs([*jobs.values()]):
             number = numbers[index]
@@ -257,7 +257,7 @@ class Writer:
 
 
 def split_requests(sizes: Sequence[int], most: int) -> Iterator[range]:
-    """Split requests, in order, into groups of at most `most` texts, candidates counted, or of a single request."""
+    """Split requests, in order, into groups of at most `most` texts, counting candidates; a larger request is alone."""
     begin = total = 0
     for number, size in enumerate(sizes):
         if number > begin and total + size > most:
@@ -268,19 +268,19 @@ def split_requests(sizes: Sequence[int], most: int) -> Iterator[range]:
 
 
 def count_steps(lm: "TextDiffusion", request: Request) -> int:
-    """The denoising steps of a text at most, those of its candidates included."""
+    """The largest number of denoising steps of a text, including those of its candidates."""
     return lm.frames(request.controls(), **request.settings()) * request.each
 
 
 def without_files() -> list[str]:
-    """The arguments of this command but for the files that show its texts."""
+    """The arguments of this command without the files that show its texts."""
     named = ("--html", "--svg")
     given = pairwise(["", *sys.argv[1:]])
     return [one for before, one in given if before not in named and one.partition("=")[0] not in named]
 
 
 def in_order(batches: Iterator[dict[int, Any]], on_done: Callable[[int], None], first: int = 0) -> Iterator[Any]:
-    """Texts by their number, each as soon as it and all from the first on are there."""
+    """Yield texts in the order of their numbers, each as soon as it and all earlier ones are finished."""
     waiting: dict[int, Any] = {}
     count, following = 0, first
     for batch in batches:
@@ -293,7 +293,7 @@ def in_order(batches: Iterator[dict[int, Any]], on_done: Callable[[int], None], 
 
 
 def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> None:
-    """An option without effect would be taken for one that has some."""
+    """Reject options that would have no effect on this model."""
     method = lm.config["method"]
     for key in request.settings():
         needed = FAMILIES[key] if FAMILIES[key] in ("left-to-right", "tokens") else "diffusion"

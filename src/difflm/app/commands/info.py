@@ -7,7 +7,7 @@ import typer
 from difflm.app.commands.options import Json, Run, report_errors
 from difflm.app.console import complain, put_json, put_line, put_table, strip_controls
 
-SHARED = "e2e-mdlm"  # the recipe of all token methods that have none of their own
+SHARED = "e2e-mdlm"  # the recipe of all token methods that have no recipe themselves
 
 
 @report_errors

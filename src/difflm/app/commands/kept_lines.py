@@ -1,4 +1,4 @@
-"""What commands share that write their lines into a file, alone or as several processes."""
+"""Shared by commands that write their lines to a file, alone or as several processes."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def choose_processes(out: Path | None) -> "Processes":
-    """The processes that write together; several need a file."""
+    """The processes that write the texts together; if there are several, a file is required."""
     from difflm.runtime.distributed import current
 
     if out is None and current().count > 1:
@@ -25,7 +25,7 @@ def choose_processes(out: Path | None) -> "Processes":
 
 @contextmanager
 def report_rest(kept: ResumableLines, total: int) -> Iterator[None]:
-    """Say how many lines were there before; and where the work ends early, how many are there now."""
+    """Say how many lines were already there and, if the work is interrupted, how many there are now."""
     if kept.count:
         note(f"{kept.partial}: {kept.count:,} of {total:,} texts are already written.")
     try:
@@ -41,8 +41,8 @@ def hash_texts(texts: Sequence[str]) -> str:
 
 
 def hash_model(run: str) -> str:
-    """A fingerprint of the weights, so that no text of another model is taken for one of this; the name of a model that
-    is no run."""
+    """A fingerprint of the weights, so that texts of different models are never mixed; for a model that is not a run,
+    its name."""
     from difflm.training.run import bundled_runs, find_run
 
     if run not in bundled_runs() and not (Path(run) / "model.safetensors").is_file():

@@ -1,4 +1,4 @@
-"""What is wrong with a command line, in a sentence that says what to do instead."""
+"""Explain what is wrong with a command line, in one sentence that says what to do instead."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from difflm.errors import suggest
 
-# What people call an option elsewhere, and what to write here.
+# Names of options in other tools, and what to write here.
 ELSEWHERE = {
     "--model": "give the model without an option, as the first argument",
     "--prompt": 'to continue a text, give it with a gap: --infill "TEXT ___"',
@@ -19,11 +19,11 @@ ELSEWHERE = {
     "--max-length": "give --length N for exactly N words, or --words LOW-HIGH",
     "--format": "give --json",
 }
-KEYS = {"learning_rate": "lr", "epochs": "steps", "corpus": "data", "size": "model.hidden"}  # of recipes, elsewhere
+KEYS = {"learning_rate": "lr", "epochs": "steps", "corpus": "data", "size": "model.hidden"}  # in other tools
 
 
 def explain_mistake(error: Any, given: Sequence[str]) -> str:
-    """A sentence about what the parser of options found wrong with the arguments that were given."""
+    """A sentence about the error that the option parser found in the given arguments."""
     message, context = error.format_message(), getattr(error, "ctx", None)
     param, name = getattr(error, "param", None), getattr(error, "option_name", None)
     if name is not None and not hasattr(error, "possibilities"):
@@ -55,7 +55,7 @@ def explain_unknown_option(name: str, context: Any, given: Sequence[str]) -> str
 
 
 def recipe_change(name: str, value: str | None) -> str | None:
-    """The `key=value` that an option of `train` should have been."""
+    """Suggest the `key=value` to use in place of an unknown option of `train`."""
     from difflm.methods import METHODS
     from difflm.training.recipe import Recipe
 
@@ -68,7 +68,7 @@ def recipe_change(name: str, value: str | None) -> str | None:
 
 
 def explain_value(option: str, message: str, value: str | None) -> str:
-    """What an option takes, where it was given something else."""
+    """Say which values an option takes, if it was given another one."""
     choices = [one for one in re.findall(r"'([^']*)'", message) if one != value]
     shown = "" if value is None else f", not {value!r}"
     if choices:
@@ -82,7 +82,7 @@ def explain_value(option: str, message: str, value: str | None) -> str:
 
 
 def explain_extra(extra: str, context: Any) -> str:
-    """What to do with an argument too many: a setting without its dashes, or a text to continue."""
+    """Advice for a surplus argument: a setting without its dashes, or a text to continue."""
     path, (key, equals, value) = context.command_path, extra.partition("=")
     if equals and (option := f"--{key.replace('_', '-')}") in options_of(context.command):
         return f"{path} takes options, not key=value: write {option} {value}."

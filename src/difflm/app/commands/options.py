@@ -47,12 +47,12 @@ FAMILY_PANELS: dict[Family, str] = {
     "left-to-right": LEFT_TO_RIGHT,
     "edits": EDITS,
 }
-ORDER = [None, *PANELS, "", SAMPLING, VECTORS, DISCRETE, LEFT_TO_RIGHT, EDITS, FILES, HARDWARE]  # "": a command's own
+ORDER = [None, *PANELS, "", SAMPLING, VECTORS, DISCRETE, LEFT_TO_RIGHT, EDITS, FILES, HARDWARE]  # "": the command's own
 
 
 def option(help: str, metavar: str | None = None, *flags: str, envvar: str | None = None, panel: str = "") -> Any:
     """An option of a command; `flags` replace the name of its parameter."""
-    # Help pages are drawn by rich, which would take a value in brackets for its own markup.
+    # Help pages are drawn by rich, which would treat a value in brackets as markup.
     shown = panel or None
     return typer.Option(*flags, help=escape(help), metavar=metavar, envvar=envvar, rich_help_panel=shown)
 
@@ -102,7 +102,7 @@ METAVARS = {
 
 
 def request_option(key: str) -> inspect.Parameter:
-    """Derive the option that gives a key of a request; one with several values is given once for each."""
+    """Derive the option for a key of a request; if the key holds several values, the option is repeated."""
     field, flags = Request.model_fields[key], ("-n", "--number") if key == "n" else ()
     kind, default, help = field.annotation, field.default, str(field.description)
     if isinstance(default, list | dict):
@@ -116,7 +116,7 @@ def request_option(key: str) -> inspect.Parameter:
 
 
 def panel_rank(parameter: inspect.Parameter) -> int:
-    """Where an option's panel stands on a help page."""
+    """The position of an option's panel on a help page."""
     panel = parameter.annotation.__metadata__[0].rich_help_panel
     return ORDER.index(panel if panel in ORDER else "")
 
@@ -153,7 +153,7 @@ def options_of(group: type | Sequence[str]) -> list[inspect.Parameter]:
 
 
 def parse_guidance(given: str | None, option: str = "--guidance") -> "GuidanceSettings | None":
-    """A size of our own rule, or the rule and the sizes of Li et al. (2022); None: the model's own."""
+    """Parse the size of our guidance, or `original`, the settings of Li et al. (2022); None: the model's own."""
     if given is None:
         return None
     try:
@@ -240,7 +240,7 @@ def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:
             return error.exit_code
         except KeyboardInterrupt:
             complain("interrupted.")
-        except BrokenPipeError:  # the reader has seen enough (`| head`)
+        except BrokenPipeError:  # the reader has closed the pipe (`| head`)
             silence_stdout()
         except OSError as error:
             complain(f"{error.filename or 'the output'}: {error.strerror or error}.")
@@ -261,7 +261,7 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def join_others(command: Callable[P, int | None]) -> Callable[P, int | None]:
-    """Let the processes that torchrun started run a command as one."""
+    """Let the processes that torchrun started run a command together."""
 
     @functools.wraps(command)
     def joined(*args: P.args, **kwargs: P.kwargs) -> int | None:
@@ -276,14 +276,14 @@ def join_others(command: Callable[P, int | None]) -> Callable[P, int | None]:
 
 
 def silence_stdout() -> None:
-    """Let Python's last flush go nowhere: what is left in the buffer has no reader."""
+    """Discard what Python flushes at exit: the output pipe is closed."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def load_model(name: str, device: str, dtype: str | None = None, divided: bool = False) -> "TextDiffusion":
-    """A model for a command; what measures models is not imported with it. `divided`: several processes make its texts
-    together."""
+    """Load a model for a command, without importing the evaluation code. `divided`: several processes share the
+    generation of its texts."""
     import torch
 
     from difflm.generation.divided import DividedTextDiffusion
@@ -295,5 +295,5 @@ def load_model(name: str, device: str, dtype: str | None = None, divided: bool =
 
 
 def load_rank(given: str, device: str) -> "Rank":
-    """What --rank names: the writer's own bound, or a run."""
+    """Return what --rank names: "bound", for the model's own bound, or another model."""
     return "bound" if given == "bound" else load_model(given, device)

@@ -52,7 +52,7 @@ def train(
     from difflm.training.recipe import load_recipe
 
     own = is_own_text(recipe)
-    if own and not is_remote(recipe) and not data:  # which may hold the file
+    if own and not is_remote(recipe) and not data:  # the data directory may contain the file
         check_file(recipe)
     if own:
         resolved = resolve_own(recipe, changes or (), out, data, device, resume)
@@ -101,14 +101,14 @@ def train(
 
 
 def default_run(texts: str, method: str) -> Path:
-    """The directory of a run that has no name: that of its texts, and of its method."""
+    """The directory of an unnamed run, from the names of its texts and method."""
     return Path(f"{Path(texts.rstrip('/')).name.split('.')[0] or 'run'}-{method}")
 
 
 def resolve_own(
     texts: str, changes: Sequence[str], out: Path | None, data: Path | None, device: str, resume: bool
 ) -> "Recipe":
-    """A recipe for texts of one's own: chosen from them, or that of the run which is continued."""
+    """The recipe for the user's own texts: chosen from them, or that of the run which is continued."""
     from difflm.generation.jobs import check_device
     from difflm.training.own_text import begun_recipe, own_recipe
 
@@ -123,7 +123,7 @@ def resolve_own(
 def train_and_save(
     recipe: "Recipe", out: Path, command: Sequence[str], data: Path | None, device: str, resume: bool, as_json: bool
 ) -> "Outcome":
-    """Train a run and write its card; where it was interrupted, say how to continue."""
+    """Train a run and write its card; if it is interrupted, say how to continue."""
     from difflm.generation.jobs import check_device
     from difflm.runtime.distributed import current
     from difflm.training.classifier import train_guide
@@ -141,13 +141,13 @@ def train_and_save(
             f"stopped at step {outcome.step:,}; saved in {out}/checkpoints/step-{outcome.step}.\n"
             f"Continue: {shlex.join(again)}"
         )
-    elif recipe.method != "classifier" and current().first:  # which is part of a model and has no card of its own
+    elif recipe.method != "classifier" and current().first:  # part of a model, without a card of its own
         finish_run(out, shlex.join(command))
     return outcome
 
 
 def report_classifier(guided: str, out: Path) -> None:
-    """Say what was trained, and show a request that it can serve."""
+    """Report what was trained, and show an example request for it."""
     from difflm.runtime.files import read_json
 
     config = read_json(out / "config.json")
@@ -155,18 +155,18 @@ def report_classifier(guided: str, out: Path) -> None:
     put_line(f"{out}: knows {', '.join(one['name'] for one in labels)}; {trained['steps']:,} steps.")
     asked = [["--label", f"{one['name']}={one['values'][1]}"] for one in labels if one["kind"] == "text"]
     asked += [["--pos", one["values"][1]] for one in labels if (one["kind"], one["name"]) == ("tags", "pos")]
-    decoder = ["--method", "fudge"] if config["causal"] else []  # it guides a left-to-right model
+    decoder = ["--method", "fudge"] if config["causal"] else []  # it guides an autoregressive model
     following = ["difflm", "generate", guided, "--guide", str(out), *next(iter(asked), []), *decoder]
     put_line(f"Next: {shlex.join(following)}")
 
 
 def show_estimate(recipe: Any, device: str) -> None:
-    """Say on stderr what training would take on a device, whose speed one matrix product tells."""
+    """Report on stderr what training would cost on a device, whose speed is measured by one matrix product."""
     from difflm.app.bench import matrix_rate
     from difflm.generation.jobs import check_device
     from difflm.training.estimate import estimate_training
 
-    if recipe.method != "classifier":  # whose size is that of the model it guides
+    if recipe.method != "classifier":  # its size is that of the model it guides
         where = check_device(device)
         kind = where.type if where.type == "cuda" else "cpu"
         note(estimate_training(recipe, kind).describe(matrix_rate(where, repeats=3)["gflops"]))

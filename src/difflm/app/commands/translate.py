@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from difflm.generation.pipeline import TextDiffusion
 
 NOT_OF_SOURCES = ("source", "n", "infill", "edit", "keep", "strength")
-PIECE = {"cpu": 64, "cuda": 4096}  # candidates of sources that are made together, so that early texts come early
+PIECE = {"cpu": 64, "cuda": 4096}  # candidates that are generated together, so that the first texts appear early
 
 
 @report_errors
@@ -75,7 +75,7 @@ def translate(
     if file is None and processes.count > 1:
         raise UsageError("several processes cannot share standard input: name a file of sources.")
     lm = load_writer(run, device, dtype, guide, [request])
-    lm.source_room()  # a model that reads no source is refused before somebody types one
+    lm.source_room()  # before the user types a source, reject a model that reads none
     numbers, sources = read_input(file, column)
     name = file or "standard input"
     lm.encode_sources(sources, lambda k: f"line {numbers[k - 1]} of {name}")
@@ -115,8 +115,8 @@ def write_texts(
     first: int = 0,
     last: int | None = None,
 ) -> None:
-    """Write the texts of all sources from number `first` on, and before `last`, in pieces. A text is the same in any
-    piece, and takes at most so many `steps`."""
+    """Write the texts of the sources from number `first` up to, but not including, `last`, in pieces. A text does not
+    depend on its piece. `steps` is the largest number of steps of a text."""
     size = max(1, PIECE.get(lm.device.type, 64) // job.each)
     end = len(sources) if last is None else last
     for begin in range(first, end, size):

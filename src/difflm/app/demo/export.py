@@ -116,7 +116,7 @@ def fits(layer: nn.Linear) -> bool:
 
 
 def find_state(model: Any) -> str:
-    """What diffuses: "vectors" or "masks"; "" where the page does not know the model's parts."""
+    """The kind of noise, "vectors" or "masks"; "" if the page cannot run the model's parts."""
     if type(model) is not DiffusionModel or type(model.lengths) is not DrawnLength:
         return ""
     denoiser, process, times = model.denoiser, model.process, model.times
@@ -150,7 +150,7 @@ def find_example(name: str) -> str:
 
 
 def describe_noise(model: DiffusionModel) -> dict[str, Any]:
-    """Of vectors, the noise curve and the times of a grid."""
+    """The noise curve and the times of a grid, for models of vectors."""
     process, times, codec = model.process, model.times, model.denoiser.codec
     if not isinstance(process, Gaussian) or not isinstance(codec, Embedding):
         return {}
@@ -164,7 +164,7 @@ def describe_noise(model: DiffusionModel) -> dict[str, Any]:
 
 
 def pack_weights(lm: TextDiffusion) -> dict[str, Tensor]:
-    """The denoiser's tensors under their own names: matrices of eight bits with a scale a row, word vectors as they
+    """The denoiser's tensors under their own names: 8-bit matrices with one scale per row, word vectors as they
     diffuse."""
     assert isinstance(lm.model, DiffusionModel)
     codec = lm.model.denoiser.codec

@@ -1,4 +1,4 @@
-"""What all pictures share: a light or a dark theme, colours that the colour-blind can tell apart, atomic writes."""
+"""Shared by all plots: a light and a dark theme, colours that the colour-blind can tell apart, atomic writes."""
 
 import io
 import os
@@ -15,14 +15,14 @@ from difflm.runtime.files import write_atomic
 FORMATS = (".png", ".svg")
 WIDTH, DPI = 8.0, 150  # inches and dots an inch: 1,200 pixels wide
 OTHER_SCRIPTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Devanagari", "Noto Sans")
-DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # lines differ without colour, too
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # lines differ not only in colour
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Theme:
-    """`lines` are the colours of Okabe and Ito (2008), those with the best contrast on this background first."""
+    """`lines` are the colours of Okabe and Ito (2008), starting with the best contrast on this background."""
 
     background: str
     ink: str
@@ -74,13 +74,13 @@ def open_figure(out: Path, height: float, dark: bool) -> Iterator[tuple[Any, The
 
     theme = DARK if dark else LIGHT
     with matplotlib.rc_context(style(theme)), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a character that no installed font has is drawn as a box
+        warnings.filterwarnings("ignore", message="Glyph")  # a character that is in no installed font is drawn as a box
         figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
         yield figure, theme
         kind = out.suffix.lower().removeprefix(".")
         drawn = io.BytesIO()
-        # No date, and names from the content: the same picture is the same file.
+        # No date, and ids derived from the content: the same plot gives the same file.
         figure.savefig(drawn, format=kind, metadata={"Date": None} if kind == "svg" else None)
     write_atomic(out, drawn.getvalue())
 

@@ -34,7 +34,7 @@ class Curve:
 
 
 def sample_curve(name: str, process: Gaussian, time_of: Callable[[Tensor], Tensor] = lambda u: u) -> Curve:
-    """Where positions have curves of their own, the mean of them."""
+    """The mean over positions if each has its own curve."""
     t = time_of(torch.linspace(0, 1, POINTS)).double()
     level = process.at(t)
     means = (values.view(POINTS, -1).mean(1) for values in (level.alpha, level.sigma, level.log_snr))

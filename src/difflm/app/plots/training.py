@@ -46,7 +46,7 @@ def read_history(name_or_path: str) -> History:
 
 
 def collect_points(records: list[dict[str, Any]], name: str) -> Points:
-    """Sort by step; of two lines about one step the later counts."""
+    """Sort by step; if a step was logged twice, the later line counts."""
     found = {int(r["step"]): float(r[name]) for r in records if isinstance(r.get(name), int | float)}
     steps = sorted(found)
     return np.array(steps, dtype=np.int64), np.array([found[step] for step in steps])

@@ -15,7 +15,7 @@ from difflm.errors import UsageError
 from difflm.runtime.files import write_atomic
 
 COLUMNS, MOST_TEXTS, MOST_LINES = 76, 8, 32
-FRAMES = 36  # as many are told apart, and a picture of two texts has 60 kB
+FRAMES = 36  # a viewer can tell this many apart, and a picture of two texts has 60 kB
 PLAYED, HELD = 6.0, 3.0  # seconds: from noise to text, and of the finished text
 EDGE, SIZE, LINE = 26, 15, 25  # pixels
 NOT_XML = dict.fromkeys((0xFFFE, 0xFFFF))
@@ -48,8 +48,8 @@ def write_animation(path: Path, texts: Sequence[PlayedText], caption: str) -> No
 
 
 def draw_animation(texts: Sequence[PlayedText], caption: str) -> str:
-    """The words of every text from noise to the end, coloured by the model's confidence in them. Where nothing moves,
-    the finished texts are shown."""
+    """The words of every text from noise to the end, coloured by the model's confidence. Without animation, the
+    finished texts are shown."""
     count = min(FRAMES, max((len(played.drafts) for played in texts), default=1))
     frames = [[draw_moment(played, k, count) for played in texts] for k in range(count)]
     heights = [max(len(frame[number]) for frame in frames) for number in range(len(texts))]
@@ -95,7 +95,7 @@ def draw_moment(played: PlayedText, frame: int, count: int) -> list[str]:
 
 
 def mark_runs(line: Text) -> str:
-    """Mark a line's runs of one class; a space is of the class before it."""
+    """Mark a line's runs of one class; a space gets the class of the character before it."""
     classes = {at: str(span.style) for span in line.spans for at in range(span.start, span.end)}
     kinds: list[str] = []
     for at in range(len(line.plain)):

@@ -27,7 +27,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-CLIENT_CLOSED_REQUEST = 499  # nobody reads it
+CLIENT_CLOSED_REQUEST = 499  # only for the log: the client has left
 
 
 def build_app(
@@ -100,7 +100,7 @@ def add_pages(app: FastAPI) -> None:
 
     @app.get("/assets/{name}", include_in_schema=False)
     async def asset(name: str) -> Response:
-        path = ASSETS.get(name)  # a name of the table, never a path
+        path = ASSETS.get(name)  # a key of the table, never a path
         if path is None:
             raise HTTPException(404, "there is no such asset.")
         headers = {"cache-control": "no-cache"}
@@ -127,7 +127,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
 
 
 def explain_body(request: Request, faults: Sequence[Any]) -> tuple[int, str]:
-    """Say with which status, and why, a body is refused."""
+    """Return the status and the reason with which a body is refused."""
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
         return 415, "send JSON, and say so: Content-Type: application/json."
     if any(fault["type"] == "json_invalid" for fault in faults):

@@ -22,8 +22,8 @@ from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError, UsageError, say_in_request
 from difflm.generation.jobs import Generation
 
-COLDEST = 0.01  # what a temperature of 0 means here: the likeliest words, while the noise still differs
-NO_EFFECT: dict[str, tuple[Any, ...]] = {  # keys of other models, and the values that ask for nothing
+COLDEST = 0.01  # what a temperature of 0 means here: the likeliest words, while the noise still varies
+NO_EFFECT: dict[str, tuple[Any, ...]] = {  # unsupported keys of the OpenAI API, and their neutral values
     "best_of": (None, 1),
     "frequency_penalty": (None, 0),
     "logit_bias": (None, {}),
@@ -98,7 +98,7 @@ class CompletionAsked(BaseModel):
         return [Gap(prompt, *more, pattern) for prompt in self.prompts]
 
     def asked(self, seed: int, coldest: float = COLDEST) -> Asked:
-        """All but prompt and gaps. `coldest` is what a temperature of 0 means."""
+        """The request without prompt and gaps. `coldest` is the temperature that 0 stands for."""
         given = self.controls.model_dump(exclude_unset=True) if self.controls else {}
         for key in ("n", "seed", "temperature", "top_p", "infill"):
             if key in given:
@@ -110,7 +110,7 @@ class CompletionAsked(BaseModel):
 
 @dataclass(frozen=True)
 class Gap:
-    """One prompt: what is written goes between `before` and `after`; the words around are not part of the answer."""
+    """One prompt: the text is written between `before` and `after`, which are not part of the answer."""
 
     before: str = ""
     after: str = ""
@@ -133,13 +133,13 @@ class Gap:
         return []
 
     def answer(self, made: Generation) -> str:
-        """What was written, with the spaces that make it fit to prompt and suffix."""
+        """The written text, with the spaces that join it to prompt and suffix."""
         before, after = self.before.strip(), self.after.strip()
         if self.whole or self.template is not None or not (before or after):
             return made.text
         if made.text.startswith(before) and made.text.endswith(after):
             inner = made.text[len(before) : len(made.text) - len(after)]
-        else:  # the prompt's own spaces are not those of the text
+        else:  # the printed text spaces the prompt differently
             first, last = len(split_words(before)), len(made.tokens) - len(split_words(after))
             inner = f" {join_words(made.tokens[first:last])} "
         if self.pattern is not None:
@@ -189,18 +189,18 @@ class ModelList(BaseModel):
 
 @dataclass(frozen=True)
 class Completion:
-    """A request on its way: one job for each prompt."""
+    """A request in progress: one job for each prompt."""
 
     asked: CompletionAsked
     gaps: Sequence[Gap]
     jobs: Sequence[Job]
     about: dict[str, Any]
-    recording: Recording | None = None  # of the drafts, where log probabilities are asked for
+    recording: Recording | None = None  # of the drafts, if log probabilities are requested
 
     def choice(self, place: int, number: int, made: Generation) -> dict[str, Any]:
         gap = self.gaps[place]
         text, reason = gap.answer(made), "stop"
-        # A model without controls could not be asked for a short text.
+        # A model without controls cannot be asked for a short text.
         most = None if gap.whole or gap.template is not None else gap.most
         if most and len(words := split_words(text)) > most:
             text, reason = join_words(words[:most]), "length"
@@ -228,11 +228,11 @@ class Completion:
         return {**self.about, "choices": [*map(self.to_json, choices)], "usage": self.usage(choices)}
 
     def to_json(self, choice: dict[str, Any], streamed: bool = False) -> dict[str, Any]:
-        """A choice as its client knows it."""
+        """A choice in the format that clients expect."""
         return choice
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """A chunk for every choice when it is finished: this text comes all at once, not from left to right."""
+        """Yield one chunk for every choice when it is finished: a text comes all at once, not from left to right."""
         choices = []
         try:
             for place, job in enumerate(self.jobs):

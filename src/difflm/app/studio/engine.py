@@ -1,4 +1,4 @@
-"""The threads that run the models: requests wait in a bounded queue, and join batches that run."""
+"""The threads that run the models: requests wait in a bounded queue, and join running batches."""
 
 import asyncio
 import sys
@@ -24,23 +24,23 @@ from difflm.generation.loops import Finished, Loop, Seat, loop_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.runtime.threads import use_one_core
 
-LONGEST_WAIT = 60  # seconds that a client is told to come again after, at most
+LONGEST_WAIT = 60  # the largest Retry-After in seconds
 FAILED = "the server could not make this text; its log says why."
-LOOPS = 4  # of different kinds that run at once, in turns; more where there are more cores
+LOOPS = 4  # of different shapes that run in turns; more if there are more cores
 
 
 class Engine:
     def __init__(self, lm: TextDiffusion, limits: Limits) -> None:
         self.lm, self.limits, self.metrics = lm, limits, Metrics()
         self._jobs, self._loops, self._change = dict[int, Job](), deque[Loop](), threading.Condition()
-        self._busy, self._news = set[int](), True  # loops that a thread is working on; whether rows came or were freed
+        self._busy, self._news = set[int](), True  # loops that a thread works on; whether rows came or became free
         self._queued, self._binding, self._stopped, self._draining = 0, 0, False, False
         self._ending = Unavailable("stopping", "the server is stopping.")
-        self._moved = time.monotonic()  # when the model last did
-        self._bound: float | None = None  # since when a request is being bound; None: none is
-        self._pace, self._promised = 1.0, 0.0  # seconds a request, under load; when the last one refused may come
-        self._ended: float | None = None  # when the last request was finished, while others waited
-        self._binder = ThreadPoolExecutor(1, "difflm-binder")  # one, since loading a classifier must happen once
+        self._moved = time.monotonic()  # when the model last made progress
+        self._bound: float | None = None  # since when a request is being bound; None: no request is
+        self._pace, self._promised = 1.0, 0.0  # seconds per request under load; when the last refused client may retry
+        self._ended: float | None = None  # when the last request finished, if others were waiting
+        self._binder = ThreadPoolExecutor(1, "difflm-binder")  # one thread, since a classifier must be loaded only once
         self._cores = torch.get_num_threads()
         count = self._cores if lm.device.type == "cpu" else 1
         self._threads = [threading.Thread(target=self._run, name=f"difflm-{k}", daemon=True) for k in range(count)]
@@ -51,7 +51,7 @@ class Engine:
 
     @property
     def _waiting(self) -> list[Job]:
-        """Requests of which nothing has begun, the oldest first."""
+        """Requests that have not started, the oldest first."""
         with self._change:
             return [job for job in self._jobs.values() if not job.started]
 
@@ -67,8 +67,8 @@ class Engine:
     async def submit(
         self, asked: Sequence[dict[str, Any]], watched: Watch | bool = False, lm: TextDiffusion | None = None
     ) -> list[Job]:
-        """All of them or none; each is the arguments of `TextDiffusion.make_job`. What is wrong with one is raised.
-        `watched`: their events hold frames; or who else sees these, in a model's thread. `lm`: another model."""
+        """Submit all requests or none; each is the arguments of `TextDiffusion.make_job`. Errors in one are raised.
+        `watched`: their events hold frames, or a function gets these in a model's thread. `lm`: another model."""
         if self._draining:
             raise self._ending
         if self.queue + len(asked) > self.limits.queue:
@@ -87,7 +87,7 @@ class Engine:
         with self._change:
             if self._stopped:
                 raise self._ending
-            if not self._jobs:  # it was idle, which is no fault
+            if not self._jobs:  # an idle engine is not stuck
                 self._move()
             self._jobs |= {id(job.generation): job for job in jobs}
             self._queued, self._news = self._queued + len(jobs), True
@@ -95,7 +95,7 @@ class Engine:
         return jobs
 
     async def answer(self, question: Callable[[], Any]) -> Any:
-        """What is soon worked out without the model, one question after the other."""
+        """Answer a quick question that does not run the model; questions are answered one at a time."""
         if self.queue + 1 > self.limits.queue:
             raise self._full()
         self._binding += 1
@@ -105,7 +105,7 @@ class Engine:
             self._binding -= 1
 
     def gauges(self) -> dict[str, tuple[str, int]]:
-        """What is measured now, by name, each with its meaning."""
+        """Current values by name, each with its description."""
         with self._change:
             texts = sum(len(loop.holders) for loop in self._loops)
         return {
@@ -116,7 +116,7 @@ class Engine:
 
     @property
     def still_seconds(self) -> float:
-        """For how long nothing has moved, although there is work."""
+        """Seconds without progress although there is work."""
         now = time.monotonic()
         since = [self._moved] if self._loops or any(not job.over for job in self._waiting) else []
         since += [self._bound] if self._bound is not None else []
@@ -131,7 +131,7 @@ class Engine:
             raise Unavailable("stuck", message)
 
     def check_ready(self) -> None:
-        """Raise where a request would be refused now, whatever it asks for."""
+        """Raise an error if any request would be refused now."""
         self.check_health()
         if self._stopped or self._draining:
             raise self._ending
@@ -139,7 +139,7 @@ class Engine:
             raise Unavailable("busy", "the queue is full.")
 
     def _watch(self) -> None:
-        """Report in the log when the model gets stuck, with what it is doing, and when it moves again."""
+        """Log when the model gets stuck, with its stack, and when it moves again."""
         reported = False
         while not self._closed.wait(min(1.0, self.limits.stuck_seconds / 4)):
             still = self.still_seconds
@@ -163,7 +163,7 @@ class Engine:
             self._bound = None
 
     def ahead(self, job: Job) -> int:
-        """How many wait before it."""
+        """The number of requests that wait before this one."""
         return next((k for k, other in enumerate(self._waiting) if other is job), 0)
 
     def _full(self) -> Unavailable:
@@ -174,11 +174,11 @@ class Engine:
         return Unavailable("busy", f"the queue is full. Try again in {wait} s.", 429, wait)
 
     def drain(self) -> None:
-        """Take no further requests, and finish those that are here."""
+        """Accept no further requests, and finish those that are here."""
         self._draining = True
 
     def stop(self) -> None:
-        """Tell everybody who waits that there will be no answer."""
+        """End all requests with an error."""
         with self._change:
             self._stopped = self._draining = True
             for job in self._jobs.values():
@@ -195,8 +195,8 @@ class Engine:
     # -- the models' threads ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Take one step after the other, each of the loop whose turn it is. On a GPU, texts that a step finished are
-        put together while it makes the next one."""
+        """Run steps of the loops in turn. On a GPU, texts that a step finished are decoded while it computes the next
+        one."""
         late = list[Finished]()
         while not self._stopped:
             loop, found = None, list[Finished]()
@@ -220,7 +220,7 @@ class Engine:
                     self._give_back(loop)
 
     def _take(self, wait: bool) -> Loop | None:
-        """The loop whose turn it is, with those who join it; none when the server stops, or there is nothing to do."""
+        """Take the next loop in turn, with new rows; None if the server stops or there is nothing to do."""
         with self._change:
             while not self._stopped:
                 if self._news:
@@ -258,7 +258,7 @@ class Engine:
             for job in jobs.values():
                 if len(jobs) == 1:
                     self._end(job.generation, error)
-                else:  # the fault is that of one: the others shall not suffer for it
+                else:  # one job caused the error: repeat each alone, so that the others do not fail with it
                     with self._change:
                         job.alone = True
                         again = [seat.row for seat in seats if seat.job is job.generation]
@@ -266,7 +266,7 @@ class Engine:
             return []
 
     def _deliver(self, found: Finished) -> None:
-        """Give a request its texts; what is wrong with them is its own fault alone."""
+        """Deliver the finished texts of a request; an error in decoding them ends only this request."""
         job = self._jobs.get(id(found.job))
         if job is None or job.over:
             return
@@ -280,7 +280,7 @@ class Engine:
             self._note_pace()
 
     def _note_pace(self) -> None:
-        """How long a request takes while others wait."""
+        """Update the seconds per request while others wait."""
         now, last = time.monotonic(), self._ended
         self._ended = now if self._queued else None
         if last is not None:
@@ -297,10 +297,11 @@ class Engine:
 
 
 def admit_jobs(jobs: dict[int, Job], loops: deque[Loop], cores: int) -> dict[int, Job]:
-    """Give free rows to those who wait, in their order; the jobs that are not over. A loop is opened for each core, and
-    for a kind that has none. One that needs a loop for which there is no place is not overtaken: with ever new texts,
-    the loops that run would never end."""
-    room, full = {id(loop): loop.free for loop in loops}, set[tuple[int, int]]()  # full: shapes, and whose they are
+    """Give free rows to waiting jobs in their order, and return the jobs that are not over. Each core gets a loop, and
+    so does each shape without one. A job that needs a new loop when there is no room for one is not overtaken: with new
+    texts joining all the time, the running loops would never end."""
+    room = {id(loop): loop.free for loop in loops}
+    full = set[tuple[int, int]]()  # shapes whose loops have no room, with the job that has them to itself
     for job in jobs.values():
         only = job if job.alone else None
         if not job.rows or (not job.over and all((id(shape), id(only)) in full for shape, _ in job.rows)):

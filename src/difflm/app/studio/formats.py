@@ -12,7 +12,7 @@ from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.generation.jobs import Draft
 
-UNLIKELY = 1e-9  # what a probability is at least, so that its logarithm is a number
+UNLIKELY = 1e-9  # the smallest probability, so that its logarithm is finite
 
 
 class NamedSchema(BaseModel):
@@ -43,7 +43,7 @@ class ResponseFormat(BaseModel):
 
 
 def answer_between(pattern: Pattern, before: str, after: str, whole_words: bool) -> Pattern:
-    """The pattern of an answer, as one of the whole text that is printed."""
+    """The pattern of an answer as a pattern of the whole printed text."""
     if not before and not after:
         return pattern
     if whole_words:  # printed with spaces of its own

@@ -8,12 +8,12 @@ from difflm.data.words import join_words
 if TYPE_CHECKING:
     from difflm.generation.jobs import Draft
 
-# One character a confidence, 64 levels: an error of at most 1/126, which is invisible.
+# One character per confidence, 64 levels: an error of at most 1/126, which is invisible.
 SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
 def made_of_pieces(tokens: Sequence[str]) -> bool:
-    """Whether these are byte pairs, which carry their own spaces, rather than words."""
+    """Whether the tokens are byte pairs, which carry their own spaces, rather than words."""
     return any(token[:1] == " " for token in tokens)
 
 
@@ -43,7 +43,7 @@ class Packer:
     `p`."""
 
     def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}  # of each token, in order
+        self.numbers: dict[str, int] = {}  # one per token, in order
 
     def frames(self, drafts: "Sequence[Draft]", pieces: bool) -> list[dict[str, Any]]:
         packed: list[dict[str, Any]] = []

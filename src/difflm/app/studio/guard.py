@@ -22,7 +22,7 @@ from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import log_event
 from difflm.app.studio.metrics import Metrics
 
-PUBLIC = ("/", "/health", "/ready", "/docs", "/openapi.json")  # without a token: they reveal nothing and cost nothing
+PUBLIC = ("/", "/health", "/ready", "/docs", "/openapi.json")  # need no token: they reveal nothing and cost nothing
 LOGGED = 200  # characters of a path in the log
 MAX_DRAINED = 8 * 2**20  # bytes of a body that is too large, read so that the client gets the answer
 HEADERS = {
@@ -94,7 +94,7 @@ class Guard:
         finally:
             seconds = time.monotonic() - begun
             if self.metrics is not None:
-                route = getattr(scope.get("route"), "path", "other")  # of a route, so that nobody can make up new ones
+                route = getattr(scope.get("route"), "path", "other")  # not the path, which clients choose
                 self.metrics.count_request(route, status, seconds if scope["method"] == "POST" else None)
             if self.log_requests:
                 about = {
@@ -105,11 +105,11 @@ class Guard:
                 log_event("request", **about, status=status, seconds=round(seconds, 4))
 
     def allows(self, headers: Headers) -> bool:
-        """Whether the page that asks is one of those that may, by `--cors`."""
+        """Whether the requesting page is allowed by `--cors`."""
         return headers.get("origin", "").lower() in self.cors
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "OPTIONS" and self.allows(Headers(scope=scope)):  # a browser asks whether it may ask
+        if scope["method"] == "OPTIONS" and self.allows(Headers(scope=scope)):  # a CORS preflight request
             await Response(status_code=204)(scope, receive, send)
             return
         try:

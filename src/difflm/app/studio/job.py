@@ -1,4 +1,4 @@
-"""One request on its way: what it asks, who reads its texts, and what happens to it.
+"""One request in progress: its arguments, its events and its state.
 
 Results go to the event loop through small bounded queues, so that neither a slow client nor one that has left keeps the
 model or memory occupied.
@@ -20,11 +20,11 @@ from difflm.generation.loops import LoopShape, loop_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import Row
 
-IDLE = 2.0  # seconds without an event after which a stream says that it is alive
+IDLE = 2.0  # seconds without an event after which a stream sends a keep-alive
 
 
 class Unavailable(DifflmError):
-    """Why this server does not answer, or not now; `status` and `kind` are those of the HTTP answer."""
+    """Why this server cannot answer, or not now; `status` and `kind` are those of the HTTP response."""
 
     def __init__(self, kind: str, message: str, status: int = 503, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -48,15 +48,15 @@ Event = Frames | Text | Done
 
 
 class Box:
-    """Events from the models' threads for one reader on the event loop. Of frames only the latest few are kept; texts
-    and the end always are, and there are few of them."""
+    """Events from the models' threads for one reader on the event loop. Only the latest few frames are kept; texts and
+    the end, which are few, are never dropped."""
 
     def __init__(self, frames: int) -> None:
         self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
         self._events, self._most = list[Event | DifflmError](), frames
 
     def put(self, event: Event | DifflmError) -> None:
-        with suppress(RuntimeError):  # the event loop is closed, and nobody reads
+        with suppress(RuntimeError):  # the event loop is closed, so there is no reader
             self._loop.call_soon_threadsafe(self._add, event)
 
     def _add(self, event: Event | DifflmError) -> None:
@@ -67,7 +67,7 @@ class Box:
         self._ready.set()
 
     async def get(self, seconds: float) -> list[Event | DifflmError]:
-        """What is there; else what comes first; nothing when the time is over."""
+        """Return the events so far; if there are none, wait for the next one, or return nothing after `seconds`."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ready.wait(), seconds)
         self._ready.clear()
@@ -76,16 +76,16 @@ class Box:
 
 
 class Job:
-    """One request on its way."""
+    """One request in progress."""
 
     def __init__(self, asked: dict[str, Any], limits: Limits, watched: Watch | bool, metrics: Metrics) -> None:
         self.asked, self.n, self.metrics = asked, asked["n"], metrics
         self.begun, self.seconds = time.monotonic(), limits.seconds
         self.deadline = self.begun + limits.seconds
         self.watched, self.box = watched, Box(limits.frames)
-        self.rows = deque[tuple[LoopShape, Row]]()  # that are in no loop yet
-        self.started = self.alone = False  # alone: in loops of its own
-        self.lock = threading.RLock()  # of what two threads may do at once with rows of different loops
+        self.rows = deque[tuple[LoopShape, Row]]()  # that are not in a loop yet
+        self.started = self.alone = False  # alone: in loops that no other job joins
+        self.lock = threading.RLock()  # two threads may handle rows of one job in different loops
         self._left, self._made = False, set[int]()
 
     @property
@@ -137,8 +137,8 @@ class Job:
     # -- on the event loop --------------------------------------------------------------------------------------
 
     async def events(self) -> AsyncIterator[Event | None]:
-        """Up to and including `Done`; None where nothing happened for a while. What went wrong is raised. Whoever stops
-        reading has left."""
+        """Yield events up to and including `Done`, or None if nothing happened for a while; errors are raised. When the
+        reader stops, the job is cancelled."""
         try:
             while True:
                 left = self.deadline - time.monotonic()

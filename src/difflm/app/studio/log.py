@@ -7,7 +7,7 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any
 
-LOGGERS = ("uvicorn.error", "uvicorn.asgi", "asyncio")  # of others, whose warnings become lines of this log
+LOGGERS = ("uvicorn.error", "uvicorn.asgi", "asyncio")  # other libraries, whose warnings are logged here too
 
 
 def log_event(event: str, **facts: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the server counts, in the text format of Prometheus: `/metrics`."""
+"""The server's counters in the text format of Prometheus: `/metrics`."""
 
 import threading
 from collections import Counter
@@ -10,7 +10,7 @@ TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """Counts of one server since it began; several threads add to them."""
+    """Counts of one server since it started; several threads add to them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -18,7 +18,7 @@ class Metrics:
         self._seconds, self._sum = Counter[float](), 0.0
 
     def count_request(self, path: str, status: int, seconds: float | None) -> None:
-        """An answer; with the seconds of one that made texts."""
+        """Count a response; `seconds` is given if it generated texts."""
         with self._lock:
             self._requests[path, str(status)] += 1
             if seconds is not None:
@@ -35,7 +35,7 @@ class Metrics:
             self._texts[model] += 1
 
     def render(self, gauges: Mapping[str, tuple[str, int]]) -> str:
-        """All of it, with what is measured now: `gauges` by name, each with its meaning."""
+        """Render all metrics, with the current values `gauges` by name, each with its description."""
         with self._lock:
             counts = [self._seconds[bound] for bound in (*BOUNDS, float("inf"))]
             requests = [(dict(path=path, status=status), n) for (path, status), n in sorted(self._requests.items())]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from difflm.generation.jobs import Draft, Generation
 
 MOST_TEXTS = 100  # few enough for a browser
-MOST_FRAMES = 250  # kept of a text; of more steps, only every second, third …
+MOST_FRAMES = 250  # the most drafts of a text; of more steps, only every second, third … is kept
 HERE = Path(__file__).parent
 MODULES = ["player.js", "parts.js", "time.js"]  # shared by the player and the studio
 
@@ -42,7 +42,7 @@ class Recording:
         self._candidates = candidates
         self._stride = ceil(steps / MOST_FRAMES)
         self._kept: dict[int, list[Draft]] = {}
-        self._passing: dict[int, Draft] = {}  # the latest draft, where it is not kept
+        self._passing: dict[int, Draft] = {}  # the latest draft, if it is not kept
 
     def frame(self, drafts: "Sequence[Draft]") -> None:
         for draft in drafts:
@@ -111,7 +111,7 @@ def pack_text(played: PlayedText, packer: Packer) -> dict[str, Any]:
     made, drafts = played.generation, played.drafts
     pieces = any(made_of_pieces(draft.tokens) for draft in drafts)
     for last in drafts[-1:]:
-        if end := count_spelling(last, made.text, pieces):  # some models write words behind the end of a text
+        if end := count_spelling(last, made.text, pieces):  # some models write words after the end of a text
             cut: dict[str, Any] = {
                 key: getattr(last, key)[:end] for key in ("tokens", "confidence", "changed", "edits")
             }

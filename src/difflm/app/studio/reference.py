@@ -31,7 +31,7 @@ def render_reference(document: dict[str, Any], address: str) -> str:
 
 
 def render_contents(operation: dict[str, Any]) -> str:
-    """Render what the body holds and, by status, what each answer holds and means."""
+    """Render the contents of the body and, by status, those of each response and its meaning."""
     contents = {"body": operation["requestBody"]} if "requestBody" in operation else {}
     contents |= dict(sorted(operation["responses"].items()))
     lines = []

@@ -35,7 +35,7 @@ class Asked(Request):
         return {**super().job(), "guidance": None if size is None else replace(STANDARD, size=size)}
 
     def check(self, limits: Limits) -> None:
-        """Refuse what is too much for this server; what the model refuses is for `TextDiffusion.make_job` to say."""
+        """Refuse what exceeds this server's limits; `TextDiffusion.make_job` refuses what the model cannot do."""
         sizes = {"n": limits.n, "mbr": limits.candidates, "candidates": limits.candidates, "steps": limits.steps}
         sizes |= {"beams": limits.rows, "revisions": limits.candidates}
         for key, most in sizes.items():
@@ -47,7 +47,7 @@ class Asked(Request):
             check_size(key, value, limits)
 
     def command(self, model: str) -> str:
-        """The command that writes the same texts."""
+        """The command that generates the same texts."""
         argv = ["difflm", "generate", model]
         for key, value in self.model_dump(exclude_defaults=True).items():
             argv += option(key, value)
@@ -68,7 +68,7 @@ def check_size(key: str, value: Any, limits: Limits) -> None:
 
 
 def option(key: str, value: Any) -> list[str]:
-    """A key of a request as the command has it."""
+    """A key of a request as the option of the command."""
     name = "-n" if key == "n" else f"--{key.replace('_', '-')}"
     if key == "json_schema":
         return [name, "FILE"]

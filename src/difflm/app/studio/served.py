@@ -28,11 +28,11 @@ from difflm.models.diffusion import DiffusionModel
 from difflm.models.leave_one_out import NEARLY_WRITTEN, knows_evidence, leave_one_out_log_probs
 
 OTHERS = 5  # likely words for a place of a text
-SPECIALS = 4  # ids that are no words
+SPECIALS = 4  # ids that are not words
 
 
 class Models:
-    """All that one server serves; the first is meant where a request names none."""
+    """The models that one server serves; a request that names none gets the first."""
 
     def __init__(self, served: "Sequence[Served]") -> None:
         self.all = {one.name: one for one in served}
@@ -54,8 +54,8 @@ class Models:
 
 class Served:
     def __init__(self, lm: TextDiffusion, name: str) -> None:
-        self.lm, self.name = lm, Path(name).name or name  # of a run its own name, not where it lies
-        self.labellings = lm.labellings  # loads the classifiers before anybody waits for them
+        self.lm, self.name = lm, Path(name).name or name  # for a run its name, not its path
+        self.labellings = lm.labellings  # loads the classifiers before the first request
 
     def facts(self) -> dict[str, Any]:
         lm = self.lm
@@ -76,16 +76,16 @@ class Served:
 
     @property
     def examples(self) -> dict[str, dict[str, Any]]:
-        """Requests to begin with, by their names; those of `e2e` suit every model that knows restaurants."""
+        """Example requests by name; those of `e2e` suit every model that knows restaurants."""
         return EXAMPLES.get("e2e" if "food" in self.known("text") else self.name, {})
 
     @property
     def whole_words(self) -> bool:
-        """Whether positions are words: they are neither pieces of words nor characters of a picture."""
+        """Whether positions are words, not pieces of words or characters of a picture."""
         return isinstance(self.lm.tokenizer, Words) and not self.lm.model.pieces
 
     def controls(self, limits: Limits) -> dict[str, Any]:
-        """By the name of each control what may be asked; null where this model cannot."""
+        """What may be asked of each control, by its name; null if this model does not support it."""
         lm = self.lm
         steered = isinstance(lm.model, DiffusionModel) and not lm.model.whole_text
         labels, tags, phrases = self.known("text"), self.known("tags").get(POS), self.known("spans").get(PHRASES)
@@ -115,7 +115,7 @@ class Served:
         return ModelInfo(self.lm.tokenizer, self.lm.model.max_words, first=0)
 
     def judge_pattern(self, pattern: str) -> dict[str, Any]:
-        """Which lengths texts can have that match it, or what is wrong with it."""
+        """The lengths of texts that can match the pattern, or the error in it."""
         model = self.lm.model
         found: dict[str, Any] = {"message": None, "lengths": [], "unit": self.info.unit}
         try:
@@ -128,8 +128,8 @@ class Served:
 
     @property
     def weighs_words(self) -> bool:
-        """Whether it tells how likely other words are in a place of a text. A GPU may be capturing another thread's
-        steps meanwhile, and takes no other work then."""
+        """Whether it can say how likely other words are at a position. Not on a GPU: it may be capturing another
+        thread's steps, and accepts no other work then."""
         model = self.lm.model
         if type(model) is not DiffusionModel or not self.whole_words or model.source_longest:
             return False
@@ -137,7 +137,7 @@ class Served:
 
     @torch.no_grad()
     def find_alternatives(self, text: str) -> dict[str, Any]:
-        """For each word of a text how likely it is given all others, and which words are likeliest there."""
+        """For each word of a text, its probability given all others, and the likeliest words in its place."""
         model, pieces = self.lm.model, self.lm.tokenizer.pieces
         if not isinstance(model, DiffusionModel) or not self.weighs_words:
             raise UsageError("this model cannot say how likely other words are.")
@@ -157,6 +157,6 @@ class Served:
         return {"words": words}
 
     def known(self, kind: Kind) -> dict[str, list[str]]:
-        """What the model's classifiers tell apart of this kind."""
+        """The labels of this kind that the model's classifiers know."""
         found = self.labellings.values()
         return {one.name: [value for value in one.values if value != NONE] for one in found if one.kind == kind}

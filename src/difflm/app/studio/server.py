@@ -24,8 +24,8 @@ from difflm.app.studio.log import log_event, use_json_logs
 from difflm.app.studio.served import Models, Served
 from difflm.errors import UsageError
 
-HEADER_SECONDS = 10.0  # to send the headers of a request
-CLOSE_SECONDS = 3  # that connections have to close when the server stops
+HEADER_SECONDS = 10.0  # for a client to send the headers of a request
+CLOSE_SECONDS = 3  # for connections to close when the server stops
 TOO_MANY = json.dumps(error_object("too many connections. Try again later.", "busy")).encode()
 REFUSAL = b"\r\n".join(
     [
@@ -42,7 +42,7 @@ LOOPBACK, EVERYWHERE = ("localhost", "127.0.0.1", "::1"), ("0.0.0.0", "::")
 
 
 def stall_limited_protocol(limits: Limits) -> type[H11Protocol]:
-    """Make a protocol that waits for a slow client, but not for ever."""
+    """Make a protocol that waits for a slow client, but only for a limited time."""
 
     class StallLimitedProtocol(H11Protocol):
         def connection_made(self, transport: Any) -> None:
@@ -71,12 +71,12 @@ def stall_limited_protocol(limits: Limits) -> type[H11Protocol]:
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
                 self.cancel_timer("header")
-            elif "header" not in self.timers:  # the beginning of another request
+            elif "header" not in self.timers:  # the beginning of the next request
                 self.start_timer("header", HEADER_SECONDS)
 
         def timeout_keep_alive_handler(self) -> None:
             super().timeout_keep_alive_handler()
-            self.start_timer("stall", limits.stall_seconds)  # if it cannot end
+            self.start_timer("stall", limits.stall_seconds)  # in case the connection does not close
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -90,8 +90,8 @@ def stall_limited_protocol(limits: Limits) -> type[H11Protocol]:
 
 
 class Server(uvicorn.Server):
-    """A server that ends open streams before it waits for its clients to disconnect: at once, or after SIGTERM, which
-    those send who will start another one, when all is finished or the time for it is over."""
+    """A server that ends open streams before it waits for its clients to disconnect: immediately on Ctrl-C; after
+    SIGTERM, when all requests are finished or their time is up."""
 
     def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
         super().__init__(config)
@@ -109,7 +109,7 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open our own socket, so that a port in use is one line of error, and port 0 is any free one."""
+    """Open the socket here, so that a port in use gives a one-line error, and port 0 means any free one."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind)
@@ -165,7 +165,7 @@ def serve(
     url = f"http://{shown}:{listening.getsockname()[1]}"
     server = make_server(served, Limits(), token, host, log_requests, cors)
     ready(url)
-    if browse:  # the socket is open already: an early request waits
+    if browse:  # the socket is already open: an early request waits
         threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
     with suppress(KeyboardInterrupt):
         server.run([listening])

@@ -1,7 +1,7 @@
-"""What every decoder that makes a left-to-right model obey controls has in common.
+"""The base of decoders that make a left-to-right model comply with controls.
 
-Add a decoder: subclass `ControlDecoder` in a file of its own, say what it takes, and override one of `rules` (it
-changes the logits of the next word) and `steer` (it decodes by itself: `Steering.decode`); list it in `DECODERS`.
+To add a decoder, subclass `ControlDecoder` in its own file, list the controls it takes, and override either `rules`
+(changes the logits of the next word) or `steer` (decodes by itself: `Steering.decode`); add it to `DECODERS`.
 """
 
 from abc import ABC
@@ -32,7 +32,7 @@ Part = tuple[Any, slice]  # a decoder bound to the controls of some rows of a ba
 
 
 class ControlDecoder(ABC):
-    """A decoder bound to a model and to the controls of one request. Requests of one decoder and one strength share
+    """A decoder bound to a model and to the controls of one request. Requests with the same decoder and strength share
     batches: class methods are given all of them, each with its rows."""
 
     name: ClassVar[str]
@@ -40,13 +40,13 @@ class ControlDecoder(ABC):
     takes: ClassVar[tuple[type[Control], ...]]
     reason: ClassVar[str]  # why it takes no other control, after "cannot take NAME: "
     decodes: ClassVar[type[LanguageModel]] = Autoregressive
-    family: ClassVar[str] = "left-to-right models"  # what these are called
+    family: ClassVar[str] = "left-to-right models"  # the name of such models
     searches: ClassVar[bool] = False  # whether a beam search makes sense with it
     sampler: ClassVar[str | None] = None  # the model's step rule; None: its own
     usual_strength: ClassVar[float] = 1.0
-    appends: ClassVar[bool] = False  # whether words behind a gap are taken
+    appends: ClassVar[bool] = False  # whether words after a gap are supported
 
-    edit = None  # of `ControlPlan`: no decoder edits
+    edit = None  # as in `ControlPlan`: no decoder edits
     guided = False
 
     def __init__(
@@ -60,7 +60,7 @@ class ControlDecoder(ABC):
         if isinstance(info.tokenizer, Characters):
             controls = [Letters(control.words) if type(control) is Length else control for control in controls]
         self.model, self.info, self.controls = model, info, list(controls)
-        # By the labels that they know; of two that know one, the later.
+        # By the labels that they know; if two know the same label, the later one.
         self.classifiers: dict[str, PrefixClassifier] = {name: one for one in classifiers for name in one.labellings}
         self.strength = self.usual_strength if strength is None else strength
         for control in self.controls:
@@ -85,26 +85,26 @@ class ControlDecoder(ABC):
         self.avoided = [tuple(s) for c in self.controls if isinstance(c, Avoid) for s in spell_variants(c.word, info)]
         check_avoided(self.controls, info, [split_words(part) for part in parts])
         most = self.infill.max_words(info) if self.infill else info.max_words
-        self.room = (self.words or most) - len(self.right)  # words that it writes, those before the gap included
+        self.room = (self.words or most) - len(self.right)  # words that it writes, including those before the gap
         if (needed := len(self.left) + sum(map(len, self.phrases))) > self.room and self.phrases:
             raise UsageError(f"contains: {needed} words must appear; there is room for {self.room}.")
 
     def prepare(self, control: Control) -> None:
-        """Refuse what a control asks that this model, or a classifier of it, cannot do."""
+        """Reject what this model, or its classifier, cannot do."""
         control.prepare(self.info)
 
     @property
     def guidance(self) -> tuple[str, float]:
-        """What all texts of a batch share."""
+        """What all texts of a batch must have in common."""
         return self.name, self.strength
 
     @property
     def asked_classifiers(self) -> list[PrefixClassifier]:
-        """Those that know something of what is asked; one may be there several times."""
+        """The classifiers of the requested labels; one may occur several times."""
         return [classifier for classifier, *_ in self.targets()]
 
     def classifier_calls(self, tokens: int) -> int:
-        """How often classifiers are called for a text of so many tokens, END included."""
+        """The number of classifier calls for a text of this many tokens, END included."""
         return 0
 
     # -- before decoding ------------------------------------------------------------------------------------------
@@ -112,12 +112,12 @@ class ControlDecoder(ABC):
     def layouts(
         self, samples: Tensor, seed: int, condition: Condition = UNCONDITIONAL, ranks: Tensor | None = None
     ) -> tuple[list[Layout], list[dict[int, str]]]:
-        """The positions of these samples, with the words that they begin with; of these, those without an id."""
+        """The positions of these samples, with the words that they begin with; and those of them without an id."""
         layout = Layout(self.room, dict(enumerate(self.left)))
         return [layout] * len(samples), [self.unknown_at(0, self.left, 0)] * len(samples)
 
     def unknown_at(self, part: int, ids: Sequence[int], first: int) -> dict[int, str]:
-        """The words of a given part that the model has no id for, by position; its first word stands at `first`."""
+        """The words of a given part without an id, by position; its first word is at `first`."""
         if self.infill is None or not self.info.whole_words:
             return {}
         words = split_words(self.infill.parts[part])
@@ -134,12 +134,12 @@ class ControlDecoder(ABC):
 
     @classmethod
     def rules(cls, parts: Sequence[Part]) -> list[PrefixRule]:
-        """Rules of the next word: by default, what makes a control impossible is."""
+        """Rules for the next word: by default, words that make a control impossible are excluded."""
         return [ImposePossible(parts)]
 
     def possible(self, prefix: Tensor) -> Tensor:
-        """Which next words leave what is asked possible, [B, V], after the words so far [B, i]: that others have no
-        future is known exactly."""
+        """Which next words can still lead to a text that complies, [B, V], after the words so far [B, i]; the others
+        certainly cannot."""
         position, rows = prefix.shape[1], len(prefix)
         allowed = (~self.model.banned).repeat(rows, 1)
         if position >= self.room:
@@ -151,7 +151,7 @@ class ControlDecoder(ABC):
         for sequence in self.avoided:
             allowed[:, sequence[-1]] &= ~ends_with(prefix, sequence[:-1])
         if self.phrases:
-            # Finishing the phrase that is furthest, and then all others, needs so many words behind the next one.
+            # The words needed after the next one to finish the phrase that is furthest, and then all others.
             missing = [~contains_sequence(prefix, phrase) for phrase in self.phrases]
             needed = sum(there * len(phrase) for there, phrase in zip(missing, self.phrases, strict=True))
             progress = torch.zeros_like(allowed, dtype=torch.int64)
@@ -160,27 +160,27 @@ class ControlDecoder(ABC):
                     begun = (there & ends_with(prefix, phrase[:k])) * (k + 1)
                     progress[:, word] = torch.maximum(progress[:, word], begun)
             open_ = needed.unsqueeze(1) - progress  # type: ignore[union-attr]
-            ends = allowed[:, END] & (needed == 0)  # which needs no room for a word
+            ends = allowed[:, END] & (needed == 0)  # END needs no room for a word
             allowed &= open_ <= self.room - position - 1
             allowed[:, END] = ends
         return allowed
 
     @cached_property
     def glued(self) -> list[int]:
-        """Of byte pairs: pieces that would lengthen the last word before a gap."""
+        """For byte pairs: tokens that would lengthen the last word before a gap."""
         pieces = self.info.tokenizer.pieces if isinstance(self.info.tokenizer, Bpe) else []
         return [k for k, piece in enumerate(pieces, len(SPECIALS)) if not piece.startswith(SPACE)]
 
     # -- after decoding -------------------------------------------------------------------------------------------
 
     def finish(self, ids: list[int]) -> tuple[list[int], dict[int, str]]:
-        """The text of a finished row, and its words that the model has no id for, by position."""
+        """The text of a finished row, and its words without an id, by position."""
         return ids + self.right, self.unknown_at(0, self.left, 0) | (
             self.unknown_at(1, self.right, len(ids)) if self.infill else {}
         )
 
     def targets(self) -> list[tuple[PrefixClassifier, str, Any]]:
-        """For every control that a classifier knows: which, its head, and the labels that it should find."""
+        """For every control with a classifier: the classifier, its head, and the labels that it should find."""
         found = [
             (self.classifiers[control.head], control.head, control.wanted(self.info))
             for control in self.controls
@@ -192,28 +192,28 @@ class ControlDecoder(ABC):
         return found
 
     def label_chances(self, outputs: Mapping[int, PrefixOutput], position: int) -> Tensor | float:
-        """log p(labels that are asked | x_≤i), [B, k], by what the classifiers, known by their ids, say of k words at a
-        position. Nothing is copied to the device, so that a loop that calls this does not wait for it."""
+        """log p(requested labels | x_≤i), [B, k], from the classifiers' outputs (by their ids) for k words at a
+        position. Nothing is copied to the device, so a loop that calls this does not wait for it."""
         total: Tensor | float = 0.0
         for classifier, head, wanted in self.targets():
             output, kind = outputs[id(classifier)], classifier.labellings[head].kind
             if kind == "text":
                 total = total + output.text(head)[..., wanted]
             elif kind == "spans":
-                # Of many spans those that this word may begin, continue or close, or the next one begin.
+                # Of many spans, those that this word may begin, continue or close, or that the next word may begin.
                 near = [one for one in wanted if one[0] - 1 <= position <= one[1] + 1]
                 for first, last, *labels in near if len(wanted) > 1 else wanted:
                     device = output.features.device
                     ends = (torch.full((), place - position, device=device) for place in (first, last))
                     chances = classifier.label_spans(head, output.features, *ends)
                     total = total + torch.stack([chances[..., label] for label in labels]).logsumexp(0)
-            elif position < len(wanted):  # of tags, that of this word: those before it are the same for all
+            elif position < len(wanted):  # the tag of this word: earlier ones are the same for all
                 total = total + output.tags(head)[..., wanted[position]]
         return total
 
     @torch.no_grad()
     def classifier_nats(self, rows: list[list[int]]) -> list[float]:
-        """−log p(what is asked | finished text) by the classifiers, for word ids."""
+        """−log p(requested labels | finished text) under the classifiers, for word ids."""
         ids, lengths = (part.to(self.model.banned.device) for part in pad_token_rows(rows))
         canvas, number = with_ends(ids, lengths), torch.arange(len(rows), device=ids.device)
         nats = torch.zeros(len(rows), device=ids.device)
@@ -241,12 +241,12 @@ class ImposePossible:
 
     def __call__(self, prefix: Tensor, logits: Tensor, caches: Caches) -> Tensor:
         allowed = for_each_part(self.parts, lambda plan, part: plan.possible(prefix[part]))
-        allowed |= ~allowed.any(-1, keepdim=True)  # of a text that has ended
+        allowed |= ~allowed.any(-1, keepdim=True)  # texts that have ended
         return logits.masked_fill(~allowed, IMPOSSIBLE)
 
 
 def for_each_part(parts: Sequence[Part], compute: Callable[[Any, slice], Tensor]) -> Tensor:
-    """What the decoders of all parts of a batch compute of their rows, together."""
+    """Compute something for the rows of each part of a batch, and join the results."""
     return torch.cat([compute(plan, part) for plan, part in parts])
 
 
@@ -259,7 +259,7 @@ def ends_with(prefix: Tensor, sequence: Sequence[int]) -> Tensor:
 
 
 def contains_sequence(prefix: Tensor, sequence: Sequence[int]) -> Tensor:
-    """Whether words [B, i] hold a sequence, [B]."""
+    """Whether words [B, i] contain a sequence, [B]."""
     if len(sequence) > prefix.shape[1]:
         return torch.zeros(len(prefix), dtype=torch.bool, device=prefix.device)
     return (prefix.unfold(1, len(sequence), 1) == prefix.new_tensor(sequence)).all(-1).any(-1)

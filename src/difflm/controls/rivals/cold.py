@@ -43,7 +43,7 @@ class Cold(GapDecoder):
 
 
 def pad_phrases(rows: Sequence[Sequence[Sequence[int]]], device: torch.device) -> Tensor | None:
-    """Phrases of each text as [B, M, n], with FREE behind shorter and fewer ones; None where there are none."""
+    """Phrases of each text as [B, M, n], padded with FREE; None if there are none."""
     most, size = max(map(len, rows)), max((len(phrase) for row in rows for phrase in row), default=0)
     filled = [[[*phrase, *[FREE] * (size - len(phrase))] for phrase in row] for row in rows]
     empty = [[FREE] * size]
@@ -52,8 +52,8 @@ def pad_phrases(rows: Sequence[Sequence[Sequence[int]]], device: torch.device) -
 
 @dataclass(frozen=True)
 class ColdSearch:
-    """Words of the gaps are logits ỹ that descend an energy, under noise that fades: fluency, the words behind a gap,
-    and phrases that shall appear in it.
+    """The words of the gaps are logits ỹ that descend an energy, with decreasing noise: fluency, the words behind a
+    gap, and phrases that shall appear in it.
 
     The released code moves ỹ by Adam, which does not sample from exp(−E) at any step size; this is the paper's
     Langevin step. Fluency from right to left needs a model of reversed texts, and is left out without one."""
@@ -68,14 +68,14 @@ class ColdSearch:
     noise_scale: float = 1.0
 
     def calls(self, texts: SoftTexts, reverse: bool = False) -> int:
-        """Network calls of a search."""
+        """The network calls of a search."""
         return 2 * texts.width + self.steps * (1 + reverse)
 
     def decode(
         self, texts: SoftTexts, noise: Noise, phrases: Tensor | None = None, reverse: SoftTexts | None = None
     ) -> Tensor:
-        """The texts that were found, [B, W]. `phrases` [B, M, n] are ids that shall stand in the gaps of each text,
-        FREE behind a shorter one; `reverse` are the same texts of a model that reads them from right to left."""
+        """The texts that were found, [B, W]. `phrases` [B, M, n] are ids that should appear in the gaps of each text,
+        padded with FREE; `reverse` are the same texts of a model that reads them from right to left."""
         y = roll_out_greedily(texts)
         deviations = [[s for share, s in NOISE if share <= n / self.steps][-1] for n in range(self.steps)]
         noises = (
@@ -99,8 +99,8 @@ class ColdSearch:
         return total
 
     def discretise(self, texts: SoftTexts, y: Tensor, phrases: Tensor | None = None) -> Tensor:
-        """The words of largest ỹ among the k that the model finds likeliest after those before, and words of phrases;
-        [B, W]."""
+        """The words with the largest ỹ among the k that the model finds likeliest after those before, and words of
+        phrases; [B, W]."""
         tokens, wanted = texts.known.clone(), torch.zeros_like(y[:, 0], dtype=torch.bool)
         if phrases is not None:
             wanted = texts.one_hot(phrases.flatten(1)).sum(1) > 0

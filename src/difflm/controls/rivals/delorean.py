@@ -15,8 +15,8 @@ from difflm.diffusion.noise import Noise
 
 
 class Delorean(GapDecoder):
-    """`DeloreanSearch`; the strength is its step size. Texts of a request share a search: the first is its best
-    candidate, the second the next best."""
+    """`DeloreanSearch`; the strength is its step size. Texts of a request share a search: the first one gets its best
+    candidate, the second one the next best."""
 
     name, paper = "delorean", "Qin et al. 2020"
     takes = (Infill, Length)

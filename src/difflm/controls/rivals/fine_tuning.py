@@ -33,13 +33,13 @@ from difflm.errors import UsageError
 from difflm.models.base import Sampling
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
 
-NOTHING_TOLD = end_prompt([])  # the prompt of a text of which nothing is asked
+NOTHING_TOLD = end_prompt([])  # the prompt of a text without controls
 
 
 class FineTuning(ControlDecoder):
-    """One prompt states all controls; of several of a kind, each of several `Experts` reads one. The guidance is the
-    weight of each prompt. A gap is filled after a prompt with the text around it; its length, that of a text and words
-    to avoid are imposed."""
+    """One prompt states all controls; if there are several of a kind, each of several `Experts` reads one. The guidance
+    is the weight of each prompt. A gap is filled after a prompt with the text around it; its length, that of a text,
+    and words to avoid are imposed."""
 
     name, paper = "fine-tuning", "Li et al. 2022"
     takes = (Label, Tags, Tree, Span, Length, Avoid, Infill)
@@ -61,7 +61,7 @@ class FineTuning(ControlDecoder):
             texts = tell_controls(told)
             self.prompts = [end_prompt(ids) for ids in info.tokenizer.encode_batch(texts)] or [NOTHING_TOLD]
             self.unknown_words += [word for text in texts for word in info.tokenizer.unknown(text)]
-        given = len(self.left) + len(self.right)  # by the prompt: words of the gap alone are written
+        given = len(self.left) + len(self.right)  # in the prompt: only the words of the gap are written
         self.words, self.least = None if self.words is None else self.words - given, max(1, self.least - given)
         self.room -= len(self.left)
         self.around, self.left, self.right = (self.left, self.right), [], []
@@ -82,7 +82,7 @@ class FineTuning(ControlDecoder):
 
     @classmethod
     def gather_experts(cls, parts: Sequence[Part]) -> "Experts":
-        """The model behind the prompts of every row of a batch."""
+        """The model with the prompts of every row of a batch."""
         lead = parts[0][0]
         rows = [plan.prompts for plan, part in parts for _ in range(part.start, part.stop)]
         prompts, weights = list(zip(*rows, strict=True)), [lead.strength] * len(lead.prompts)
@@ -93,7 +93,7 @@ class FineTuning(ControlDecoder):
     @classmethod
     def steer(cls, batch: SampleBatch, parts: Sequence[Part]) -> Steering:
         def decode(noise: Noise, width: int, sampling: Sampling, steering: Steering) -> Iterator[Frame]:
-            beams = max(1, sampling.beams)  # partial texts of each row, one after the other
+            beams = max(1, sampling.beams)  # partial texts of each row, in order
             experts = cls.gather_experts(parts)
             rule = ImposePossible([(plan, slice(part.start * beams, part.stop * beams)) for plan, part in parts])
             for frame in left_to_right(experts, noise, width, sampling, [rule]):
@@ -108,7 +108,7 @@ class FineTuning(ControlDecoder):
         return left + ids + right, self.unknown_at(0, left, 0) | behind
 
     def classifier_nats(self, rows: list[list[int]]) -> list[float]:
-        """−log p(prompt | text) summed over prompts, but for a constant: log p(text) − log p(text | prompt)."""
+        """−log p(prompt | text) summed over prompts, up to a constant: log p(text) − log p(text | prompt)."""
         ids, lengths = (part.to(self.model.banned.device) for part in pad_token_rows(rows))
 
         def nats(prompt: Sequence[int]) -> Tensor:
@@ -121,8 +121,8 @@ class FineTuning(ControlDecoder):
 
 
 def tell_controls(controls: Sequence[Control]) -> list[str]:
-    """The prompts of all controls. As in training a prompt tells a label once, one length, and either tags, a tree or a
-    span; what else is asked stands in another one."""
+    """The prompts of all controls. As in training, a prompt states a label once, one length, and either tags, a tree or
+    a span; other controls go into another prompt."""
     prompts: list[dict[str, str]] = []
     for control in controls:
         kind = f"label {control.label}" if isinstance(control, Label) else "length" * isinstance(control, Length)
@@ -133,7 +133,7 @@ def tell_controls(controls: Sequence[Control]) -> list[str]:
 
 
 def tell_control(control: Control) -> str:
-    """The prompt that a text which obeys was learned behind."""
+    """The prompt that precedes complying texts in training."""
     match control:
         case Label():
             return tell_label(control.label, control.value)
@@ -149,9 +149,9 @@ def tell_control(control: Control) -> str:
 
 
 class Experts:
-    """A left-to-right model behind several prompts at once: log p(x_i) = Σ_k w_k log p(x_i | x_<i, prompt k) + const.
-    Weights of 1 and a weight of 1 − K on the prompt of nothing make p(x | a) p(x | b) … / p(x)^(K − 1), word by word:
-    what K controls that are independent given the text come to. Caches are those of all experts, one after the other.
+    """A left-to-right model after several prompts at once: log p(x_i) = Σ_k w_k log p(x_i | x_<i, prompt k) + const.
+    Weights of 1, and of 1 − K for the empty prompt, give p(x | a) p(x | b) … / p(x)^(K − 1), word by word: the product
+    for K controls that are independent given the text. Caches are those of all experts, one after the other.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Experts:
         self.start, self.end, self.pad = model.start, model.end, model.pad
 
     def read(self, words: Tensor, caches: Caches | None = None, memory: Memory | None = None) -> tuple[Tensor, Caches]:
-        """As the model's own, of the last word alone; the START of a text that begins stands for the prompts."""
+        """Like the model's own method, for the last word alone; the START of a new text stands for the prompts."""
         layers = len(caches or ()) // len(self.prompts)
         total: Tensor | float = 0.0
         grown: Caches = []

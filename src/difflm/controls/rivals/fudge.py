@@ -23,7 +23,7 @@ from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
 from difflm.diffusion.samplers.loop import Caches, PrefixRule
 from difflm.models.autoregressive import Autoregressive
 
-CANDIDATES = 200  # the likeliest words, whose futures are asked for
+CANDIDATES = 200  # the likeliest words, whose futures are evaluated
 
 
 class Fudge(ControlDecoder):
@@ -43,16 +43,16 @@ class Fudge(ControlDecoder):
         return super().asked_classifiers + ([*self.classifiers.values()][:1] if self.phrases else [])
 
     def classifier_calls(self, tokens: int) -> int:
-        """Two for each word: it is read, and all candidates for the next one are, side by side."""
+        """Two for each word: one to read it, and one to read all candidates for the next word, side by side."""
         return 2 * tokens * len({*map(id, self.asked_classifiers)}) if self.strength else 0
 
     def future(self, outputs: dict[int, PrefixOutput], words: Tensor, prefix: Tensor) -> Tensor:
-        """log p(a | x_≤i) for each of the next words [B, k], of which the outputs are."""
+        """log p(a | x_≤i) for each of the next words [B, k], from the outputs for them."""
         total = torch.zeros(words.shape, device=words.device) + self.label_chances(outputs, prefix.shape[1])
         for phrase in self.phrases if self.classifiers else ():
             follows = outputs[id(next(iter(self.classifiers.values())))].follows(words.new_tensor(phrase))
             ahead = follows.amin(-1)  # a phrase is at most as likely as its least likely word
-            for k, word in enumerate(phrase):  # what is left of it, where it has begun
+            for k, word in enumerate(phrase):  # the rest of a phrase that has begun
                 rest = follows[..., k + 1 :].amin(-1) if k + 1 < len(phrase) else torch.zeros_like(ahead)
                 begun = ends_with(prefix, phrase[:k]).unsqueeze(1) & (words == word)
                 ahead = torch.where(begun, rest, ahead)

@@ -21,9 +21,9 @@ from difflm.models.batching import SampleBatch
 
 
 class GapDecoder(LeftOnly):
-    """Words are searched for on a canvas that holds those behind the gap as well. Of a gap of any length, `window`
-    words are searched for; they are cut after their first sentence where words follow, and the model goes on greedily
-    where there is none."""
+    """Words are searched for on a canvas that includes those after the gap. In a gap of any length, `window` words are
+    searched for; if words follow, they are cut after their first sentence, and the model continues greedily if there is
+    none."""
 
     window: ClassVar[int]
 

@@ -15,7 +15,7 @@ SENTENCE_ENDS = (".", "!", "?")
 
 
 class LeftOnly(ControlDecoder):
-    """It knows nothing of the words behind the gap. A gap of any length ends with its sentence, if words follow it."""
+    """It ignores the words after the gap. A gap of any length ends with its sentence, if words follow it."""
 
     name, paper = "left-only", "a floor"
     takes: ClassVar[tuple[type[Control], ...]] = (Infill, Length, Avoid)

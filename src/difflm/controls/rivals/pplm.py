@@ -47,16 +47,16 @@ class Pplm(ControlDecoder):
         return Steering(decode=decode)
 
     def classifier_calls(self, tokens: int) -> int:
-        """For each word but the first: the words so far are read, and the expected next one at every iteration."""
+        """For each word but the first: one call for the words so far, and one per iteration for the expected one."""
         return (tokens - 1) * (PplmRule.iterations + 1) * len({*map(id, self.asked_classifiers)})
 
     def missing(self, prefix: Tensor) -> list[Tensor]:
-        """Which texts do not hold each of the phrases, [B]."""
+        """Which texts do not contain each of the phrases, [B]."""
         return [~contains_sequence(prefix, phrase) for phrase in self.phrases]
 
     def nats(self, outputs: Mapping[int, PrefixOutput], p: Tensor, missing: Sequence[Tensor], position: int) -> Tensor:
-        """−log p(a | x), [B]: of classifiers, whose outputs are of the expected word at a position, and of bags, which
-        are the words of missing phrases."""
+        """−log p(a | x), [B]: from classifiers, whose outputs are for the expected word at a position, and from bags,
+        the words of missing phrases."""
         total = torch.zeros_like(p[:, :1]) - self.label_chances(outputs, position)
         for phrase, lacks in zip(self.phrases, missing, strict=True):
             total = total + (bag_nats(p, phrase) * lacks).unsqueeze(1)
@@ -70,7 +70,7 @@ def bag_nats(p: Tensor, words: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class AskedAttributes:
-    """What is asked of the texts of a batch."""
+    """The attributes of the texts of a batch."""
 
     parts: Sequence[Part]
 
@@ -95,11 +95,11 @@ class AskedAttributes:
 @dataclass
 class PplmRule:
     """A rule of left-to-right decoding: before each word, the keys and values H of the words before are moved to where
-    the attributes of the next one are likelier. Words that follow read what was moved.
+    the attributes of the next one are likelier. Later words read the moved ones.
 
     The paper's classifier is a linear head on the model's hidden states. Here attributes read the words so far and the
-    expected next one, computed with the moved history, so that all rivals can share a classifier. Norms are of each
-    layer and each text: a text does not depend on those beside it. Rules that forbid words come after this one."""
+    expected next one, computed with the moved history, so that all rivals can share a classifier. Norms are per layer
+    and text: a text does not depend on others in its batch. Rules that forbid words come after this one."""
 
     model: CausalModel
     attributes: Attributes
@@ -113,7 +113,7 @@ class PplmRule:
 
     def __call__(self, prefix: Tensor, logits: Tensor, caches: Caches) -> Tensor:
         """log of p̃^γ_gm · p^(1 − γ_gm), not normalised; the caches are moved in place."""
-        if not prefix.shape[1]:  # nothing stands before START
+        if not prefix.shape[1]:  # nothing precedes START
             self.unmoved = list(caches)
             return logits
         last, history = prefix[:, -1:], [(keys[:, :, :-1], values[:, :, :-1]) for keys, values in caches]

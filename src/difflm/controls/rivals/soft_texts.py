@@ -29,12 +29,12 @@ class SoftTexts:
 
     @cached_property
     def context(self) -> Tensor:
-        """Given words behind a gap, END among them, [B, W]: they tell whether the gap leads to them."""
+        """Given words after a gap, END included, [B, W]: they show whether the gap leads to them."""
         return (self.free.cumsum(1) > 0) & ~self.free & (self.known != self.model.pad)
 
     @cached_property
     def gaps(self) -> tuple[int, int]:
-        """The first position at which some text has a gap, and the one behind the last."""
+        """The first position at which some text has a gap, and the position after the last one."""
         found = self.free.any(0).nonzero().flatten().tolist()  # synchronises, once
         return (found[0], found[-1] + 1) if found else (0, 0)
 
@@ -69,7 +69,7 @@ class SoftTexts:
         return torch.where(self.free, self.possible(logits).argmax(-1), self.known)
 
     def fill(self, words: Tensor) -> Tensor:
-        """Probabilities of all words [B, W, V]: of the gaps' those in `words`, the given ones for certain."""
+        """Probabilities of all words [B, W, V]: those in `words` in the gaps, and 1 for the given words."""
         return torch.where(self.free.unsqueeze(-1), words, self.given)
 
     def read(self, words: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class SoftTexts:
         return -logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
 
     def context_nats(self, logits: Tensor) -> Tensor:
-        """−log p(given words behind the gaps), [B]."""
+        """−log p(given words after the gaps), [B]."""
         return (self.nats(logits, self.known.clamp(min=0)) * self.context).sum(-1)
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ Norm = Literal["none", "sphere", "layer"]
 
 
 class Prediction(ABC):
-    """`target` is what the network should answer, `clean` its inverse: the clean state behind an answer."""
+    """`target` is what the network should predict; `clean` is the inverse: the clean state for a prediction."""
 
     @abstractmethod
     def target(self, clean: Tensor, noise: Tensor, level: GaussianLevels) -> Tensor: ...
@@ -99,7 +99,7 @@ class Embedding(Codec):
         return self.raw
 
     def frozen(self) -> "Embedding":
-        """A copy whose table is computed already."""
+        """A copy whose table is precomputed."""
         made = FixedEmbedding(self.table().detach(), x0_std=self.x0_std, prediction=self.prediction)
         return made.requires_grad_(False).to(self.bias.device)
 
@@ -154,7 +154,7 @@ class Embedding(Codec):
         return alpha, (sigma**2 + (alpha * self.x0_std) ** 2).sqrt() if self.x0_std else sigma
 
     def log_likelihood(self, x_t: Tensor, level: GaussianLevels) -> Tensor:
-        """What each position's own noisy vector says about its word, [B, L, V]."""
+        """The evidence of each position's own noisy vector for its word, [B, L, V]."""
         alpha, sigma = (expand_levels(value, x_t) for value in self.word_noise(level))
         return self.score_words(x_t, alpha, sigma)
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from difflm.diffusion.codecs.embedding import FixedEmbedding, Prediction
 
-LINE = 32  # cells of a line, where somebody looks at a picture
+LINE = 32  # cells per line of a displayed picture
 
 
 class Glyphs(FixedEmbedding):
@@ -18,10 +18,10 @@ class Glyphs(FixedEmbedding):
     def __init__(self, pictures: Tensor, prediction: Prediction | None = None) -> None:
         super().__init__(2 * pictures.flatten(1) - 1, prediction=prediction)
         self.cell = pictures.shape[1:]
-        self.bias.requires_grad_(False)  # templates are as likely as each other
+        self.bias.requires_grad_(False)  # all templates are equally likely
 
     def set_pictures(self, pictures: Tensor) -> None:
-        """Take over the pictures of a font file before training begins."""
+        """Copy the pictures of a font file before training begins."""
         self.raw.copy_(2 * pictures.flatten(1) - 1)
 
     def frozen(self) -> "Glyphs":

@@ -35,19 +35,19 @@ class ReadoutEmbedding(FixedEmbedding):
 
     @torch.no_grad()
     def set_table(self, table: Tensor) -> None:
-        """Take over a table before training begins."""
+        """Copy a table before training begins."""
         self.raw.copy_(table)
         self.head.copy_(self.table())
 
     def set_vectors(self, ids: np.ndarray, vectors: np.ndarray) -> None:
-        """Take over the vectors [N, any number] of some tokens [N], along their main directions."""
+        """Copy the vectors [N, any number] of some tokens [N], along their main directions."""
         found = main_directions(torch.from_numpy(vectors), self.dim).to(self.raw)
         self.set_table(self.raw.index_copy(0, torch.from_numpy(ids).to(self.raw.device), found))
 
     @torch.no_grad()
     def read_pairs(self, pairs: Tensor) -> None:
-        """Learn vectors from how often each token stands before each other one, [V, V]. Tokens that were not counted
-        keep the vectors they have."""
+        """Learn vectors from how often each token precedes each other one, [V, V]. Tokens that were not counted keep
+        their vectors."""
         found = F.normalize(cooccurrence_vectors(pairs.to(self.raw), self.dim), dim=-1)
         counted = (pairs.sum(0) + pairs.sum(1) > 0).unsqueeze(1)
         self.set_table(torch.where(counted, found + OWN * F.normalize(self.raw, dim=-1), self.raw))

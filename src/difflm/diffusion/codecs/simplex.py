@@ -41,7 +41,7 @@ class Simplex(Codec):
         return Belief(answer, codec=self)
 
     def view(self, x: Tensor, level: Levels) -> Tensor:
-        """The point of the simplex that the state stands for."""
+        """The point of the simplex that the state represents."""
         return (self.scale * x).softmax(-1)
 
     def expectation(self, logits: Tensor) -> Tensor:

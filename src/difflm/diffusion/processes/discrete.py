@@ -33,8 +33,8 @@ class DiscreteProcess(Process):
 
     @abstractmethod
     def back(self, z: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        """q(x_t | x_s) q(x_s | x) normalised, [B, L, states], where x [B, L, words] stands for x_0: the posterior for
-        one word, the model's step for a belief."""
+        """q(x_t | x_s) q(x_s | x) normalised, [B, L, states], where x [B, L, words] replaces x_0: the posterior for one
+        word, the model's step for a belief."""
 
     def posterior(self, z: Tensor, ids: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """q(x_s | x_t, x_0), [B, L, states]."""
@@ -42,27 +42,27 @@ class DiscreteProcess(Process):
 
     @abstractmethod
     def survival(self, ids: Tensor, t: Tensor) -> Tensor:
-        """α: how likely each word has met no noise by t, [B, L]."""
+        """α: the probability that each word has met no noise by t, [B, L]."""
 
     def at(self, t: Times) -> Levels:
         return t if isinstance(t, Levels) else Levels(t)
 
     def read_pairs(self, pairs: Tensor) -> None:
-        """Learn from how often each token stands before each other one, [words, words]; asked with `reads_pairs`."""
+        """Learn from how often each token precedes each other one, [words, words]; used with `reads_pairs`."""
 
     def draw_noise(self, noise: Noise, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
         """The random numbers that a corruption or a step takes, [B, L, NUMBERS]."""
         return noise.uniform(step, *shape, NUMBERS, stream=stream)
 
     def display_tokens(self, x: Tensor, guess: Tensor, t: Times) -> Tensor:
-        """Words that are settled, at t = 0 all, and guesses elsewhere."""
+        """Words that are final, at t = 0 all of them, and guesses elsewhere."""
         settled = x != self.mask_id
         settled = settled if self.settles else settled & expand_to(self.at(t).t <= 0, x, settled)
         return torch.where(settled, x, guess)
 
     @property
     def settles(self) -> bool:
-        """Whether a word, once there, is the word of the text."""
+        """Whether a word, once written, is final."""
         return False
 
     @property
@@ -70,7 +70,7 @@ class DiscreteProcess(Process):
         return self.mask_id >= 0
 
     def describe(self, device: torch.device) -> list[float]:
-        """How likely the middle word still stands at five times."""
+        """How likely the middle word is still unchanged at five times."""
         ids = torch.full((5, 1), self.words // 2, device=device)
         return self.survival(ids, torch.linspace(0.1, 0.9, 5, device=device)).flatten().tolist()
 
@@ -114,7 +114,7 @@ def certain_logits(ids: Tensor, words: int, dtype: torch.dtype = torch.float32) 
     return logits.scatter(-1, ids.unsqueeze(-1), 0.0)
 
 
-CERTAIN = 1e4  # nats: a softmax leaves nothing beside it; where a rule forbids the word, the likeliest other is left
+CERTAIN = 1e4  # nats: a softmax leaves others nothing; if a rule forbids the word, the likeliest other one is left
 
 
 def keep_visible(logits: Tensor, z: Tensor, mask_id: int) -> Tensor:
@@ -124,7 +124,7 @@ def keep_visible(logits: Tensor, z: Tensor, mask_id: int) -> Tensor:
 
 
 def one_hot_states(ids: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """1 at the state and 0 elsewhere, [B, L, size]; torch's own would look at the ids, and a GPU would wait."""
+    """1 at the state and 0 elsewhere, [B, L, size]; torch's own version would read the ids, and a GPU would wait."""
     return torch.zeros(*ids.shape, size, dtype=dtype, device=ids.device).scatter(-1, ids.unsqueeze(-1), 1.0)
 
 
@@ -134,7 +134,7 @@ def gather_tokens(values: Tensor, ids: Tensor) -> Tensor:
 
 
 def kl_divergence(q: Tensor, p: Tensor) -> Tensor:
-    """KL(q ‖ p) over the last axis; where q is 0 nothing is asked of p."""
+    """KL(q ‖ p) over the last axis; where q is 0, p does not matter."""
     tiny = torch.finfo(p.dtype).tiny
     return torch.where(q > 0, q * (q.clamp(min=tiny).log() - p.clamp(min=tiny).log()), 0.0).sum(-1)
 
@@ -171,8 +171,8 @@ def draw_states(p: Tensor, fresh: Tensor) -> Tensor:
 
 
 def draw_words(belief: Belief, fresh: Tensor, logits: Tensor | None = None) -> Tensor:
-    """A word each from the belief, or from other logits, [B, L]; those that are drawn together instead, where they
-    are. Their random number is the third, since the first two move x_t."""
+    """Draw a word each from the belief, or from other logits, [B, L]; words that are drawn jointly take precedence. The
+    third random number is used, since the first two move x_t."""
     together = None if belief.draw is None else belief.draw(fresh[..., 2])
     if together is not None and belief.draws_all:
         return together
@@ -181,7 +181,7 @@ def draw_words(belief: Belief, fresh: Tensor, logits: Tensor | None = None) -> T
 
 
 def drawn_belief(belief: Belief, fresh: Tensor) -> Belief:
-    """The belief, sure of words that are drawn together: x_s then follows q(x_s | x_t, x_0)."""
+    """The belief made certain of jointly drawn words: x_s then follows q(x_s | x_t, x_0)."""
     if belief.draw is None:
         return belief
     together = belief.draw(fresh[..., 2])

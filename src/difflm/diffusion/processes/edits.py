@@ -74,7 +74,7 @@ class EditProcess:
         words = mask & (text != self.end)
         edits, counts = self.edits_at(script, t, width)
         edits = F.pad(edits, (1, 0), value=KEEP)[:, :-1]  # of START none
-        counts = torch.where(words, counts, 0)  # before a word is behind the one that stands before it
+        counts = torch.where(words, counts, 0)  # before a word means after the previous one
         marked = torch.where(words & (edits == REPLACE), HOLE, text)
         marked = torch.where(words & (edits == DELETE), GONE, marked)
         room = (0, 2 * width)
@@ -90,5 +90,5 @@ class EditProcess:
 
     @staticmethod
     def undone_share(t: float, s: float) -> float:
-        """The probability that an edit which is there at time t was not yet there at s."""
+        """The probability that an edit made by time t was not yet made at s."""
         return (t - s) / t

@@ -81,9 +81,9 @@ class Interpolating(DiscreteProcess):
         return joint / joint.sum(-1, keepdim=True)
 
     def log_likelihood(self, z: Tensor, t: Tensor, like: Tensor) -> Tensor:
-        """log q(x_t | x_0) for every word x_0, up to a constant, [B, L, words]: nothing where a mask stands."""
+        """log q(x_t | x_0) for every word x_0, up to a constant, [B, L, words]: 0 at masks."""
         alpha, _, uniform = (expand_to(share, z, like) for share in self.mix(t.double()))
-        # The word that stands there is likelier by this much than any other.
+        # The current word is likelier by this much than any other.
         gain = torch.log1p(alpha * self.words / uniform.clamp(min=torch.finfo(like.dtype).tiny))
         gain = gain.clamp(max=CERTAIN).expand(z.shape)
         gain = gain.masked_fill(z == self.mask_id, 0.0)
@@ -192,7 +192,7 @@ class Absorbing(Interpolating):
         return self.back(z, belief.shares, t, s)
 
     def moves(self, z: Tensor, t: Tensor, s: Tensor, fresh: Tensor) -> Tensor:
-        """Which masks become words on the way from t to s, [B, L]: no belief has a say in it."""
+        """Which masks become words on the way from t to s, [B, L]: this does not depend on the belief."""
         first = fresh[..., 0]
         return (z == self.mask_id) & (first >= 1 - self.revealed(t, s, first))
 
@@ -204,7 +204,7 @@ class Absorbing(Interpolating):
     def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         share = -self.keep.slope(t.double()) / (1 - self.keep.alpha(t.double()))
         ce, masked = belief.cross_entropy(ids), z == self.mask_id
-        share = torch.where(masked, expand_to(share, ids, ce), 0.0)  # infinite at t = 0, where words stand
+        share = torch.where(masked, expand_to(share, ids, ce), 0.0)  # infinite at t = 0, where there are only words
         return torch.where(masked, share * ce, 0.0)
 
     def score_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
@@ -231,9 +231,9 @@ class Spindle(Absorbing):
     about it; log(1 − α_i) is this evidence in closed form, so a network needs no time input.
     """
 
-    steps = ("ancestral",)  # words come each at its own pace, in no order that another rule could keep
+    steps = ("ancestral",)  # words are written at their own rates, in no order that another rule could keep
     linear = False  # the bound also weighs words that are not the text's
-    draw_step = DiscreteProcess.draw_step  # whether a mask moves says something of its word
+    draw_step = DiscreteProcess.draw_step  # whether a mask moves depends on its word
     pace: Tensor
 
     def __init__(self, words: int, strength: float = 0.3) -> None:
@@ -317,7 +317,7 @@ class Hybrid(Interpolating):
     """Masks, and at most a share `most` of random words in the middle of time, so that a model learns to mend what it
     wrote (von Rütte et al., 2025, with γ = 1): α = (1 − t)/C, m = t/C, u = c/C, c = B √(t(1 − t)), C = 1 + c."""
 
-    steps = ("ancestral", "self-correct")  # it learned to doubt words that stand
+    steps = ("ancestral", "self-correct")  # it learned to doubt written words
 
     def __init__(self, words: int, most: float = 0.1) -> None:
         super().__init__(words, words + 1)

@@ -15,10 +15,10 @@ from difflm.diffusion.processes.discrete import draw_states, draw_words, expand_
 from difflm.diffusion.samplers.steps import Order, Step, StepState
 
 REMASK = 0.02  # share of the words that is masked again in a step, at most
-SURE = Order.sure  # from this probability on, words are written together
+SURE = Order.sure  # words of at least this probability are written together
 FEW = 15  # words that a truncated step draws from
-BURNT_IN, LIKELY = 0.5, 100  # the time from which Gibbs draws only among so many likeliest words of a place
-REDRAWN = 0.1  # share of the places that a Gibbs step given the others draws anew
+BURNT_IN, LIKELY = 0.5, 100  # the time from which Gibbs draws only among this many likeliest words of a position
+REDRAWN = 0.1  # share of the positions that a Gibbs step resamples
 DOUBTED = 0.4  # share of all words that a head has masked again per unit of time, times α: a fifth of them in all
 SETTLED, COLD = 0.01, 0.1  # the time at which a written text is corrected, and the temperature
 
@@ -31,7 +31,7 @@ def ancestral(now: StepState) -> Tensor:
 
 
 def truncated(now: StepState) -> Tensor:
-    """An ancestral step among the fifteen likeliest words of each place (Zhou et al., 2024)."""
+    """An ancestral step among the fifteen likeliest words of each position (Zhou et al., 2024)."""
     belief = now.belief.with_logits(keep_likeliest(now.belief.logits, FEW))
     return ancestral(replace(now, belief=belief))
 
@@ -60,7 +60,7 @@ def prism(now: StepState, rate: float = DOUBTED) -> Tensor:
     def count(share: Tensor) -> Tensor:
         return (expand_to(share, now.x, share) * free).sum(-1)
 
-    left = torch.minimum((count(1 - early) - 1e-6).ceil().long(), there.sum(-1))  # a hair less: 0.7 · 10 may exceed 7
+    left = torch.minimum((count(1 - early) - 1e-6).ceil().long(), there.sum(-1))  # slightly less: 0.7 · 10 may exceed 7
     due = (rate / 2 * count(early**2)).long() - (rate / 2 * count(late**2)).long()
     again = torch.minimum(due, torch.minimum(words.sum(-1), left))
     x = written(now, draw_words(now.belief, fresh), fresh[..., 0], left - again)
@@ -76,27 +76,27 @@ def first_hitting(now: StepState) -> Tensor:
 
 
 def confidence(now: StepState) -> Tensor:
-    """The words that the belief is surest of come first (Chang et al., 2022; Nie et al., 2025)."""
+    """Write the words first of which the belief is surest (Chang et al., 2022; Nie et al., 2025)."""
     words = draw_words(now.belief, now.noise())
     return written(now, words, now.belief.confidence_in(words), fewest_left(now))
 
 
 def entropy(now: StepState) -> Tensor:
-    """The words of the places come first at which the belief has the least entropy (Ye et al., 2025)."""
+    """Write the positions first at which the belief has the least entropy (Ye et al., 2025)."""
     words = draw_words(now.belief, now.noise())
     nats = torch.special.entr(now.belief.logits.softmax(-1)).sum(-1)
     return written(now, words, (-nats).exp(), fewest_left(now))
 
 
 def margin(now: StepState) -> Tensor:
-    """The words of the places come first at which the two likeliest differ most (Kim et al., 2025)."""
+    """Write the positions first at which the two likeliest words differ most (Kim et al., 2025)."""
     words = draw_words(now.belief, now.noise())
     best = now.belief.logits.softmax(-1).topk(2, dim=-1).values
     return written(now, words, best[..., 0] - best[..., 1], fewest_left(now))
 
 
 def threshold(now: StepState, sure: float = SURE) -> Tensor:
-    """Every word that the belief is sure of is written at once, and one at least (Wu et al., 2025)."""
+    """Write every word of which the belief is sure at once, at least one (Wu et al., 2025)."""
     words = draw_words(now.belief, now.noise())
     share, sure = now.belief.confidence_in(words), sure if now.order is None else now.order.sure
     open_ = masked(now) & moving(now)
@@ -114,7 +114,7 @@ def entropy_bound(now: StepState, sure: float = SURE) -> Tensor:
     nats = torch.special.entr(now.belief.shares).sum(-1)
     open_ = masked(now) & moving(now)
     ordered = nats.masked_fill(~open_, float("inf")).sort(-1).values
-    together = (ordered.cumsum(-1) - ordered <= most).sum(-1)  # ∞ − ∞ is none of them
+    together = (ordered.cumsum(-1) - ordered <= most).sum(-1)  # ∞ − ∞ is not a number
     left = masked(now).sum(-1) - together
     return written(now, words, (-nats).exp(), torch.where(ends(now), (masked(now) & ~moving(now)).sum(-1), left))
 
@@ -135,7 +135,7 @@ def gibbs(now: StepState) -> Tensor:
 
 
 def self_correct(now: StepState) -> Tensor:
-    """Ancestral steps while time passes. While it stands still, at SETTLED, a word is drawn from the context at each
+    """Ancestral steps while time passes. While it is stopped, at SETTLED, a word is drawn from the context at each
     position at a low temperature, and the likeliest one that differs from the current word replaces it (von Rütte et
     al., 2025)."""
     process, x, fresh = now.process, now.x, now.noise()
@@ -150,7 +150,7 @@ def self_correct(now: StepState) -> Tensor:
 
 
 def leave_one_out(now: StepState) -> Tensor:
-    """Ancestral steps while time passes. While it stands still, a random tenth of the positions is resampled given all
+    """Ancestral steps while time passes. While it is stopped, a random tenth of the positions is resampled given all
     others: from α context + (1 − α)/K, the conditional of q(x_t) (Gibbs sampling). Resampling one position at a time
     preserves q(x_t) exactly; several at once are drawn independently."""
     process, x, fresh = now.process, now.x, now.noise()
@@ -164,13 +164,13 @@ def leave_one_out(now: StepState) -> Tensor:
 
 
 def alternate(grid: Tensor) -> Tensor:
-    """Times that stand still at every second step; the first and the last pass."""
+    """Times that stop at every second step; the first and the last step pass time."""
     step, steps = torch.arange(len(grid), device=grid.device).view(-1, *(1,) * (grid.dim() - 1)), (grid > 0).sum(0)
     return torch.where(grid > 0, grid[:1] * (1 - (step + 1) // 2 / (steps // 2 + 1)), 0.0)
 
 
 def add_corrections(grid: Tensor) -> Tensor:
-    """Times of twice the pace down to SETTLED, where they wait for the second half of the steps; the last one ends."""
+    """Times at twice the pace down to SETTLED, where they stop for the second half of the steps; the last one ends."""
     return torch.where(grid > 0, (2 * grid - grid[:1]).clamp(min=SETTLED), 0.0)
 
 
@@ -186,7 +186,7 @@ def masked(now: StepState) -> Tensor:
 
 
 def moving(now: StepState) -> Tensor:
-    """Places whose time goes on, [B, L]; of a text in blocks those of the current one."""
+    """Positions whose time passes, [B, L]; if a text is written in blocks, those of the current one."""
     goes_on = expand_to(now.s < now.t, now.x, now.x == now.x)
     if now.order is None or not now.order.block:
         return goes_on
@@ -197,29 +197,29 @@ def moving(now: StepState) -> Tensor:
         place = place - now.free.int().argmax(-1, keepdim=True)
     number = (place // now.order.block).expand(now.x.shape)
     current = torch.where(masked(now), number, now.x.shape[1]).amin(-1, keepdim=True)
-    # What is left at the end is written, in whatever block.
+    # At the end all remaining masks are written, in whatever block.
     return goes_on & ((number <= current) | expand_to(now.s <= 0, now.x, goes_on))
 
 
 def ends(now: StepState) -> Tensor:
-    """Texts, or their current blocks, whose time is up, [B]."""
+    """Texts, or their current blocks, that have reached their last time, [B]."""
     up: Tensor = (expand_to(now.s <= 0, now.x, now.x == now.x) | ~moving(now)).all(-1)
     return up
 
 
 def fewest_left(now: StepState) -> Tensor:
-    """How many masks of each text the schedule leaves at s, one fewer than now at least, [B]."""
+    """How many masks of each text the schedule leaves at s, [B]; at least one fewer than now."""
     early, late = now.process.keep.alpha(now.s.double()), now.process.keep.alpha(now.t.double())
     share = expand_to((1 - early) / (1 - late), now.x, early).expand(now.x.shape)
     there = masked(now)
-    # A hair more, since 8 · 7/8 may be a little below 7.
+    # Slightly more, since 8 · 7/8 may be a little below 7.
     left = (torch.where(there, share, 0.0).sum(-1) + 1e-6).long()
     return torch.minimum(left, (there.sum(-1) - 1).clamp(min=0))
 
 
 def written(now: StepState, words: Tensor, rank: Tensor, left: Tensor) -> Tensor:
-    """Write words at the masks of highest `rank`, so that `left` [B] masks remain, starting with those whose time
-    stands still. Written words are kept, unless a rule put another word there."""
+    """Write words at the masks of highest `rank`, so that `left` [B] masks remain, starting with those whose time has
+    stopped. Written words are kept, unless a rule put another word there."""
     there = masked(now)
     rank = rank.masked_fill(~moving(now), -1.0).masked_fill(~there, float("inf"))
     order = rank.argsort(dim=-1, stable=True).argsort(-1)
@@ -227,7 +227,7 @@ def written(now: StepState, words: Tensor, rank: Tensor, left: Tensor) -> Tensor
     return torch.where(stays, now.x, torch.where(there, words, now.belief.tokens))
 
 
-# Rules after which a text without masks is done.
+# Rules with which a text without masks is finished.
 ORDERED = ("confidence", "entropy", "entropy-bound", "first-hitting", "margin", "threshold")
 DISCRETE_STEPS: Mapping[str, Step] = {
     "ancestral": ancestral,
@@ -244,5 +244,5 @@ DISCRETE_STEPS: Mapping[str, Step] = {
     "threshold": threshold,
     "truncated": truncated,
 }
-# Of rules that also take steps without moving in time: how the grid of times becomes theirs.
+# For rules that also take steps without moving in time: how the grid of times is changed.
 GRIDS: Mapping[str, Callable[[Tensor], Tensor]] = {"self-correct": add_corrections, "leave-one-out": alternate}

@@ -17,7 +17,7 @@ IMPOSSIBLE = float("-inf")
 
 
 class CausalModel(Protocol):
-    """What decoding needs of a model: special tokens, and logits of the next word."""
+    """What decoding needs from a model: special tokens, and logits of the next word."""
 
     longest: int  # positions
     start: int
@@ -26,8 +26,8 @@ class CausalModel(Protocol):
     banned: Tensor  # [V] bool, tokens that no text contains
 
     def read(self, words: Tensor, caches: Caches | None = None, memory: Memory | None = None) -> tuple[Tensor, Caches]:
-        """Logits after each of `words` [B, L, V], and the caches that now include them. `memory` is of the sources,
-        which may each have several texts, one after the other."""
+        """Logits after each of `words` [B, L, V], and the caches that now include them. `memory` is that of the
+        sources, each of which may have several texts in a row."""
 
 
 class DecodingSettings(Protocol):
@@ -43,7 +43,7 @@ class DecodingSettings(Protocol):
     def length_penalty(self) -> float: ...  # 0: the likeliest text is searched for
 
 
-@torch.no_grad()  # as a decorator it holds while a frame is computed, not while its reader uses it
+@torch.no_grad()  # as a decorator it applies while a frame is computed, not while the caller uses it
 def left_to_right(
     model: CausalModel,
     noise: Noise,
@@ -57,8 +57,8 @@ def left_to_right(
     behind them; `memory` is of the texts' sources, encoded beforehand.
 
     Each rule maps (prefix, logits, caches) to new logits: the words so far [B, i], the logits of the next one [B, V],
-    and keys and values of START and the prefix; with beams there are so many prefixes a text, one after the other.
-    Temperature and truncation follow; tokens that no text contains stay impossible whatever the rules say."""
+    and keys and values of START and the prefix; with beams there are that many prefixes per text, in order. Temperature
+    and truncation follow; tokens that no text contains stay impossible whatever the rules say."""
     state = decoding_state(model, len(noise.samples), width, sampling)
     state.begin(noise, known)
     caches: Caches = []
@@ -87,7 +87,7 @@ class DecodingState:
         self.positions = torch.arange(width, device=device)
         self.tokens = torch.full((batch, width), model.pad, device=device)
         self.last = torch.full((batch, 1), model.start, device=device)  # the last word of each text
-        # One row a position, so that a captured step selects its own.
+        # One row per position, so that a captured step selects its own.
         self.known = torch.full((width, batch), FREE, device=device)
         self.must_go_on = torch.zeros(width, batch, dtype=torch.bool, device=device)
 
@@ -100,7 +100,7 @@ class DecodingState:
         if known is not None:
             self.known.copy_(known.T)
         self.must_go_on[0] = True  # a text has at least one word
-        self.must_go_on[1:] = self.known[:-1] >= 0  # and at least one behind those that were given
+        self.must_go_on[1:] = self.known[:-1] >= 0  # and at least one after the given ones
 
     @abstractmethod
     def append(self, logits: Tensor) -> None:
@@ -108,14 +108,14 @@ class DecodingState:
 
     @abstractmethod
     def frames(self, step: Callable[[int], None]) -> Iterator[Frame]:
-        """Frames of a batch that has begun, while `step` appends one word after the other."""
+        """Yield frames of a batch that has begun, while `step` appends one word at a time."""
 
     def at_position(self, table: Tensor) -> Tensor:
-        """The row of the next word in a table with one row a position."""
+        """The row of the next word in a table with one row per position."""
         return table.index_select(0, self.position).squeeze(0)
 
     def allowed_logits(self, logits: Tensor) -> Tensor:
-        """Logits [B, ..., V] without tokens that no text contains, and without END where a text must go on."""
+        """Logits [B, ..., V] without tokens that no text contains, and without END if a text must continue."""
         logits, end = logits.masked_fill(self.model.banned, IMPOSSIBLE), self.model.end
         must_go_on = self.at_position(self.must_go_on)
         logits[..., end] = logits[..., end].masked_fill(must_go_on.view(-1, *(1,) * (logits.dim() - 2)), IMPOSSIBLE)
@@ -123,7 +123,7 @@ class DecodingState:
 
 
 class DrawingState(DecodingState):
-    """Texts whose words are drawn, or are the likeliest one after the other."""
+    """Texts whose words are drawn one by one, or are the likeliest ones."""
 
     def __init__(self, model: CausalModel, batch: int, width: int, sampling: DecodingSettings) -> None:
         super().__init__(model, batch, width, sampling)
@@ -135,7 +135,7 @@ class DrawingState(DecodingState):
 
     def begin(self, noise: Noise, known: Tensor | None) -> None:
         super().begin(noise, known)
-        self.uniform.copy_(noise.uniform(self.positions.unsqueeze(1), stream=WORD_STREAM))  # a position is a step
+        self.uniform.copy_(noise.uniform(self.positions.unsqueeze(1), stream=WORD_STREAM))  # one step per position
         self.confidence.fill_(1)
         self.ended.fill_(False)
 
@@ -177,10 +177,10 @@ class BeamState(DecodingState):
         self.tokens = torch.full((batch, beams, width), model.pad, device=device)
         self.last = torch.full((batch * beams, 1), model.start, device=device)
         self.scores = torch.zeros(batch, beams, device=device)  # log p, the likeliest first
-        self.first = torch.full((beams,), IMPOSSIBLE, device=device)  # at the beginning there is one partial text
+        self.first = torch.full((beams,), IMPOSSIBLE, device=device)  # at first there is one partial text
         self.first[0] = 0
         self.rows = torch.arange(batch, device=device).unsqueeze(1) * beams
-        self.parents = torch.zeros(batch * beams, dtype=torch.int64, device=device)  # the row that each one goes on
+        self.parents = torch.zeros(batch * beams, dtype=torch.int64, device=device)  # the row that each one continues
         self.best = torch.full((batch, width), model.pad, device=device)
         self.best_score = torch.zeros(batch, device=device)
         self.ended = torch.zeros(batch, dtype=torch.int64, device=device)  # texts among the best of their step
@@ -205,7 +205,7 @@ class BeamState(DecodingState):
         logits = torch.where(given >= 0, torch.where(self.ids == given, 0.0, IMPOSSIBLE), logits)
         totals = self.scores.unsqueeze(-1) + logits.log_softmax(-1)
         self.keep_ended(totals[..., end])
-        # Each partial text can end once: of twice as many as are needed, enough go on.
+        # Each partial text can end once: of twice as many as needed, enough continue.
         best, flat = totals.flatten(1).topk(2 * beams)
         parent, word = flat // len(self.ids), flat % len(self.ids)
         ends = (word == end) & (best > IMPOSSIBLE)
@@ -233,7 +233,7 @@ class BeamState(DecodingState):
         self.best_score.copy_(torch.where(better, score, self.best_score))
 
     def frames(self, step: Callable[[int], None]) -> Iterator[Frame]:
-        """One frame: words of a search change until its end. A text that has no end within its width is cut there."""
+        """Yield one frame: words of a search change until its end. A text that does not end in its width is cut."""
         every = CHECK_EVERY if self.tokens.is_cuda else 1
         for i in range(self.steps):
             step(i)
@@ -263,11 +263,11 @@ def keep_top_p(logits: Tensor, share: float) -> Tensor:
     """The logits of the smallest set of words that holds this share of the probability; others are impossible."""
     ranked, order = logits.sort(dim=-1, descending=True)
     p = ranked.softmax(-1)
-    outside = p.cumsum(-1) - p >= share  # the mass before a word already suffices
+    outside = p.cumsum(-1) - p >= share  # the mass before a word is already enough
     return torch.empty_like(logits).scatter(-1, order, ranked.masked_fill(outside, IMPOSSIBLE))
 
 
 def draw_by_inverse_cdf(p: Tensor, u: Tensor) -> Tensor:
-    """One draw a row from probabilities [B, V] by a uniform number [B]."""
+    """Draw one word per row from probabilities [B, V] by a uniform number [B]."""
     shares = p.double().cumsum(-1)  # float64: in float32 the last of many words would be lost
     return (shares <= (u.double() * shares[:, -1]).unsqueeze(-1)).sum(-1).clamp(max=p.shape[-1] - 1)

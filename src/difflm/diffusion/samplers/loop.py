@@ -1,4 +1,4 @@
-"""The sampling loop, a generator that everyone drains, and what steers it: known tokens, transforms of the belief."""
+"""The sampling loop, a generator of frames, and what steers it: known tokens, transforms of the belief."""
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,12 +25,12 @@ PrefixRule = Callable[[Tensor, Tensor, Caches], Tensor]  # (words so far, logits
 
 @dataclass(frozen=True)
 class Steering:
-    """`known` [B, W] holds the ids of given positions and FREE elsewhere. `begin` [B, W] are texts that are noised to
-    a share of the noise and denoised again, instead of pure noise. `spans` tells for each row in how many steps it is
-    made, and from what share of the noise; None: as the sampling says, from noise. `rules` come after the model's own
-    transforms and before given words. `watched_steps` are the steps with which texts end, whose frames somebody reads,
-    beside the last; None: all frames are read. Tensors of other frames need not be their own: the next step may write
-    over them."""
+    """`known` [B, W] holds the ids of given positions and FREE elsewhere. `begin` [B, W] are texts that are noised to a
+    share of the noise and denoised again, instead of pure noise. `spans` gives for each row its number of steps and the
+    share of the noise that it starts from; None: the sampling's number of steps, from noise. `rules` come after the
+    model's own transforms and before given words. `watched_steps` are the steps whose frames are read besides the last,
+    since some texts end there; None: all frames are read. Tensors of other frames may be overwritten by the next
+    step."""
 
     known: Tensor | None = None
     begin: Tensor | None = None
@@ -42,7 +42,7 @@ class Steering:
     source_mask: Tensor | None = None  # [B, S]
     latents: Tensor | None = None  # [B, K, D], for a decoder that writes from them
     prefix_rules: Sequence[PrefixRule] = ()  # of models that decode from left to right
-    decode: "Decode | None" = None  # a decoder of its own, instead of the model's
+    decode: "Decode | None" = None  # a separate decoder, instead of the model's
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Frame:
     tokens: Tensor  # [B, L]
     sure: Tensor | Callable[[], Tensor]
     mask: Tensor  # [B, L]
-    changed: Tensor | None = None  # tokens that differ from the frame before, [B, L]; None: nobody read that one
+    changed: Tensor | None = None  # tokens that differ from the previous frame, [B, L]; None: it was not read
     state: Tensor | None = None  # x_s itself
-    calls: Tensor | None = None  # of the network so far, [B], where the words decide how many there are
-    clean: Tensor | None = None  # what was believed of x_0
+    calls: Tensor | None = None  # network calls so far, [B], if their number depends on the words
+    clean: Tensor | None = None  # the estimate of x_0
     edits: Tensor | None = None  # what the next step does with each token, [B, L]: see `EDITS` in alignment.py
 
     @cached_property
@@ -73,15 +73,15 @@ Denoise = Callable[[Tensor, Levels, Tensor | None], Belief]  # (x_t, level, prev
 
 @dataclass(frozen=True)
 class BoundDenoiser:
-    """A denoiser for the texts of one batch: their mask (None: they fill the canvas), and what is known of them. With a
+    """A denoiser for the texts of one batch: their mask (None: they fill the canvas) and their condition. With a
     `contrast`, beliefs are moved away from those of the same denoiser without the condition, at a second call."""
 
     denoiser: Denoiser
     mask: Tensor | None
     condition: Condition = UNCONDITIONAL
     contrast: float = 0.0
-    drops_previous: bool = False  # whether the call without the condition has no last estimate either
-    scores: bool = False  # whether probabilities are moved, and not their logarithms
+    drops_previous: bool = False  # whether the call without the condition also lacks the last estimate
+    scores: bool = False  # whether probabilities are moved instead of their logarithms
 
     def __call__(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
         belief: Belief = self.denoiser(x, level, self.mask, self.condition, previous)
@@ -96,8 +96,8 @@ class BoundDenoiser:
 class Sampler:
     """How texts are sampled: a step rule, transforms of the belief in the given order, and guidance after each step.
 
-    With a `told_time` τ, a state at time t is taken for one at τ + (1 − τ) t, by the network and by the step: told that
-    it sees little but noise, the network leans on the source (CeDi, Ye et al., 2024, algorithm 2)."""
+    With a `told_time` τ, a state at time t is taken for one at τ + (1 − τ) t, by the network and by the step: as if it
+    saw little but noise, the network relies on the source (CeDi, Ye et al., 2024, algorithm 2)."""
 
     step: Step
     transforms: Sequence[Transform] = ()
@@ -123,10 +123,8 @@ class SamplerInputs:
     begin: Tensor | None = None
     step_counter: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     warp: TimeSampler | None = None
-    known: Tensor | None = (
-        None  # [B, L] tokens that stand in every state, FREE elsewhere; None: a state shows no tokens
-    )
-    places: int = 0  # of a text that a step asks the network of (`models/few_places.py`); 0: all
+    known: Tensor | None = None  # [B, L] tokens that are in every state, FREE elsewhere; None: a state has no tokens
+    places: int = 0  # positions per text for which a step computes logits (`models/few_places.py`); 0: all
 
     def draw_noise(self, step: int | Tensor) -> Tensor:
         """Random numbers of a step, or of several, [N, 1], at once."""
@@ -144,7 +142,7 @@ class SamplerInputs:
         return self.process.at(self.grid if self.warp is None else self.warp.time_of(self.grid))
 
     def told_level(self, level: Levels) -> Levels:
-        """The levels that a state is taken to have."""
+        """The levels that the network and the step assume for a state."""
         last = self.sampler.told_time
         return self.process.at(last + (1 - last) * level.t)
 
@@ -158,8 +156,8 @@ class SamplerInputs:
         noise: Callable[[], Tensor],
         guided: bool | Tensor,
     ) -> tuple[Tensor, Belief]:
-        """One step from t to s: the new state, and what was believed on the way. `guided` is a tensor where the step is
-        captured, since nothing but tensors can then differ between steps."""
+        """One step from t to s: the new state, and the belief on the way. `guided` is a tensor if the step is captured,
+        since only tensors can then differ between steps."""
 
         def believe(x: Tensor, level: Levels) -> Belief:
             belief = self.denoise(x, self.told_level(level) if self.sampler.told_time else level, previous)
@@ -178,7 +176,7 @@ class SamplerInputs:
         return x if self.known is None else torch.where(self.known >= 0, self.known, x), belief
 
     def frames(self) -> Iterator[Frame]:
-        """Sample down the grid. A row whose times have reached their end stays there while others go on."""
+        """Sample down the grid. A row whose times have ended stays there while others continue."""
         x, steps = self.start(self.draw_noise(0)), len(self.grid) - 1
         previous: Tensor | None = None
         last: tuple[Tensor, Levels] | None = None
@@ -187,7 +185,7 @@ class SamplerInputs:
             self.step_counter.fill_(i)
             noise = lambda i=i: self.draw_noise(i + 1)  # noqa: E731
             level, next_level = self.levels[i], self.levels[i + 1]
-            # Nobody sees the state behind the last belief.
+            # The state after the last belief is not read.
             x, belief = self.take_step(x, level, next_level, previous, last, noise, guided=i + 1 < steps)
             previous, last = belief.clean, (belief.clean, level)
             before, tokens = tokens, self.process.display_tokens(x, belief.tokens, next_level)
@@ -201,7 +199,7 @@ class SamplerInputs:
 
 @dataclass(frozen=True)
 class BanTokens:
-    """Words that must not appear, such as the unknown word."""
+    """Bans words that must not appear, such as the unknown word."""
 
     banned: Tensor  # [V]
 
@@ -234,7 +232,7 @@ class Temperature:
 
 @dataclass(frozen=True)
 class TakeLikeliest:
-    """Steps take the likeliest tokens instead of drawing them; how sure the belief is of them stays as it is."""
+    """Steps take the likeliest tokens instead of drawing them; the belief's confidence in them is unchanged."""
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         def take(u: Tensor) -> Tensor:
@@ -278,7 +276,7 @@ class Draw:
     """
 
     codec: Embedding
-    uniform: Callable[[], Tensor]  # [B, L] fresh numbers a step
+    uniform: Callable[[], Tensor]  # [B, L] new numbers at each step
     below: float = 1.0
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
@@ -302,7 +300,7 @@ def impose_tokens(belief: Belief, codec: Codec, here: Tensor, ids: Tensor) -> Be
 
 @dataclass(frozen=True)
 class ImposeTokens:
-    """Given words: the belief has no doubt about them, so that every step leads to exactly their vectors."""
+    """Given words: the belief is certain of them, so that every step leads to exactly their vectors."""
 
     codec: Codec
     known: Tensor  # [B, L], FREE where a word is not given

@@ -37,7 +37,7 @@ class Sample:
     """A word of each position, drawn."""
 
     codec: Simplex
-    uniform: Callable[[], Tensor]  # [B, L] fresh numbers a step
+    uniform: Callable[[], Tensor]  # [B, L] new numbers at each step
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         chances, u = belief.logits.softmax(-1), self.uniform()
@@ -50,7 +50,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class MultiHot:
-    """All words of each position that are possible, alike; the likeliest is printed."""
+    """All possible words of each position, equally; the likeliest is displayed."""
 
     codec: Simplex
 

@@ -12,9 +12,9 @@ from difflm.diffusion.base import Belief, Levels, expand_levels
 
 @dataclass(frozen=True)
 class Order:
-    """Where masks become words: in blocks of so many positions, one after the other (0: anywhere), counted from the
-    first position that is not given, or from so many positions before the canvas, [B, 1]. Words of the probability
-    `sure` are written together by the rule that asks for it."""
+    """Where masks become words: in blocks of `block` positions, one after the other (0: anywhere), counted from the
+    first position that is not given, or from this many positions before the canvas, [B, 1]. Words of at least the
+    probability `sure` are written together by rules that use it."""
 
     block: int = 0
     before: Tensor | None = None
@@ -25,16 +25,16 @@ class Order:
 class StepState:
     """The inputs of a step from t to s, with the beliefs at t and one step earlier."""
 
-    process: Any  # Gaussian or discrete: a rule knows the kind it is for
+    process: Any  # Gaussian or discrete: each rule is for one kind
     x: Tensor
     belief: Belief
     level: Levels  # at t
     next_level: Levels  # at s
     noise: Callable[[], Tensor]  # drawn only by the rules that need it
     last: tuple[Tensor, Levels] | None = None  # the clean state believed one step earlier, and its level
-    ask: Callable[[Tensor, Levels], Belief] | None = None  # the denoiser, for rules that look twice
+    ask: Callable[[Tensor, Levels], Belief] | None = None  # the denoiser, for rules that call it twice
     free: Tensor | None = None  # positions that are not given, [B, L]; None: all
-    eta: float = 1.0  # the share of the ancestral step's spread that the rule draws anew
+    eta: float = 1.0  # the share of the ancestral step's spread that the rule draws as new noise
     order: "Order | None" = None  # where masks become words; None: anywhere
 
     @property
@@ -83,7 +83,7 @@ def euler(now: StepState) -> Tensor:
 
 
 def heun(now: StepState) -> Tensor:
-    """Look again from the end of the step and take the mean of both answers: two calls a step.
+    """Call the network again at the end of the step and take the mean of both predictions: two calls per step.
 
     Heun's rule with the linear part solved exactly (DPM-Solver++ 2S with r = 1; Lu et al., 2022). The form in ς of
     Karras et al. (2022) multiplies x̂_s − x̂_t by ς_t/ς_s, which is ruinous in a first step from λ = −20.
@@ -100,7 +100,7 @@ def dpm_solver(now: StepState) -> Tensor:
         before, earlier = now.last
         level = p.at(now.level)
         width, past = p.at(now.next_level).log_snr - level.log_snr, level.log_snr - p.at(earlier).log_snr
-        # A position whose time stood still has no past to extrapolate from.
+        # A position whose time has stopped has no past to extrapolate from.
         reach = torch.where(past > 0, width / (2 * past), torch.zeros_like(past))
         clean = clean + expand_levels(reach, clean) * (clean - before)
     return _towards(now, clean)
