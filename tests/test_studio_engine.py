@@ -358,3 +358,26 @@ def test_a_crowd_is_told_when_it_ends(
     said = capsys.readouterr()
     (line,) = said.err.splitlines()
     assert json.loads(line)["clients"] == 1 and json.loads(line)["texts"] > 0 and not said.out
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_reader_who_is_cancelled_as_an_event_arrives_stops(turns):
+    """`asyncio.wait_for` of Python 3.11 loses such a cancellation, and the reader would go on."""
+
+    async def run() -> bool:
+        box = Box(2)
+
+        async def read() -> None:
+            while True:
+                await box.get(10)
+
+        reader = asyncio.create_task(read())
+        await asyncio.sleep(0.01)
+        box._add(Done(0.0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        reader.cancel()
+        await asyncio.wait({reader}, timeout=0.5)
+        return reader.cancelled()
+
+    assert asyncio.run(run())

@@ -79,7 +79,8 @@ class Engine:
             for job in jobs:
                 bound = asyncio.get_running_loop().run_in_executor(self._binder, self._bind, job, lm or self.lm)
                 try:
-                    await asyncio.wait_for(bound, max(0, job.deadline - time.monotonic()))
+                    async with asyncio.timeout(max(0, job.deadline - time.monotonic())):
+                        await bound
                 except TimeoutError:
                     raise job.late from None
         finally:

@@ -68,8 +68,9 @@ class Box:
 
     async def get(self, seconds: float) -> list[Event | DifflmError]:
         """Return the events so far; if there are none, wait for the next one, or return nothing after `seconds`."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._ready.wait(), seconds)
+        with suppress(TimeoutError):  # not `wait_for`, which may lose a cancellation in Python 3.11
+            async with asyncio.timeout(seconds):
+                await self._ready.wait()
         self._ready.clear()
         found, self._events = self._events, []
         return found
