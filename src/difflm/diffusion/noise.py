@@ -76,8 +76,8 @@ class Noise:
         return ((key >> 41 & 2**23 - 1).to(torch.float32) + 0.5) * 2.0**-23
 
     def _uniform_alone(self, step: int, stream: int) -> Tensor:
-        """The same number for one sample, without a thread switch at each of thirty tiny operations: a server draws the
-        length of every text this way while other threads are busy."""
+        """The same number for one sample, in plain Python. A server draws the length of every text like this, and each
+        small tensor operation would let another thread take over."""
         key = mix_bits_of(mix_bits_of(int(self.seed)) ^ stream) & (2**63 - 1)
         key = mix_bits_of(mix_bits_of(int(self.samples) + key) + step)
         return torch.full(self.samples.shape, ((key >> 41 & 2**23 - 1) + 0.5) * 2.0**-23)
