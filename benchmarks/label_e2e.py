@@ -6,7 +6,7 @@ all that can be asked for: fields, parts of speech and phrases.
     python benchmarks/label_e2e.py syntax --data DIR --texts written.txt --out syntax.jsonl
     python benchmarks/label_e2e.py prompts --data DIR --out prompts.jsonl
 
-`--texts` adds generated texts, one per line, to those of E2E; nobody knows their fields, so they have syntax alone.
+`--texts` adds generated texts, one per line, to those of E2E; their fields are unknown, so they get syntax alone.
 """
 
 import argparse
@@ -31,10 +31,12 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, nargs="*", default=[])
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
+    if not (asked.data or asked.texts):
+        parser.error("give --data, --texts or both")
     pairs = list(read_e2e(e2e_path(asked.data, asked.split))) if asked.data else []
     texts = [pair.text for pair in pairs] + [line for path in asked.texts for line in path.read_text().splitlines()]
     if asked.texts and asked.what not in ("trees", "syntax"):
-        parser.error("nobody knows the fields of generated texts: label their syntax or trees")
+        parser.error("the fields of generated texts are unknown: label their syntax or trees")
     words = [split_words(text) for text in texts]
     labels: list[dict[str, Any]] = [{} for _ in texts]
     if asked.what in ("words", "prompts"):

@@ -235,16 +235,18 @@ class Writer:
                         job = replace(job, n=len(own), first=own.start, sources=sources, on_step=output.advance)
                         jobs[number] = job
 
-                def report(done: int, begin: int = texts.start) -> None:
+                def report_progress(done: int, begin: int = texts.start) -> None:
                     number = bisect(start, begin + done - 1) - 1
                     output.advance(0, before[number] + (begin + done - start[number]) * steps[number])
 
-                for number, text in in_order(self.run(jobs, start), report, texts.start):
+                for number, text in in_order(self.run_requests(jobs, start), report_progress, texts.start):
                     (put or output.put)(self.line(text, number))
                     kept += [text] if recording else []
         return kept
 
-    def run(self, jobs: "dict[int, GenerationJob]", start: Sequence[int]) -> Iterator[dict[int, tuple[int, Any]]]:
+    def run_requests(
+        self, jobs: "dict[int, GenerationJob]", start: Sequence[int]
+    ) -> Iterator[dict[int, tuple[int, Any]]]:
         """Yield the texts of several requests, which share batches, by their number across all requests."""
         numbers = list(jobs)
         for index, made in self.lm.run_jobs([*jobs.values()]):
