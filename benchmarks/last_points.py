@@ -85,6 +85,7 @@ SETTINGS = {
     "best-4": Setting(),
     "best-8": Setting(8),
     "best-16": Setting(16),
+    "strong-64": Setting(64, size=20.0, controls=("tree",)),
     "weak-4": Setting(size=3.0),
     "cool-4": Setting(temperature=0.8),
     "gap-4": Setting(controls=GAPS),

@@ -43,6 +43,7 @@ GAPS = ("anlg", "roc")
 LIKELIHOODS = {"e2e": "e2e", "roc": "roc-excerpts"}  # corpora of runs, and what is scored
 TASKS = {"control": PARTS, "infill": GAPS, "words": ("contains",)}
 CORPORA = {"control": "e2e", "infill": "roc", "words": "sentences"}
+TOP_10 = ({}, {"top_k": 10})  # PPLM's paper draws from the ten likeliest words
 FACTORS = {"fudge": (1.0, 2.0, 4.0, 8.0), "left-only": (), "masked-lm-gibbs": (), "fine-tuning": ()}
 # Rows whose parts are measured side by side, since each takes minutes; the slowest come last.
 SPLIT = {
@@ -91,7 +92,8 @@ def systems(task: str, plan: Plan) -> dict[str, System]:
             run = "e2e-fine-tuned"
         factors = FACTORS.get(name, (1 / 3, 1.0, 3.0))
         strengths = [replace(STANDARD, size=decoder.usual_strength * factor) for factor in factors]
-        found.append(System(name, run, name, strengths or [None], [{}] if strengths else bold))
+        settings = TOP_10 if name == "pplm" else [{}] if strengths else bold
+        found.append(System(name, run, name, strengths or [None], settings))
         if name == "fine-tuning" and task == "control":
             # Scores are divided by lengths: the likeliest text of all may be a single word.
             search = {"beams": 4, "length_penalty": 1.0}

@@ -7,7 +7,7 @@ from test_guidance import EXACT
 
 from difflm import Field, Tags, TextDiffusion, Tree
 from difflm.controls.guidance import ORIGINAL
-from difflm.generation.jobs import choose_by_classifiers
+from difflm.generation.jobs import LABEL_WEIGHT, choose_by_classifiers
 from difflm.models.leave_one_out import leave_one_out_nats
 
 TAGS = Tags(tuple(["PROPN", "AUX", "DET", "ADJ", "NOUN", "ADP", "DET", "NOUN", "PUNCT"]))
@@ -47,14 +47,14 @@ def test_odd_words_cost_more_than_usual_ones(lm):
 
 @pytest.mark.long
 def test_of_candidates_under_tags_the_one_is_kept_that_obeys_and_reads_well(lm):
-    """p(c | x)^w p(x), with the strength of guidance as w; of fields the classifiers alone decide."""
+    """p(c | x)^w p(x), whatever the guidance; of fields the classifiers alone decide."""
     plan = lm.plan_controls([TAGS])
     tried = lm.generate(4, 3, controls=[TAGS], steps=3)
     ids = [lm.tokenizer.encode(one.text) for one in tried]
-    costs = [10 * c + w for c, w in zip(plan.classifier_nats(ids), plan.word_nats(ids), strict=True)]
+    costs = [LABEL_WEIGHT * c + w for c, w in zip(plan.classifier_nats(ids), plan.word_nats(ids), strict=True)]
     (kept,) = lm.generate(1, 3, controls=[TAGS], steps=3, candidates=4)
     assert kept.text == tried[costs.index(min(costs))].text
     assert kept.denoiser_calls == 4 * 3 + 4  # a call to read each
     chosen = choose_by_classifiers(lm.plan_controls([TAGS], guidance=ORIGINAL))([0], [ids], [[]])
-    assert chosen[0].index == costs.index(min(costs))  # the size of a sign step is no weight
+    assert chosen[0].index == costs.index(min(costs))
     assert not lm.plan_controls([Field("food", "Chinese")]).reads_words

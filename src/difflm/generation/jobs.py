@@ -36,6 +36,7 @@ from difflm.runtime.float32 import avoid_float64
 from difflm.runtime.threads import IsStopped, run_parallel
 
 MOST_TEXTS = 1_000_000
+LABEL_WEIGHT = 30.0  # of a label's nats beside those of all words, where candidates are compared by both (docs/log.md)
 SHOWN = 8  # how many unknown words a warning names
 FOREIGN = {  # why a model outside a family refuses its settings
     "vectors": "--{} is for models that diffuse word vectors, which this one does not.",
@@ -268,8 +269,7 @@ def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
         rows = [one for group in ids for one in group]
         nats, calls = plan.classifier_nats(rows), 0
         if isinstance(plan, ControlPlan) and plan.reads_words:
-            weight = STANDARD.size if plan.guidance.climb == "sign" else plan.guidance.size  # a sign step has no scale
-            nats = [weight * own + words for own, words in zip(nats, plan.word_nats(rows), strict=True)]
+            nats = [LABEL_WEIGHT * own + words for own, words in zip(nats, plan.word_nats(rows), strict=True)]
             calls = 1
         cost = iter(nats)
         costs = [[next(cost) for _ in group] for group in ids]
