@@ -265,7 +265,7 @@ def write(
     if how.get("rank"):
         assert twin is not None
         begun = time.perf_counter()
-        best = make_ranking(lm, twin, count, sources, len(sources), 0)(range(len(ids)), ids)
+        best = make_ranking(lm, twin, count, lm.encode_sources(sources), len(sources), 0)(range(len(ids)), ids)
         chosen, seconds = [one.index for one in best], seconds + time.perf_counter() - begun
         calls += sum(one.calls for one in best) / len(best)
     elif how.get("mbr", 1) > 1:
