@@ -1,5 +1,6 @@
 """Lengths that are predicted of a source, and candidates that spread over the likeliest of them."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -123,7 +124,7 @@ def test_the_head_reads_what_the_source_says_and_not_how_long_it_is():
 def test_a_length_does_not_depend_on_the_sources_beside_it_and_each_is_read_once(monkeypatch):
     model = build().eval()
     model.lengths.head.weight.data.normal_()
-    sources = [[5, 6, 7], [4], [9, 9, 8, 7, 6, 5], [5, 6, 7], [4]]
+    sources = [[5, 6, 7], [5, 6, 7], [4], [9, 9, 8, 7, 6, 5], [9, 9, 8, 7, 6, 5]]
     read = []
     encode = model.denoiser.network.encode
     monkeypatch.setattr(model.denoiser.network, "encode", lambda ids, mask: read.append(len(ids)) or encode(ids, mask))
@@ -132,7 +133,34 @@ def test_a_length_does_not_depend_on_the_sources_beside_it_and_each_is_read_once
     for source, found in zip(sources, together, strict=True):
         alone = model.lengths.predict(model.denoiser, source_condition([source])).length_logits
         assert torch.equal(alone[0], found)
-    assert not torch.equal(together[0], together[1])
+    assert not torch.equal(together[0], together[2])
+
+
+def test_a_gpu_reads_many_sources_at_once_in_few_sizes(monkeypatch):
+    """Eleven sources of two texts each, with the rows of twelve: one captured pass serves both numbers."""
+    model = build().eval()
+    model.lengths.head.weight.data.normal_()
+    sources = [[4 + k % 6] * (1 + k % 5) for k in range(11)]
+    condition = source_condition([source for source in sources for _ in range(2)])
+    alone = model.lengths.predict(model.denoiser, condition).length_logits
+    monkeypatch.setattr("difflm.models.length_predictor.sources_at_once", lambda device: 256)
+    read, encode = [], model.denoiser.network.encode
+    monkeypatch.setattr(model.denoiser.network, "encode", lambda ids, mask: read.append(len(ids)) or encode(ids, mask))
+    together = model.lengths.predict(model.denoiser, condition).length_logits
+    assert read == [12]
+    assert torch.allclose(alone, together, atol=1e-5)
+    model.lengths.predict(model.denoiser, source_condition([*sources, [5, 5]]))
+    assert len(model.lengths._reader.pool.idle) == 2  # one of a single source, one of twelve
+
+
+def test_a_copy_of_a_model_reads_sources_by_its_own_weights():
+    model = build().eval()
+    condition = source_condition([[5, 6, 7]])
+    before = model.lengths.predict(model.denoiser, condition).length_logits
+    other = copy.deepcopy(model)
+    other.lengths.head.weight.data.normal_()
+    assert torch.equal(model.lengths.predict(model.denoiser, condition).length_logits, before)
+    assert not torch.equal(other.lengths.predict(other.denoiser, condition).length_logits, before)
 
 
 @pytest.mark.parametrize(("method", "teaches"), [("difformer", True), ("dinoiser", False)])

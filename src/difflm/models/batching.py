@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -220,8 +221,9 @@ def pad_token_rows(rows: Sequence[Sequence[int]], room: int = 0) -> tuple[Tensor
     `room` tokens, it gets a PAD too: classifiers read the end of a phrase together with what follows."""
     lengths = [len(row) for row in rows]
     widest = max(lengths) + (max(lengths) < room)
-    ids = torch.tensor([[*row, *[PAD] * (widest - len(row))] for row in rows], dtype=torch.int64)
-    return ids, torch.tensor(lengths)
+    # Through numpy, which reads lists in half the time.
+    ids = np.array([[*row, *[PAD] * (widest - len(row))] for row in rows], dtype=np.int64)
+    return torch.from_numpy(ids), torch.tensor(lengths)
 
 
 @dataclass(frozen=True)
@@ -287,10 +289,13 @@ def draw_rows(
 
 
 def source_condition(sources: Sequence[Sequence[int]], width: int = 0) -> Condition:
-    """Sources as tensors, padded to a width, or to the longest."""
-    ids, lengths = pad_token_rows(sources)
+    """Sources as tensors, padded to a width, or to the longest. Texts of one source follow each other."""
+    runs = [[*run] for _, run in groupby(sources, id)]
+    ids, lengths = pad_token_rows([run[0] for run in runs])
     ids = F.pad(ids, (0, max(0, width - ids.shape[1])), value=PAD)
-    return Condition(source=ids, source_mask=torch.arange(ids.shape[1]) < lengths.unsqueeze(1))
+    mask = torch.arange(ids.shape[1]) < lengths.unsqueeze(1)
+    rows = torch.arange(len(runs)).repeat_interleave(torch.tensor([len(run) for run in runs]))
+    return Condition(source=ids[rows], source_mask=mask[rows])
 
 
 def make_batches(
