@@ -29,7 +29,9 @@ CPU_BATCH = 4  # small enough that one text costs little more than alone, large 
 GUIDED_BATCH = 2  # the same with a classifier's gradient, which doubles the cost of each text
 ALONE = 8  # the first texts of a seed have batches of their own if that pays: few texts need not pay for padding
 GPU_BATCH = 1024  # at most; fewer for large vocabularies
-SINGLE_BATCH_POSITIONS = 8192  # up to this many positions, more cost a GPU no time: widths then share a batch
+# Up to half as many positions, more cost a GPU hardly any time. Texts of several widths share a batch of up to so many:
+# it takes no longer than two batches, and has one of few sizes, for which steps are captured once.
+SINGLE_BATCH_POSITIONS = 16384
 GPU_BYTES = 2**31  # limit for a batch's float32 logits
 WIDTH = 16  # canvas widths are multiples of this
 FEW = 8  # words by which a text may exceed the shortest, for a policy without counts
