@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_repeated import Strict
 from tiny import tiny_runs
 
 from difflm import Contains, Length, TextDiffusion
@@ -18,6 +19,7 @@ from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.batching import source_condition
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.inference import Inference
 from difflm.models.length_predictor import UNSEEN, LengthPredictor
 from difflm.models.lengths import DrawnFromSource
 
@@ -151,6 +153,21 @@ def test_a_gpu_reads_many_sources_at_once_in_few_sizes(monkeypatch):
     assert torch.allclose(alone, together, atol=1e-5)
     model.lengths.predict(model.denoiser, source_condition([*sources, [5, 5]]))
     assert len(model.lengths._reader.pool.idle) == 2  # one of a single source, one of twelve
+    Inference(model).clear_recorded()
+    assert model.lengths._reader is None
+
+
+def test_reading_sources_can_be_captured(monkeypatch):
+    """A network of another library is called as it is."""
+    monkeypatch.setattr("difflm.runtime.cuda_graphs.CapturedFunction", Strict)
+    model = build().eval()
+    model.lengths.head.weight.data.normal_()
+    conditions = [source_condition([[k, 5, 6]]) for k in range(4, 8)]
+    found = [model.lengths.predict(model.denoiser, one).length_logits for one in conditions]
+    model.denoiser.network.capturable, model.lengths._reader = False, None
+    for one, condition in zip(found, conditions, strict=True):
+        assert torch.equal(model.lengths.predict(model.denoiser, condition).length_logits, one)
+    assert model.lengths._reader is None and not torch.equal(found[0], found[1])
 
 
 def test_a_copy_of_a_model_reads_sources_by_its_own_weights():

@@ -11,6 +11,7 @@ from oracles import JOINT
 from test_bad_input import complaint
 from test_encoder_decoder import SOURCES, WORDS, batch_of
 from test_encoder_decoder import build as build_twin
+from test_repeated import Strict
 from test_token_bounds import AtAnyTime
 from test_translate import RECIPE, run
 from test_translate import SMALL as SIZES
@@ -246,12 +247,14 @@ def test_a_captured_score_reads_each_source_once(candidates, monkeypatch):
     ranking = make_ranking(lm, twin, 2, sources, len(sources), 7)
     monkeypatch.setattr("difflm.generation.ranking.CPU_TEXTS", 1024)
     apart = ranking.nats_per_token(range(len(ids)), ids)
+    monkeypatch.setattr("difflm.runtime.cuda_graphs.CapturedFunction", Strict)
     twin.inference.record, read, encode = True, [], twin.model.network.encode
     monkeypatch.setattr(twin.model.network, "encode", lambda ids, mask: read.append(len(ids)) or encode(ids, mask))
-    assert ranking.nats_per_token(range(len(ids)), ids) == [pytest.approx(some, rel=1e-5) for some in apart]
+    for _ in range(3):  # the third one as if captured
+        assert ranking.nats_per_token(range(len(ids)), ids) == [pytest.approx(some, rel=1e-5) for some in apart]
     monkeypatch.setattr("difflm.generation.ranking.CPU_TEXTS", 2)  # several batches, of similar length
     assert ranking.nats_per_token(range(len(ids)), ids) == [pytest.approx(some, rel=1e-5) for some in apart]
-    assert read[0] == len(ASKED) and sum(read[1:]) == candidates * len(ASKED)
+    assert read[:3] == [len(ASKED)] * 3 and sum(read[3:]) == candidates * len(ASKED)
 
 
 def test_the_ranking_model_takes_the_ids_of_the_writer(monkeypatch):

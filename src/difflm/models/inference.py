@@ -239,6 +239,8 @@ class Inference:
         self._joinable.clear()
         self._decoders.clear()
         self._readers.clear()
+        if isinstance(self.model, DiffusionModel):
+            self.model.lengths.clear_recorded()
 
 
 def pad_width(ids: Tensor, most: int) -> Tensor:

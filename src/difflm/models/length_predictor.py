@@ -1,5 +1,6 @@
 """A length policy that predicts p(length | source) by a head on the encoder."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -39,7 +40,7 @@ class LengthPredictor(DrawnLength):
         self.weight, self.shapes_encoder = weight, shapes_encoder
         self.reach = min(REACH, max(longest, source_longest))
         self.head = nn.Linear(hidden, 2 * self.reach + 1)
-        self._reader: CapturedCalls | None = None
+        self._reader: CapturedCalls | None = None  # of the denoiser that was asked last
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -92,14 +93,20 @@ class LengthPredictor(DrawnLength):
             found.append(self.reader(denoiser)(*inputs)[: len(some)].to(here))
         return replace(condition, length_logits=torch.cat(found)[new.cumsum(0) - 1])
 
-    def reader(self, denoiser: Denoiser) -> CapturedCalls:
-        """The logits of offsets of sources and their mask, [B, S] each, as a captured pass of this denoiser."""
+    def reader(self, denoiser: Denoiser) -> Callable[[Tensor, Tensor], Tensor]:
+        """`read` with this denoiser, captured if its network allows it."""
+        if not getattr(denoiser.network, "capturable", True):
+            return partial(self.read, denoiser)
         if self._reader is None or self._reader.module is not denoiser:
             self._reader = CapturedCalls(partial(self.read, denoiser), denoiser)
         return self._reader
 
     def read(self, denoiser: Denoiser, source: Tensor, mask: Tensor) -> Tensor:
+        """Logits of offsets for sources and their mask, [B, S] each."""
         return self.logits(denoiser.conditioning.prepare(denoiser, Condition(source, mask)))
+
+    def clear_recorded(self) -> None:
+        self._reader = None
 
     def chances(self, condition: Condition, overall: Tensor) -> Tensor:
         """p(length), [B, longest], for texts whose sources the head has read, given the counts of all texts."""
