@@ -36,6 +36,7 @@ MOST_PAIRS = 120_000  # of training, in a seeded order: short runs see no more
 MOST_DISTILLED = 30_000  # sources that the twin answers for those that learn from it
 TWIN = "encoder-decoder"
 CALLS = 20  # of the network for a text, all candidates counted
+UNTIMED_PASSES = 3  # over the sources, before speed is measured: sizes are captured at their third use
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ def write(
     if how.get("rank"):
         assert twin is not None
         begun = time.perf_counter()
-        best = make_ranking(lm, twin, count, sources, len(sources), 0)(range(len(ids)), ids)
+        best = make_ranking(lm, twin, count, lm.encode_sources(sources), len(sources), 0)(range(len(ids)), ids)
         chosen, seconds = [one.index for one in best], seconds + time.perf_counter() - begun
         calls += sum(one.calls for one in best) / len(best)
     elif how.get("mbr", 1) > 1:
@@ -400,14 +401,16 @@ def put_speed(asked: Asked) -> None:
         pairs = read_pair_set(str(asked.out / "report.jsonl"), None, None, "valid")
         sources = [s for s, fit in zip(pairs.sources, fits(lm, pairs.sources), strict=True) if fit]
         for size, times in ((1, 24), (64, 6)):
-            took = []
-            for k in range(times + 2):
-                some = [sources[i % len(sources)] for i in range(k * size, (k + 1) * size)]
-                begun = time.perf_counter()
-                lm.generate(1, source=some, **given, **how)
-                took.append(1000 * (time.perf_counter() - begun))
-            middle = sorted(took[2:])[times // 2]  # the first ones record their steps
-            print(f"{record['run']}: {size} at a time, {middle:.1f} ms ({record['settings']})", flush=True)
+            asked_for = [[sources[i % len(sources)] for i in range(k * size, (k + 1) * size)] for k in range(times)]
+            for _ in range(UNTIMED_PASSES + 1):
+                took = []
+                for some in asked_for:
+                    begun = time.perf_counter()
+                    lm.generate(1, source=some, **given, **how)
+                    took.append(1000 * (time.perf_counter() - begun))
+            least, middle, most = min(took), sorted(took)[times // 2], max(took)
+            spread = f"{least:.1f} to {most:.1f}"
+            print(f"{record['run']}: {size} at a time, {middle:.1f} ms ({spread}; {record['settings']})", flush=True)
 
 
 def main() -> None:

@@ -1,11 +1,13 @@
 """Lengths that are predicted of a source, and candidates that spread over the likeliest of them."""
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_repeated import Strict
 from tiny import tiny_runs
 
 from difflm import Contains, Length, TextDiffusion
@@ -17,6 +19,7 @@ from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.batching import source_condition
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.inference import Inference
 from difflm.models.length_predictor import UNSEEN, LengthPredictor
 from difflm.models.lengths import DrawnFromSource
 
@@ -123,7 +126,7 @@ def test_the_head_reads_what_the_source_says_and_not_how_long_it_is():
 def test_a_length_does_not_depend_on_the_sources_beside_it_and_each_is_read_once(monkeypatch):
     model = build().eval()
     model.lengths.head.weight.data.normal_()
-    sources = [[5, 6, 7], [4], [9, 9, 8, 7, 6, 5], [5, 6, 7], [4]]
+    sources = [[5, 6, 7], [5, 6, 7], [4], [9, 9, 8, 7, 6, 5], [9, 9, 8, 7, 6, 5]]
     read = []
     encode = model.denoiser.network.encode
     monkeypatch.setattr(model.denoiser.network, "encode", lambda ids, mask: read.append(len(ids)) or encode(ids, mask))
@@ -132,7 +135,49 @@ def test_a_length_does_not_depend_on_the_sources_beside_it_and_each_is_read_once
     for source, found in zip(sources, together, strict=True):
         alone = model.lengths.predict(model.denoiser, source_condition([source])).length_logits
         assert torch.equal(alone[0], found)
-    assert not torch.equal(together[0], together[1])
+    assert not torch.equal(together[0], together[2])
+
+
+def test_a_gpu_reads_many_sources_at_once_in_few_sizes(monkeypatch):
+    """Eleven sources of two texts each, with the rows of twelve: one captured pass serves both numbers."""
+    model = build().eval()
+    model.lengths.head.weight.data.normal_()
+    sources = [[4 + k % 6] * (1 + k % 5) for k in range(11)]
+    condition = source_condition([source for source in sources for _ in range(2)])
+    alone = model.lengths.predict(model.denoiser, condition).length_logits
+    monkeypatch.setattr("difflm.models.length_predictor.sources_at_once", lambda device: 256)
+    read, encode = [], model.denoiser.network.encode
+    monkeypatch.setattr(model.denoiser.network, "encode", lambda ids, mask: read.append(len(ids)) or encode(ids, mask))
+    together = model.lengths.predict(model.denoiser, condition).length_logits
+    assert read == [12]
+    assert torch.allclose(alone, together, atol=1e-5)
+    model.lengths.predict(model.denoiser, source_condition([*sources, [5, 5]]))
+    assert len(model.lengths._reader.pool.idle) == 2  # one of a single source, one of twelve
+    Inference(model).clear_recorded()
+    assert model.lengths._reader is None
+
+
+def test_reading_sources_can_be_captured(monkeypatch):
+    """A network of another library is called as it is."""
+    monkeypatch.setattr("difflm.runtime.cuda_graphs.CapturedFunction", Strict)
+    model = build().eval()
+    model.lengths.head.weight.data.normal_()
+    conditions = [source_condition([[k, 5, 6]]) for k in range(4, 8)]
+    found = [model.lengths.predict(model.denoiser, one).length_logits for one in conditions]
+    model.denoiser.network.capturable, model.lengths._reader = False, None
+    for one, condition in zip(found, conditions, strict=True):
+        assert torch.equal(model.lengths.predict(model.denoiser, condition).length_logits, one)
+    assert model.lengths._reader is None and not torch.equal(found[0], found[1])
+
+
+def test_a_copy_of_a_model_reads_sources_by_its_own_weights():
+    model = build().eval()
+    condition = source_condition([[5, 6, 7]])
+    before = model.lengths.predict(model.denoiser, condition).length_logits
+    other = copy.deepcopy(model)
+    other.lengths.head.weight.data.normal_()
+    assert torch.equal(model.lengths.predict(model.denoiser, condition).length_logits, before)
+    assert not torch.equal(other.lengths.predict(other.denoiser, condition).length_logits, before)
 
 
 @pytest.mark.parametrize(("method", "teaches"), [("difformer", True), ("dinoiser", False)])

@@ -13,7 +13,7 @@ from difflm.errors import UsageError
 from difflm.generation.jobs import check_device, check_dtype, delay_by_one
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import DiffLM, TextSpec
-from difflm.models.batching import GPU_BATCH, draw_rows, make_batches, max_batch_rows
+from difflm.models.batching import GPU_BATCH, Layout, Row, batched, draw_rows, make_batches, max_batch_rows
 
 METHODS = ["difflm", "diffusion-lm", "autoregressive", "mdlm", "block-diffusion"]
 
@@ -197,3 +197,11 @@ def test_what_the_package_shows():
     assert {"DifflmError", "Draft", "Generation", "TextDiffusion", "UsageError"} <= set(difflm.__all__)
     assert all(getattr(difflm, name) for name in difflm.__all__)
     assert issubclass(difflm.UsageError, difflm.DifflmError)
+
+
+def test_candidates_of_64_sources_share_one_batch_of_a_gpu():
+    """Whatever their lengths, so that steps are captured for few sizes; twice as many are batches of similar width."""
+    rows = [Row(0, k, Layout(1 + 7 * k % 40)) for k in range(4 * 64)]
+    ((chosen, width),) = batched(rows, 6000, "cuda")
+    assert len(chosen) == len(rows) and width == 48
+    assert len([*batched(rows * 2, 6000, "cuda")]) > 1

@@ -15,6 +15,7 @@ from difflm.methods.base import TextSpec
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference, narrow_norms
 from difflm.networks.transformer import rotary, rotate, rotate_halves
+from difflm.runtime.cuda_graphs import FLAG_DELAY, DelayedFlag
 from difflm.runtime.tensors import module_tensors
 
 WORDS, WIDTH, ROWS = 19, 12, 5
@@ -93,6 +94,14 @@ def test_a_text_that_is_written_ends_the_recording_early_too():
     inference = Inference(build_model("mdlm"))
     frames = [len(write_frames(inference, record, sampler="confidence", steps=40)) for record in (True, False)]
     assert frames == [WIDTH, WIDTH]  # a word a step at least
+
+
+@pytest.mark.parametrize("steps", range(1, FLAG_DELAY + 4))
+def test_a_flag_is_sent_only_if_it_can_end_the_steps(steps):
+    """A GPU reads it so many steps late; a CPU at once."""
+    read = [step for step in range(steps) if step >= FLAG_DELAY]  # the steps after which a flag is read
+    assert DelayedFlag.arrives_within(steps, torch.device("cuda")) == any(step < steps - 1 for step in read)
+    assert DelayedFlag.arrives_within(steps, torch.device("cpu"))
 
 
 def test_half_width_weights_are_copied_once_and_follow_the_model():

@@ -11,6 +11,7 @@ from oracles import JOINT
 from test_bad_input import complaint
 from test_encoder_decoder import SOURCES, WORDS, batch_of
 from test_encoder_decoder import build as build_twin
+from test_repeated import Strict
 from test_token_bounds import AtAnyTime
 from test_translate import RECIPE, run
 from test_translate import SMALL as SIZES
@@ -31,7 +32,7 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.errors import UsageError, speak_command
-from difflm.generation.ranking import TOKEN_DRAWS, VECTOR_DRAWS
+from difflm.generation.ranking import TOKEN_DRAWS, VECTOR_DRAWS, make_ranking
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Sampling
 from difflm.models.diffusion import DiffusionModel
@@ -237,6 +238,36 @@ def test_what_the_twin_cannot_hold_is_last():
     assert [one.calls for one in job.choose([0, 0], [[long, empty, short], [empty, long, long]], [])] == [1, 0]
 
 
+@pytest.mark.parametrize("candidates", [1, 4])
+def test_a_captured_score_reads_each_source_once(candidates, monkeypatch):
+    """As on a GPU: texts of one source share its row, unless one of them cannot be held."""
+    lm, twin = build("mdlm"), build("encoder-decoder")
+    sources = [lm.tokenizer.encode(source) for source in ASKED]
+    ids = [[[4 + (k + n) % 8] * (1 + (2 * k + n) % 5) for k in range(candidates)] for n in range(len(ASKED))]
+    ranking = make_ranking(lm, twin, 2, sources, len(sources), 7)
+    monkeypatch.setattr("difflm.generation.ranking.CPU_TEXTS", 1024)
+    apart = ranking.nats_per_token(range(len(ids)), ids)
+    monkeypatch.setattr("difflm.runtime.cuda_graphs.CapturedFunction", Strict)
+    twin.inference.record, read, encode = True, [], twin.model.network.encode
+    monkeypatch.setattr(twin.model.network, "encode", lambda ids, mask: read.append(len(ids)) or encode(ids, mask))
+    for _ in range(3):  # the third one as if captured
+        assert ranking.nats_per_token(range(len(ids)), ids) == [pytest.approx(some, rel=1e-5) for some in apart]
+    monkeypatch.setattr("difflm.generation.ranking.CPU_TEXTS", 2)  # several batches, of similar length
+    assert ranking.nats_per_token(range(len(ids)), ids) == [pytest.approx(some, rel=1e-5) for some in apart]
+    assert read[:3] == [len(ASKED)] * 3 and sum(read[3:]) == candidates * len(ASKED)
+
+
+def test_the_ranking_model_takes_the_ids_of_the_writer(monkeypatch):
+    lm, twin = build("mdlm", Words([*SPECIALS, *"abcdefgh"])), build("encoder-decoder", Words([*SPECIALS, *"abcdefgh"]))
+    asked = {"source": ASKED, "candidates": 2, "steps": 2}
+    before = lm.generate(1, rank=twin, **asked)
+    monkeypatch.setattr(twin.tokenizer, "encode_batch", lambda texts: pytest.fail("tokenised again"))
+    assert [text.text for text in lm.generate(1, rank=twin, **asked)] == [text.text for text in before]
+    twin.model.source_longest = 5
+    with pytest.raises(UsageError, match="source 3 has 6 tokens; this model reads at most 5"):
+        lm.generate(2, rank=twin, **asked)
+
+
 @pytest.mark.long
 def test_a_choice_depends_on_nothing_but_the_text_and_its_number():
     lm = build("difflm")
@@ -269,6 +300,10 @@ def test_what_cannot_rank_is_refused(tiny_runs):
     refuse("difflm reads no source", rank=TextDiffusion.from_pretrained(tiny_runs["difflm"]))
     refuse("has another vocabulary than", rank=build("mdlm", Words([*SPECIALS, *"abc"])))
     refuse("--candidates needs something to choose by")
+    plain = TextDiffusion.from_pretrained(tiny_runs["difflm"])
+    reader = TextDiffusion(lm.model, plain.tokenizer, lm.config)
+    with pytest.raises(UsageError, match="written from a source, and none is given"):
+        plain.generate(candidates=2, rank=reader)
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------

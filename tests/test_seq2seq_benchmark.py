@@ -1,5 +1,6 @@
 """The table of methods with a source: the row of a pretrained model, from its directory to its figures."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,18 @@ def test_a_pretrained_model_is_fine_tuned_and_measured(tmp_path, data, monkeypat
     assert record["run"] == "smollm2-0" and record["steps"] > 0
     assert record["rows"]["chosen"]["bleu_sacre"] is not None
     assert {"temperature", "beams"} & {*record["settings"]}
+
+
+@pytest.mark.long
+def test_the_flagship_and_its_twin_are_timed(tmp_path, data, monkeypatch, capsys):  # noqa: F811
+    for name in ("Trainer", "check_same_recipe"):
+        monkeypatch.setattr(fit, name, getattr(fit, name))
+    monkeypatch.setattr(seq2seq, "UNTIMED_PASSES", 0)
+    argv = ["--data", str(data), "--out", str(tmp_path), "--device", "cpu", "--share", "0.05"]
+    sizes = ["model.hidden=16", "model.heads=2", "model.layers=1", "model.encoder_layers=1"]
+    monkeypatch.setattr("sys.argv", ["seq2seq_speed", *argv, *SMALL, *sizes])
+    import_module("benchmarks.seq2seq_speed").main()
+    said = [line for line in capsys.readouterr().out.splitlines() if "at a time" in line]
+    assert [line.split(",")[0] for line in said] == [
+        f"{run}-0: {size} at a time" for run in ("encoder-decoder", "begun-both") for size in (1, 64)
+    ]

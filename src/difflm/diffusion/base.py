@@ -75,8 +75,9 @@ class Belief:
         assert self.codec is not None, "a belief without a codec has no clean state"
         return self.codec.expectation(self.logits)
 
-    @property
+    @cached_property
     def tokens(self) -> Tensor:
+        """The token at each position, [B, L]: computed once for the step and for displaying it."""
         return self.logits.argmax(-1) if self.words is None else self.words
 
     @property

@@ -182,7 +182,8 @@ def reads(lm: TextDiffusion, sources: Sequence[str]) -> list[bool]:
 
 def rank_by(lm: TextDiffusion, sources: Sequence[str], ways: Ways) -> dict[str, Ranking]:
     """Return the rankings of candidates, by the names of their rows; a model that cannot be ranked so is rejected."""
-    made = [make_ranking(lm, rank, ways.mbr, sources, len(sources), ways.seed) for rank in ways.ranks]
+    told = lm.encode_sources(sources)
+    made = [make_ranking(lm, rank, ways.mbr, told, len(told), ways.seed) for rank in ways.ranks]
     names = ["bound" if isinstance(rank, str) else "the twin" for rank in ways.ranks]
     return {f"by {name}, best of {ways.mbr}": ranking for name, ranking in zip(names, made, strict=True)}
 

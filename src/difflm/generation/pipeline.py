@@ -232,8 +232,9 @@ class TextDiffusion(Pretrained, Reader):
         if self.chat is not None and isinstance(source, str):
             messages, source = [{"role": "user", "content": source}], None
         sources = [] if messages is None else [encode_messages(self.chat, messages)] * n
-        if source is not None or self.model.source_longest:
-            sources = [row for row in self.encode_sources(source) for _ in range(n)]
+        told = self.encode_sources(source) if source is not None or self.model.source_longest else []
+        if told:
+            sources = [row for row in told for _ in range(n)]
             n = len(sources)
         template = next((one for one in controls if isinstance(one, Infill) and not (method or sources)), None)
         gap = None if any(one.head for one in controls if isinstance(one, Control)) else template  # the model chooses
@@ -255,7 +256,7 @@ class TextDiffusion(Pretrained, Reader):
         if sampling.contrast and not sources and not (plan and (plan.infill or (edit and edit.keep))):
             raise UsageError("--contrast needs known words: give some with --infill, or with --edit and --keep.")
         if rank is not None:
-            job.choose = make_ranking(self, rank, candidates, source, n, seed)
+            job.choose = make_ranking(self, rank, candidates, told, n, seed)
         elif mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
             job.choose = lambda _, __, made: [Chosen(most_central([one().tokens for one in group])) for group in made]
         elif candidates > 1 and gap is not None and plan is not None:

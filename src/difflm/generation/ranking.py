@@ -54,9 +54,10 @@ class Ranking:
         costs = torch.full((len(flat),), math.inf)
         if held:
             own, rows = [flat[k][0] for k in held], [flat[k][1] for k in held]
-            sources = [self.sources[number] for number in own] if self.sources else []
+            each = len(rows) // len(ids) if len(held) == len(flat) else 1
+            sources = [self.sources[number] for number in own[::each]] if self.sources else []
             size = CPU_TEXTS if self.scorer.device.type == "cpu" else GPU_TEXTS
-            nats = self.scorer.score_ids(rows, self.seed, self.draws, size, own, sources)
+            nats = self.scorer.score_ids(rows, self.seed, self.draws, size, own, sources, each)
             costs[held] = nats / torch.tensor([len(row) + 1 for row in rows])
         found: list[list[float]] = costs.view(len(ids), -1).tolist()
         return found
@@ -94,10 +95,10 @@ class GapFit:
 
 
 def make_ranking(
-    writer: "TextDiffusion", rank: Rank, candidates: int, source: str | Sequence[str] | None, texts: int, seed: int
+    writer: "TextDiffusion", rank: Rank, candidates: int, sources: list[Ids], texts: int, seed: int
 ) -> Ranking:
-    """Set up the ranking of candidates for this many texts, equally many per source. Rejects a model that cannot score
-    the writer's texts."""
+    """Set up the ranking of candidates for this many texts, equally many per source, whose ids the writer encoded.
+    Rejects a model that cannot score the writer's texts."""
     if candidates < 2:
         raise UsageError("--rank chooses among candidates: give --candidates 2 or more.")
     if isinstance(rank, str) and rank != "bound":
@@ -109,5 +110,8 @@ def make_ranking(
         raise UsageError(f"{scorer.name} reads no source: it cannot rank texts that are written from one.")
     if scorer.tokenizer.fingerprint() != writer.tokenizer.fingerprint():
         raise UsageError(f"{scorer.name} has another vocabulary than {writer.name} and cannot rank its texts.")
-    sources = scorer.encode_sources(source) if source is not None or scorer.model.source_longest else []
+    if scorer.model.source_longest and not sources:
+        raise UsageError(f"{scorer.name} scores texts that are written from a source, and none is given.")
+    if scorer is not writer and sources:
+        scorer.check_sources(sources)
     return Ranking(scorer, [row for row in sources for _ in range(texts // len(sources))], seed)

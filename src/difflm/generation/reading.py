@@ -62,8 +62,12 @@ class Reader:
         """Return the token ids of sources; rejects a source that the model cannot read, by its number or its `name`."""
         if source is None:
             raise UsageError(f"{self.name} writes each text from a source: give one (--source, difflm translate).")
+        self.source_room()
+        return self.check_sources(self.tokenizer.for_sources.encode_batch(list_texts(source, "source")), name)
+
+    def check_sources(self, rows: list[list[int]], name: Callable[[int], str] = "source {}".format) -> list[list[int]]:
+        """Return the token ids of sources; rejects what this model cannot read, like `encode_sources`."""
         room = self.source_room()
-        rows = self.tokenizer.for_sources.encode_batch(list_texts(source, "source"))
         for number, row in enumerate(rows, start=1):
             if not row:
                 raise UsageError(f"{name(number)} is empty.")
@@ -113,29 +117,34 @@ class Reader:
         batch_size: int = 64,
         numbers: Sequence[int] | None = None,
         sources: Sequence[Sequence[int]] = (),
+        each: int = 1,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return nats and their standard errors over a bound's draws, in batches of similar length; the result does not
         depend on the batch size.
 
         `numbers` are those of the texts, 0, 1 … where none are given: texts of one number share their noise, so that
-        candidates for one gap or source differ by what they say alone. `sources` are what each is written from."""
+        candidates for one gap or source differ by what they say alone. `sources` are what they are
+        written from: each is the source of `each` texts in a row."""
         if sources:
             self.source_room()
-            if len(sources) != len(rows):
+            if len(sources) * each != len(rows):
                 raise UsageError(f"{len(rows):,} texts have {len(sources):,} sources: give each its own.")
         elif self.model.source_longest:
             raise UsageError(NO_SOURCE)
         samples = torch.arange(len(rows)) if numbers is None else torch.tensor(numbers)
         found = torch.zeros(2, len(rows))
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        order = [*range(len(rows))]
+        if len(rows) > batch_size or each == 1 or not self.inference.shares_sources:
+            sources, each = [source for source in sources for _ in range(each)], 1
+            order.sort(key=lambda i: len(rows[i]))
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             padded = pad_token_rows([rows[i] for i in chosen])
-            told = pad_token_rows([sources[i] for i in chosen]) if sources else ()
-            batch = Batch(*(part.to(self.device) for part in (*padded, *told)))
-            noise = Noise(seed, samples[chosen].to(self.device))
+            told = pad_token_rows([sources[i] for i in chosen[: len(chosen) // each]]) if sources else ()
+            batch = Batch(*(part.to(self.device, non_blocking=True) for part in (*padded, *told)))
+            noise = Noise(seed, samples[chosen].to(self.device, non_blocking=True))
             estimates = self.inference.nats_and_error(batch, noise, draws)
-            found[:, chosen] = torch.stack([part.float().cpu() for part in estimates])
+            found[:, chosen] = torch.stack([part.float() for part in estimates]).cpu()
         return found[0], found[1]
 
     @overload

@@ -435,13 +435,15 @@ class DiffusionModel(LanguageModel):
         calls = torch.zeros_like(lengths)
         cost = self.denoiser.passes * (2 if sampling.contrast and steering.known is not None else 1)
         waiting, all_written = torch.ones_like(lengths, dtype=torch.bool), DelayedFlag()
+        steps = max(span.steps for span in steering.spans or [StepSpan(sampling.steps)])
+        may_end = ordered and all_written.arrives_within(steps, lengths.device)
         for frame in frames:
-            calls = calls + cost * waiting
+            calls = torch.add(calls, waiting, alpha=cost)
             assert frame.state is not None
             if ordered:  # a text without masks is done
                 waiting = (frame.state == self.process.mask_id).any(-1)
             yield replace(frame, calls=calls)
-            if ordered and all_written(~waiting.any()):
+            if may_end and all_written(~waiting.any()):
                 return
 
     def words(self, row: list[int]) -> list[int]:

@@ -31,7 +31,7 @@ from difflm.networks.transformer import Transformer
 from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool
 from difflm.runtime.eight_bit import use_eight_bits
 from difflm.runtime.packed import pack_layers
-from difflm.runtime.tensors import module_tensors, storage_addresses
+from difflm.runtime.tensors import module_tensors, storage_addresses, submodules
 
 MAX_RECORDED = 8  # captured samplers, one per shape
 MAX_DECODERS = 4  # captured left-to-right decoders
@@ -109,7 +109,7 @@ class Inference:
     ) -> Iterator[Frame]:
         """Yield the frames of one batch from noise to text, with captured steps if possible."""
         model, steering = self.model, steering or Steering()
-        if any(part.training for part in model.modules()):
+        if any(part.training for part in submodules(model)):
             model.eval()
         if steering.decode is not None:
             yield from steering.decode(noise, width, sampling, steering)
@@ -200,12 +200,25 @@ class Inference:
             torch._foreach_copy_(module_tensors(decoder), module_tensors(model))
         return decoder
 
+    @property
+    def captures_nats(self) -> bool:
+        """Whether texts are scored by a captured pass; not by subclasses: an autoencoder has other nats."""
+        model = self.model
+        if type(model) is not Autoregressive or not getattr(model.network, "capturable", True):
+            return False
+        return model.banned.is_cuda if self.record is None else self.record
+
+    @property
+    def shares_sources(self) -> bool:
+        """Whether texts of one source, one after the other, can be scored with a single row of sources. On a CPU every
+        text has its own, so that no score depends on how a batch is rounded."""
+        return self.captures_nats and self.model.source_longest > 0
+
     @torch.no_grad()
     def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
         """Like the model's own method. A left-to-right model reads few texts by a captured pass, with padding."""
-        model, record = self.model, batch.ids.is_cuda if self.record is None else self.record
-        # Not for its subclasses: an autoencoder has other nats.
-        if type(model) is not Autoregressive or not record or not getattr(model.network, "capturable", True):
+        model = self.model
+        if not self.captures_nats or not isinstance(model, Autoregressive):
             return model.nats_and_error(batch, noise, draws)
         if batch.documents is not None or batch.ids.numel() * model.vocabulary > MAX_LOGITS:
             return model.nats_and_error(batch, noise, draws)
@@ -226,6 +239,8 @@ class Inference:
         self._joinable.clear()
         self._decoders.clear()
         self._readers.clear()
+        if isinstance(self.model, DiffusionModel):
+            self.model.lengths.clear_recorded()
 
 
 def pad_width(ids: Tensor, most: int) -> Tensor:

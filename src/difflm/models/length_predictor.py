@@ -1,6 +1,8 @@
 """A length policy that predicts p(length | source) by a head on the encoder."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +11,18 @@ from torch.nn import functional as F
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.models.base import start_from_frequencies
-from difflm.models.batching import WIDTH, DrawnLength, observed_counts
+from difflm.models.batching import WIDTH, DrawnLength, batch_rows, observed_counts
 from difflm.models.lengths import draw_from
+from difflm.runtime.cuda_graphs import CapturedCalls
 
 REACH = 128  # the largest difference between the lengths of text and source; larger ones count as this
 UNSEEN = 1e-4  # share of the overall histogram, so that no length is impossible
 GPU_SOURCES = 256  # sources that a GPU encodes at once
+
+
+def sources_at_once(device: torch.device) -> int:
+    """How many sources are encoded together."""
+    return 1 if device.type == "cpu" else GPU_SOURCES
 
 
 class LengthPredictor(DrawnLength):
@@ -32,6 +40,7 @@ class LengthPredictor(DrawnLength):
         self.weight, self.shapes_encoder = weight, shapes_encoder
         self.reach = min(REACH, max(longest, source_longest))
         self.head = nn.Linear(hidden, 2 * self.reach + 1)
+        self._reader: CapturedCalls | None = None  # of the denoiser that was asked last
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -62,8 +71,8 @@ class LengthPredictor(DrawnLength):
 
     @torch.no_grad()
     def predict(self, denoiser: Denoiser, condition: Condition) -> Condition:
-        """The condition with the logits of offsets. A source is encoded once, whatever the number of its texts; on a
-        CPU by itself, so that no length depends on how a batch is rounded."""
+        """The condition with the logits of offsets. A source is encoded once, whatever the number of its texts, which
+        follow each other; on a CPU by itself, so that no length depends on how a batch is rounded."""
         if condition.source is None or condition.source_mask is None:
             return condition
         if condition.memory is not None:
@@ -71,17 +80,33 @@ class LengthPredictor(DrawnLength):
         if denoiser.training:
             denoiser.eval()
         device, here = self.head.weight.device, condition.source.device
-        sources, number = condition.source.unique(dim=0, return_inverse=True)
-        one = torch.zeros(len(sources), dtype=torch.int64, device=here)
-        mask = condition.source_mask[one.scatter(0, number, torch.arange(len(number), device=here))]
-        found = []
-        for rows in torch.arange(len(sources), device=here).split(1 if device.type == "cpu" else GPU_SOURCES):
-            width = -(-int(mask[rows].sum(-1).max()) // WIDTH) * WIDTH
-            there = F.pad(mask[rows], (0, width))[:, :width].to(device)
-            ids = F.pad(sources[rows], (0, width))[:, :width].to(device)
-            read = denoiser.conditioning.prepare(denoiser, Condition(source=ids, source_mask=there))
-            found.append(self.logits(read).to(here))
-        return replace(condition, length_logits=torch.cat(found)[number])
+        new = F.pad((condition.source[1:] != condition.source[:-1]).any(-1), (1, 0), value=True)
+        own, found = condition[new.nonzero().squeeze(1)], []
+        assert own.source is not None and own.source_mask is not None
+        lengths, size = own.source_mask.sum(-1).tolist(), sources_at_once(device)
+        for first in range(0, len(lengths), size):
+            some = [*range(first, min(first + size, len(lengths)))]
+            width = -(-max(lengths[k] for k in some) // WIDTH) * WIDTH
+            rows = some + some[-1:] * (batch_rows(len(some)) - len(some))  # few sizes, each of which is captured once
+            ids, there = (F.pad(one[rows], (0, width))[:, :width] for one in (own.source, own.source_mask))
+            inputs = ids.to(device, non_blocking=True), there.to(device, non_blocking=True)
+            found.append(self.reader(denoiser)(*inputs)[: len(some)].to(here))
+        return replace(condition, length_logits=torch.cat(found)[new.cumsum(0) - 1])
+
+    def reader(self, denoiser: Denoiser) -> Callable[[Tensor, Tensor], Tensor]:
+        """`read` with this denoiser, captured if its network allows it."""
+        if not getattr(denoiser.network, "capturable", True):
+            return partial(self.read, denoiser)
+        if self._reader is None or self._reader.module is not denoiser:
+            self._reader = CapturedCalls(partial(self.read, denoiser), denoiser)
+        return self._reader
+
+    def read(self, denoiser: Denoiser, source: Tensor, mask: Tensor) -> Tensor:
+        """Logits of offsets for sources and their mask, [B, S] each."""
+        return self.logits(denoiser.conditioning.prepare(denoiser, Condition(source, mask)))
+
+    def clear_recorded(self) -> None:
+        self._reader = None
 
     def chances(self, condition: Condition, overall: Tensor) -> Tensor:
         """p(length), [B, longest], for texts whose sources the head has read, given the counts of all texts."""
@@ -96,7 +121,7 @@ class LengthPredictor(DrawnLength):
     def chances_between(self, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         if condition.length_logits is None:
             return super().chances_between(low, high)
-        return self.chances(condition, observed_counts(self.counts.double()))[:, low - 1 : high]
+        return self.chances(condition, observed_counts(self.host_counts))[:, low - 1 : high]
 
     def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         if condition.length_logits is None:

@@ -208,6 +208,11 @@ class DelayedFlag:
     def __init__(self) -> None:
         self.pending: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
+    @staticmethod
+    def arrives_within(calls: int, device: torch.device) -> bool:
+        """Whether a flag is read before the last of so many calls; otherwise there is no need to compute it."""
+        return device.type != "cuda" or calls > FLAG_DELAY + 1
+
     def __call__(self, flag: Tensor) -> bool:
         if flag.device.type != "cuda":
             return bool(flag)

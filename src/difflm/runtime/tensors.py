@@ -143,13 +143,14 @@ def submodules(module: nn.Module) -> list[nn.Module]:
     long, which counts since this runs at every request."""
     found = [module]
     for part in found:  # the list grows during the loop
-        found += [child for child in part._modules.values() if child is not None]
+        if part._modules:
+            found += [child for child in part._modules.values() if child is not None]
     return found
 
 
 def module_tensors(module: nn.Module) -> list[Tensor]:
     """List parameters and buffers, in the same order for every copy of the module."""
-    own = [tensors for part in submodules(module) for tensors in (part._parameters, part._buffers)]
+    own = [tensors for part in submodules(module) for tensors in (part._parameters, part._buffers) if tensors]
     return [tensor for tensors in own for tensor in tensors.values() if tensor is not None]
 
 

@@ -226,8 +226,9 @@ class Temperature:
     value: float
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        evidence = 0.0 if belief.evidence is None else belief.evidence
-        return belief.with_logits((belief.logits - evidence) / self.value + evidence)
+        if belief.evidence is None:
+            return belief.with_logits(belief.logits / self.value)
+        return belief.with_logits((belief.logits - belief.evidence) / self.value + belief.evidence)
 
 
 @dataclass(frozen=True)
