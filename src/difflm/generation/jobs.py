@@ -428,7 +428,8 @@ def delay_by_one(made: Iterable[BatchProgress]) -> Iterator[BatchProgress]:
 
 def batch_key(job: GenerationJob, model: LanguageModel) -> Any:
     """What all jobs of a batch must have in common. The last part is whether a classifier guides them."""
-    own = replace(job.sampling, steps=1) if model.allows_mixed_steps else job.sampling
+    mixed = ("steps",) if model.allows_mixed_steps else ()
+    own = tuple(value for name, value in vars(job.sampling).items() if name not in mixed)
     if job.plan is None:
         return own, STANDARD, bool(job.begin), 0, False
     prompt = len(job.sources[0]) if job.sources and model.always_planned else 0  # prompts of equal length share batches

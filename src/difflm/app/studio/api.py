@@ -94,7 +94,7 @@ def event(data: Any, name: str | None = None) -> bytes:
 async def texts_of(job: Job, request: Request) -> list[Generation]:
     """Collect all texts of a job in the order of their numbers, unless the client disconnects."""
     found: dict[int, Generation] = {}
-    left = asyncio.create_task(request.receive())  # after the body, only a disconnection is received
+    left = asyncio.ensure_future(request.receive())  # after the body, only a disconnection is received
     try:
         async for happened in job.events():
             if isinstance(happened, Text):
