@@ -51,10 +51,10 @@ class Server:
     def step(self, shape: LoopShape, loop: Loop, jobs: list[Any]) -> None:
         loop.enter()
         for found in loop.step():
-            for texts in found.texts(self.lm):
-                made = next(made for job, made in zip(jobs, self.made, strict=True) if job is found.job)
-                assert not texts.keys() & made.keys(), "no text is told twice"
-                made |= texts
+            texts = found.texts(self.lm)
+            made = next(made for job, made in zip(jobs, self.made, strict=True) if job is found.job)
+            assert not texts.keys() & made.keys(), "no text is told twice"
+            made |= texts
         self.steps_together.add(frozenset(seat.step for seat in loop.seats if seat))
         if not loop.holders:
             loop.close()

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from serving import PATIENCE, Gate, events, need, running, wait_for
 from tiny import tiny_runs
 
 from difflm.app.studio.engine import LOOPS, admit_jobs
-from difflm.app.studio.job import Box, Done, Frames, Text
+from difflm.app.studio.job import Box, Done, Frames, Post, Text
 from difflm.app.studio.limits import Limits
 from difflm.controls import Length
 from difflm.controls.base import Check
@@ -98,6 +99,22 @@ def test_a_box_drops_frames_and_nothing_else() -> None:
     assert [event.drafts[0].step for event in found if isinstance(event, Frames)] == [7, 8, 9]
     assert [event.number for event in found if isinstance(event, Text)] == list(range(10))
     assert isinstance(found[-1], Done)
+
+
+def test_the_event_loop_is_woken_once_for_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def told() -> tuple[list[int], int]:
+        post, found, woken = Post(), list[int](), list[Any]()
+        wake = post._loop.call_soon_threadsafe
+        monkeypatch.setattr(post._loop, "call_soon_threadsafe", lambda call: woken.append(wake(call)))
+        for start in (0, 50):
+            calls = [partial(found.append, k) for k in range(start, start + 50)]
+            thread = threading.Thread(target=lambda calls=calls: [post.call(call) for call in calls])
+            thread.start()
+            thread.join()  # the loop is busy meanwhile
+            await asyncio.sleep(0)
+        return found, len(woken)
+
+    assert asyncio.run(told()) == (list(range(100)), 2)
 
 
 @pytest.fixture
@@ -358,6 +375,17 @@ def test_a_crowd_is_told_when_it_ends(
     said = capsys.readouterr()
     (line,) = said.err.splitlines()
     assert json.loads(line)["clients"] == 1 and json.loads(line)["texts"] > 0 and not said.out
+
+
+def test_a_crowd_asks_over_http(lm: TextDiffusion) -> None:
+    """Each client has a connection, which it keeps; an answer other than a text is an error."""
+    serving = pytest.importorskip("benchmarks.serving", reason="run from the repository's root")
+    with running(lm) as server:
+        found = asyncio.run(serving.ask_over_http(server.url, 2, 3, 1.0))
+        assert found["clients"] == found["unfinished"] == 3 and found["texts"] > 3
+        assert server.engine.metrics._requests["/api/generate", "200"] >= found["texts"]
+        with pytest.raises(AssertionError, match="steps must be at most"):
+            asyncio.run(serving.ask_over_http(server.url, 10_000, 1, 5.0))
 
 
 @pytest.mark.parametrize("turns", range(6))

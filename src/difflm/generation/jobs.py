@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from numbers import Integral
 from typing import Any
@@ -298,6 +298,21 @@ class BatchProgress:
     last: bool = False  # whether the batch is finished; its frame has been reported before
     copied: torch.cuda.Event | None = None  # recorded once the words are on the host, if they were copied ahead
 
+    def seconds_since(self, begun: float) -> float:
+        """Until this step; on a GPU, until now, when its words have been read."""
+        return (time.perf_counter() if self.ended is None else self.ended) - begun
+
+    @cached_property
+    def host_rows(self) -> list[tuple[Row, list[int], int | None]]:
+        """Every row with its token ids and, if they are counted, its calls; waits until the device has computed
+        them."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        rows, counted = self.batch.rows, self.frame.calls
+        tokens = self.frame.tokens[: len(rows)].tolist()
+        calls = [None] * len(rows) if counted is None else counted[: len(rows)].tolist()
+        return [*zip(rows, tokens, calls, strict=True)]
+
     def copy_to_host(self) -> "BatchProgress":
         """Start copying the words, so that the next batch on the GPU does not delay them."""
         tokens, copied = self.frame.tokens.to("cpu", non_blocking=True), torch.cuda.Event()
@@ -317,17 +332,15 @@ class FinishedRow:
     classifier_calls: int = 0
 
 
-def finished_rows(model: LanguageModel, progress: BatchProgress, jobs: Sequence[GenerationJob]) -> list[FinishedRow]:
-    """The rows of a batch as word ids; waits until the device has computed them."""
-    if progress.copied is not None:
-        progress.copied.synchronize()
-    rows, frame = progress.batch.rows, progress.frame
-    calls = None if frame.calls is None else frame.calls.tolist()
+def finished_rows(
+    model: LanguageModel, progress: BatchProgress, jobs: Sequence[GenerationJob], part: slice = slice(None)
+) -> list[FinishedRow]:
+    """The rows of a batch, or a part of them, as word ids; waits until the device has computed them."""
     found = []
-    for k, (row, tokens) in enumerate(zip(rows, frame.tokens[: len(rows)].tolist(), strict=True)):
+    for row, tokens, calls in progress.host_rows[part]:
         ids = model.words(tokens[: row.layout.positions])
         job = jobs[row.owner]
-        cost = model.calls(job.sampling, len(ids)) if calls is None else calls[k]
+        cost = model.calls(job.sampling, len(ids)) if calls is None else calls
         asked = 0
         if isinstance(job.plan, ControlDecoder):
             asked = job.plan.classifier_calls(min(len(ids) + 1, model.longest))
@@ -415,7 +428,8 @@ def delay_by_one(made: Iterable[BatchProgress]) -> Iterator[BatchProgress]:
 
 def batch_key(job: GenerationJob, model: LanguageModel) -> Any:
     """What all jobs of a batch must have in common. The last part is whether a classifier guides them."""
-    own = replace(job.sampling, steps=1) if model.allows_mixed_steps else job.sampling
+    mixed = ("steps",) if model.allows_mixed_steps else ()
+    own = tuple(value for name, value in vars(job.sampling).items() if name not in mixed)
     if job.plan is None:
         return own, STANDARD, bool(job.begin), 0, False
     prompt = len(job.sources[0]) if job.sources and model.always_planned else 0  # prompts of equal length share batches

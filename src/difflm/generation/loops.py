@@ -22,7 +22,7 @@ from difflm.controls.rivals import ControlDecoder
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED
 from difflm.diffusion.timesteps import StepSpan
-from difflm.generation.jobs import BatchProgress, Generation, GenerationJob, batch_key, run_batch
+from difflm.generation.jobs import BatchProgress, Generation, GenerationJob, batch_key, finished_rows, run_batch
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import ALONE, WIDTH, Row, SampleBatch, batch_rows, max_batch_rows, pad_batch
 from difflm.models.diffusion import DiffusionModel
@@ -81,24 +81,19 @@ class Seat:
 
 @dataclass(frozen=True)
 class Finished:
-    """Finished rows of one job; those of a GPU may still be on their way to the host."""
+    """Finished rows of one job; those of a GPU may still be on their way to the host. Jobs that finish together share
+    the progress, whose words are read once."""
 
     progress: BatchProgress
     jobs: Sequence[GenerationJob]
     job: GenerationJob
-    slots: Sequence[int] | None = None  # indices of the rows; None: all rows of the job
+    part: slice  # its rows
+    begun: float
 
-    def texts(self, lm: TextDiffusion) -> Iterator[dict[int, Generation]]:
+    def texts(self, lm: TextDiffusion) -> dict[int, Generation]:
         """Its texts by number, chosen and checked. Waits for the words of a GPU."""
-        progress, slots = self.progress, self.slots
-        if progress.copied is not None:
-            progress.copied.synchronize()
-        if slots is not None:
-            frame, calls = progress.frame, progress.frame.calls
-            frame = replace(frame, tokens=frame.tokens[slots], calls=None if calls is None else calls[slots])
-            batch = replace(progress.batch, rows=[progress.batch.rows[k] for k in slots])
-            progress = replace(progress, frame=frame, batch=batch)
-        yield from (texts for _, texts in lm.finish(progress, self.jobs))
+        rows = finished_rows(lm.model, self.progress, self.jobs, self.part)
+        return lm.finish_job(self.job, rows, self.progress.seconds_since(self.begun))
 
 
 class Loop:
@@ -268,19 +263,24 @@ class Loop:
                     done.setdefault(self.batch.rows[k].owner, []).append(k)
         if not done:
             return []
-        frame, copied = replace(self.sampler.frame(self.steps, None), calls=self._calls), None
+        slots = [k for own in done.values() for k in own]
+        chosen = torch.tensor(slots).to(self.lm.device, non_blocking=True)
+        frame, copied = self.sampler.frame(self.steps, None), None
+        frame = replace(frame, tokens=frame.tokens[chosen], calls=None if self._calls is None else self._calls[chosen])
         if self.runs_ahead:
             calls = None if frame.calls is None else frame.calls.to("cpu", non_blocking=True)
             frame = replace(frame, tokens=frame.tokens.to("cpu", non_blocking=True), calls=calls)
             copied = torch.cuda.Event()
             copied.record()
-        found, ended = [], time.perf_counter() if self.on_cpu else None
-        for owner, slots in done.items():
-            begun = min(seat.begun for k in slots if (seat := self.seats[k]) is not None)
-            progress = BatchProgress(self.batch, frame, [owner], begun, ended, copied=copied)
-            found.append(Finished(progress, self.jobs, self.jobs[owner], slots))
-            for k in slots:
-                self.seats[k] = None
+        batch = replace(self.batch, rows=[self.batch.rows[k] for k in slots])
+        begun = [seat.begun for k in slots if (seat := self.seats[k]) is not None]
+        ended, found, first = time.perf_counter() if self.on_cpu else None, list[Finished](), 0
+        progress = BatchProgress(batch, frame, [*done], min(begun), ended, copied=copied)
+        for owner, own in done.items():
+            part = slice(first, first := first + len(own))
+            found.append(Finished(progress, self.jobs, self.jobs[owner], part, min(begun[part])))
+        for k in slots:
+            self.seats[k] = None
         return found
 
     def _run_closed(self) -> list[Finished]:
@@ -307,6 +307,7 @@ class Loop:
             progress = progress.copy_to_host()
         ended = {id(self.jobs[owner]) for owner in progress.finished}
         self.seats = [seat if seat and id(seat.job) not in ended else None for seat in self.seats]
+        parts = dict(progress.batch.owners)
         return [
-            Finished(replace(progress, finished=[owner]), self.jobs, self.jobs[owner]) for owner in progress.finished
+            Finished(progress, self.jobs, self.jobs[owner], parts[owner], progress.begun) for owner in progress.finished
         ]

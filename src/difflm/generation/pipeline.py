@@ -1,6 +1,6 @@
 """`TextDiffusion`: load a model and generate texts with it."""
 
-import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -356,19 +356,23 @@ class TextDiffusion(Pretrained, Reader):
         self, progress: BatchProgress, jobs: Sequence[GenerationJob]
     ) -> Iterator[tuple[int, dict[int, Generation]]]:
         """Choose, decode and check the texts of the jobs that are finished."""
-        rows = finished_rows(self.model, progress, jobs)
-        # By now the words are on the host.
-        seconds = (time.perf_counter() if progress.ended is None else progress.ended) - progress.begun
+        own = defaultdict[int, list[FinishedRow]](list)
+        for row in finished_rows(self.model, progress, jobs):
+            own[row.owner].append(row)
+        seconds = progress.seconds_since(progress.begun)
         for owner in progress.finished:
-            job, texts = jobs[owner], dict[int, Generation]()
-            own = [(row, partial(self._generation, row, job, seconds)) for row in rows if row.owner == owner]
-            if job.choose is not None and job.wanted():
-                texts = job.choose_texts(own, seconds)
-            for row, decode in own if job.choose is None else ():
-                if job.wanted():  # checking a text may take long
-                    texts[row.sample] = decode()
-            if texts and job.wanted():
+            if texts := self.finish_job(jobs[owner], own[owner], seconds):
                 yield owner, texts
+
+    def finish_job(self, job: GenerationJob, rows: Sequence[FinishedRow], seconds: float) -> dict[int, Generation]:
+        """The texts of finished rows of one job by number; none if the job is cancelled."""
+        texts = dict[int, Generation]()
+        if job.choose is not None and job.wanted():
+            texts = job.choose_texts([(row, partial(self._generation, row, job, seconds)) for row in rows], seconds)
+        for row in rows if job.choose is None else ():
+            if job.wanted():  # checking a text may take long
+                texts[row.sample] = self._generation(row, job, seconds)
+        return texts if job.wanted() else {}
 
     def _generation(self, row: FinishedRow, job: GenerationJob, seconds: float) -> Generation:
         unknown = job.unknown.get(row.sample, {})

@@ -147,7 +147,8 @@ class Request(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         """The settings of `Sampling` that are given."""
-        return {name: value for name in SETTINGS if (value := getattr(self, name, None)) is not None}
+        given = SETTINGS.keys() & self.model_fields_set
+        return {name: value for name in SETTINGS if name in given and (value := getattr(self, name)) is not None}
 
 
 def read_requests(path: Path) -> list[Request]:

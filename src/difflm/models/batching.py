@@ -121,16 +121,21 @@ class DrawnLength(LengthPolicy):
     def __init__(self, longest: int, max_words: int | None = None) -> None:
         super().__init__(longest, max_words)
         self.register_buffer("counts", torch.ones(longest))  # counts[i]: texts of i + 1 words
-        self._copied: tuple[tuple[int, int], Tensor] | None = None
+        self._copied: tuple[tuple[int, int], Tensor, Tensor] | None = None
 
     @property
     def host_counts(self) -> Tensor:
         """The counts on the host, where lengths are drawn. They are copied once: a copy from a GPU waits until the GPU
         has finished all queued work."""
+        return self._copy()[0]
+
+    def _copy(self) -> tuple[Tensor, Tensor]:
+        """The counts on the host, and the shares of texts up to each length."""
         version = self.counts.data_ptr(), self.counts._version
         if self._copied is None or self._copied[0] != version:
-            self._copied = version, self.counts.to("cpu", torch.float64, copy=True)
-        return self._copied[1]
+            counts = self.counts.to("cpu", torch.float64, copy=True)
+            self._copied = version, counts, cumulative_shares(counts)
+        return self._copied[1:]
 
     def observe(self, counts: Tensor) -> None:
         self.counts.copy_(counts[1 : self.longest + 1].to(self.counts) + 1)
@@ -142,9 +147,10 @@ class DrawnLength(LengthPolicy):
         return self.draw_between(u, 1, self.longest, condition)
 
     def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        counts = observed_counts(self.host_counts[low - 1 : high]).to(u.device)
-        shares = counts.cumsum(0) / counts.sum()
-        return (torch.searchsorted(shares, u.double()) + low).clamp(max=high)
+        counts, shares = self._copy()
+        if (low, high) != (1, len(counts)):
+            shares = cumulative_shares(counts[low - 1 : high])
+        return (torch.searchsorted(shares.to(u.device), u.double()) + low).clamp(max=high)
 
     def rank_between(self, ranks: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         chances = self.chances_between(low, high, condition).to(ranks.device)
@@ -175,6 +181,12 @@ def draw_one(lengths: Sequence[int], chances: Tensor, u: Tensor) -> Tensor:
     sums = torch.where(chances.sum(-1, keepdim=True) > 0, chances, 1.0).cumsum(-1)
     chosen = (sums <= u.double().unsqueeze(1) * sums[:, -1:]).sum(-1).clamp(max=len(lengths) - 1)
     return torch.tensor(lengths, device=u.device)[chosen]
+
+
+def cumulative_shares(smoothed: Tensor) -> Tensor:
+    """The share of texts up to each length."""
+    counts = observed_counts(smoothed)
+    return counts.cumsum(0) / counts.sum()
 
 
 def observed_counts(smoothed: Tensor) -> Tensor:

@@ -94,12 +94,16 @@ def event(data: Any, name: str | None = None) -> bytes:
 async def texts_of(job: Job, request: Request) -> list[Generation]:
     """Collect all texts of a job in the order of their numbers, unless the client disconnects."""
     found: dict[int, Generation] = {}
-    async for happened in job.events():
-        if isinstance(happened, Text):
-            found[happened.number] = happened.generation
-        if await request.is_disconnected():
-            job.leave()
-            raise ClientDisconnect
+    left = asyncio.ensure_future(request.receive())  # after the body, only a disconnection is received
+    try:
+        async for happened in job.events():
+            if isinstance(happened, Text):
+                found[happened.number] = happened.generation
+            if left.done():
+                job.leave()
+                raise ClientDisconnect
+    finally:
+        left.cancel()
     return [found[number] for number in range(job.n)]
 
 

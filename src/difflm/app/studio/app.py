@@ -52,8 +52,8 @@ def build_app(
         lifespan=lifespan,
         exception_handlers=dict.fromkeys(ERRORS, answer_error),
     )
-    app.include_router(api.routes(serving, engine))
-    app.include_router(openai_routes.routes(serving, engine))
+    # Not `include_router`, which compares every request with all routes twice.
+    app.router.routes += [*api.routes(serving, engine).routes, *openai_routes.routes(serving, engine).routes]
     add_pages(app)
     add_server_facts(app.openapi(), serving, engine.limits, token)
     app.add_middleware(

@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from math import ceil
 from typing import Any
 
 import torch
 
-from difflm.app.studio.job import Job, Unavailable
+from difflm.app.studio.job import Job, Post, Unavailable
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import describe_error, log_event
 from difflm.app.studio.metrics import Metrics
@@ -39,6 +40,7 @@ class Engine:
         self._moved = time.monotonic()  # when the model last made progress
         self._bound: float | None = None  # since when a request is being bound; None: no request is
         self._pace, self._promised = 1.0, 0.0  # seconds per request under load; when the last refused client may retry
+        self._post: Post | None = None  # to the event loop
         self._ended: float | None = None  # when the last request finished, if others were waiting
         self._binder = ThreadPoolExecutor(1, "difflm-binder")  # one thread, since a classifier must be loaded only once
         self._cores = torch.get_num_threads()
@@ -75,14 +77,21 @@ class Engine:
             raise self._full()
         self._binding += len(asked)
         try:
-            jobs = [Job(one, self.limits, watched, self.metrics) for one in asked]
+            post = self._post = Post() if self._post is None or self._post.is_foreign else self._post
+            jobs = [Job(one, self.limits, watched, self.metrics, post) for one in asked]
             for job in jobs:
-                bound = asyncio.get_running_loop().run_in_executor(self._binder, self._bind, job, lm or self.lm)
+                bound, made = asyncio.Event(), self._binder.submit(self._bind, job, lm or self.lm)
+                made.add_done_callback(partial(post.call, bound.set))
                 try:
                     async with asyncio.timeout(max(0, job.deadline - time.monotonic())):
-                        await bound
+                        await bound.wait()
                 except TimeoutError:
                     raise job.late from None
+                finally:
+                    made.cancel()
+                if made.cancelled():  # by `close`
+                    raise self._ending
+                made.result()
         finally:
             self._binding -= len(asked)
         with self._change:
@@ -273,8 +282,7 @@ class Engine:
             return
         with job.lock:
             try:
-                for texts in found.texts(job.lm):
-                    job.deliver(texts)
+                job.deliver(found.texts(job.lm))
             except Exception as error:
                 self._end(found.job, error)
         if job.over:

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -26,20 +26,20 @@ PUBLIC = ("/", "/health", "/ready", "/docs", "/openapi.json")  # need no token: 
 LOGGED = 200  # characters of a path in the log
 MAX_DRAINED = 8 * 2**20  # bytes of a body that is too large, read so that the client gets the answer
 HEADERS = {
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cache-control": b"no-store",
+    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
 }
 
 CORS = {
-    "access-control-allow-methods": "GET, POST",
-    "access-control-allow-headers": "authorization, content-type",
-    "access-control-expose-headers": "retry-after",
-    "access-control-max-age": "600",
-    "vary": "origin",
+    b"access-control-allow-methods": b"GET, POST",
+    b"access-control-allow-headers": b"authorization, content-type",
+    b"access-control-expose-headers": b"retry-after",
+    b"access-control-max-age": b"600",
+    b"vary": b"origin",
 }
 KINDS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 408: "timeout",
          413: "too_large", 500: "failed"}  # fmt: skip
@@ -78,19 +78,20 @@ class Guard:
             return
 
         begun, status, asked = time.monotonic(), 0, Headers(scope=scope)
-        added = {**HEADERS, **(CORS | {"access-control-allow-origin": asked["origin"]} if self.allows(asked) else {})}
+        added = HEADERS
+        if self.allows(asked):
+            added = {**HEADERS, **CORS, b"access-control-allow-origin": asked["origin"].encode("latin-1")}
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                for name, value in added.items():
-                    headers.setdefault(name, value)
+                own = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(one for one in added.items() if one[0] not in own)]
             await send(message)
 
         try:
-            await self.respond(scope, receive, send_with_headers)
+            await self.respond(scope, asked, receive, send_with_headers)
         finally:
             seconds = time.monotonic() - begun
             if self.metrics is not None:
@@ -108,12 +109,12 @@ class Guard:
         """Whether the requesting page is allowed by `--cors`."""
         return headers.get("origin", "").lower() in self.cors
 
-    async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "OPTIONS" and self.allows(Headers(scope=scope)):  # a CORS preflight request
+    async def respond(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        if scope["method"] == "OPTIONS" and self.allows(headers):  # a CORS preflight request
             await Response(status_code=204)(scope, receive, send)
             return
         try:
-            self.check(scope["path"], Headers(scope=scope))
+            self.check(scope["path"], headers)
             async with asyncio.timeout(self.limits.body_seconds):
                 body = await read_body(Request(scope, receive), self.limits.body_bytes)
         except ClientDisconnect:

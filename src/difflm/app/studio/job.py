@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from difflm.app.studio.limits import Limits
@@ -47,23 +48,50 @@ class Done(NamedTuple):
 Event = Frames | Text | Done
 
 
+class Post:
+    """Calls from other threads to the event loop, which is woken once for all that wait: each time, the threads change
+    places."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._calls, self._woken = deque[Callable[[], None]](), False
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it belongs to another event loop than the one that runs."""
+        return self._loop is not asyncio.get_running_loop()
+
+    def call(self, function: Callable[[], None], *_: Any) -> None:
+        """Call it on the event loop, in order; further arguments are what a `Future` gives its callbacks."""
+        self._calls.append(function)
+        if not self._woken:
+            self._woken = True
+            with suppress(RuntimeError):  # the event loop is closed, so nobody waits
+                self._loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        self._woken = False  # first: a call that comes from now on wakes the loop again
+        for _ in range(len(self._calls)):
+            self._calls.popleft()()
+
+
 class Box:
     """Events from the models' threads for one reader on the event loop. Only the latest few frames are kept; texts and
     the end, which are few, are never dropped."""
 
-    def __init__(self, frames: int) -> None:
-        self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
+    def __init__(self, frames: int, post: Post | None = None) -> None:
+        self._post, self._ready = post or Post(), asyncio.Event()
         self._events, self._most = list[Event | DifflmError](), frames
 
     def put(self, event: Event | DifflmError) -> None:
-        with suppress(RuntimeError):  # the event loop is closed, so there is no reader
-            self._loop.call_soon_threadsafe(self._add, event)
+        self._post.call(partial(self._add, event))
 
     def _add(self, event: Event | DifflmError) -> None:
         self._events.append(event)
-        frames = [k for k, other in enumerate(self._events) if isinstance(other, Frames)]
-        if len(frames) > self._most:
-            del self._events[frames[0]]
+        if isinstance(event, Frames):
+            frames = [k for k, other in enumerate(self._events) if isinstance(other, Frames)]
+            if len(frames) > self._most:
+                del self._events[frames[0]]
         self._ready.set()
 
     async def get(self, seconds: float) -> list[Event | DifflmError]:
@@ -79,11 +107,13 @@ class Box:
 class Job:
     """One request in progress."""
 
-    def __init__(self, asked: dict[str, Any], limits: Limits, watched: Watch | bool, metrics: Metrics) -> None:
+    def __init__(
+        self, asked: dict[str, Any], limits: Limits, watched: Watch | bool, metrics: Metrics, post: Post | None = None
+    ) -> None:
         self.asked, self.n, self.metrics = asked, asked["n"], metrics
         self.begun, self.seconds = time.monotonic(), limits.seconds
         self.deadline = self.begun + limits.seconds
-        self.watched, self.box = watched, Box(limits.frames)
+        self.watched, self.box = watched, Box(limits.frames, post)
         self.rows = deque[tuple[LoopShape, Row]]()  # that are not in a loop yet
         self.started = self.alone = False  # alone: in loops that no other job joins
         self.lock = threading.RLock()  # two threads may handle rows of one job in different loops

@@ -43,8 +43,9 @@ class Asked(Request):
                 raise UsageError(f"{key} must be at most {most} on this server, not {value}.")
         if self.n * self.each > limits.rows:
             raise UsageError(f"{self.n} × {self.each} candidates: this server writes {limits.rows} texts at most.")
-        for key, value in self.model_dump().items():
-            check_size(key, value, limits)
+        for key in type(self).model_fields:
+            if key in self.model_fields_set:
+                check_size(key, getattr(self, key), limits)
 
     def command(self, model: str) -> str:
         """The command that generates the same texts."""
