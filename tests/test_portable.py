@@ -2,6 +2,7 @@
 open file and knows few signals; macOS keeps what is synchronised in the disk's own buffer."""
 
 import ast
+import asyncio
 import mmap
 import os
 import signal
@@ -164,6 +165,28 @@ def test_a_request_waits_while_the_server_starts() -> None:
 
     with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname(), timeout=5):
         pass
+
+
+def test_an_answer_leaves_at_once() -> None:
+    """Otherwise the second part of an answer waits, over a kept connection, until the client acknowledges the first."""
+    pytest.importorskip("uvicorn")
+    from difflm.app.studio.server import listen
+
+    async def accepted() -> int:
+        found = asyncio.get_running_loop().create_future()
+
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            own = writer.get_extra_info("socket")
+            found.set_result(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listening = listen("127.0.0.1", 0)
+        async with await asyncio.start_server(answer, sock=listening):
+            _, writer = await asyncio.open_connection(*listening.getsockname())
+            writer.close()
+            return await found
+
+    assert asyncio.run(accepted())
 
 
 @pytest.mark.long
