@@ -90,7 +90,7 @@ def train(chain: Chain, updates: int = 600, batch: int = 64) -> LanguageModel:
     weights: dict[str, Tensor] = {}
     for quality_head in (False, True):
         torch.manual_seed(0)
-        model = METHODS["mdlm"](**SMALL, quality_head=quality_head).build(TextSpec(size, LENGTH))
+        model = METHODS["mdlm"](**{**SMALL, "quality_head": quality_head}).build(TextSpec(size, LENGTH))
         model.observe(torch.eye(LENGTH + 1)[-1].long(), torch.bincount(texts.flatten(), minlength=size))
         model.load_state_dict({**model.state_dict(), **weights})
         optimizer = torch.optim.Adam(model.parameters(), 2e-3)

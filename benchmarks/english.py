@@ -176,9 +176,9 @@ def fill(
     from difflm.generation.pipeline import TextDiffusion
 
     model = TextDiffusion.from_pretrained(run, device)
-    ranked = {"candidates": n} if n > 1 else {}
-    given = [{"seed": number, "controls": [Infill(row["text"])]} for number, row in enumerate(rows)]
-    jobs = [model.make_job(1, **one, **ranked, **settings) for one in given]  # together: they share batches
+    given = {**settings, **({"candidates": n} if n > 1 else {})}
+    holed = [[Infill(row["text"])] for row in rows]
+    jobs = [model.make_job(1, seed, controls=own, **given) for seed, own in enumerate(holed)]  # they share batches
     made = {index: texts[0].text for index, texts in model.run_jobs(jobs)}
     for number, row in enumerate(rows):
         yield {**row, "filled": find_fills(row["text"], made[number])}
@@ -230,7 +230,7 @@ def score_fills(rows: Sequence[dict[str, Any]], judge: Callable[[str, int], floa
     for number, row in enumerate(rows):
         begin = row["text"].index("___")
         others = [word for k in range(1, 4) for word in rows[(number + 31 * k) % len(rows)]["words"]]
-        wordings = {name: row[name] for name in ("words", "filled", "left") if name in row}
+        wordings: dict[str, list[str]] = {name: row[name] for name in ("words", "filled", "left") if name in row}
         wordings["others"] = others[: len(row["words"])]
         scores = {name: judge(put_fills(row["text"], words), begin) for name, words in wordings.items()}
         found.append({**row, "nats": scores})
@@ -332,16 +332,16 @@ def install(run: Path, tokens: Path, measured: Sequence[dict[str, Any]], target:
         "| source | by | texts | licence | passages | tokens | in an epoch |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, own in read_sources(tokens).items():
-        train, about = own["train"], SOURCES[name]
+    for corpus, counts in read_sources(tokens).items():
+        train, source = counts["train"], SOURCES[corpus]
         cells = [
-            name,
-            about.origin,
-            about.about,
-            about.licence,
+            corpus,
+            source.origin,
+            source.about,
+            source.licence,
             f"{train['texts']:,}",
             f"{train['tokens']:,}",
-            f"{about.repeat} ×",
+            f"{source.repeat} ×",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", f"The weights derive from all of them: {LICENCE}. Matrices are stored in eight bits."]

@@ -205,7 +205,7 @@ def prepare(
     if megabytes:
         share = find_share(texts, tokenizer, megabytes)
         training = {name: own[: math.ceil(share * len(own))] for name, own in training.items()}
-    counts = {}
+    counts: dict[str, dict[str, dict[str, int]]] = {}
     for name in SOURCES:
         for split, passages in (("train", training[name]), ("valid", held[name])):
             rows = TokenFile.build(out / split / name, map(Example, passages), tokenizer, {"corpus": name})

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ STUDENTS = {  # what each changes in `e2e-few`, and whether it learns from pairs
 
 
 @dataclass(frozen=True)
-class StepSpan:
+class Way:
     """How texts are asked for."""
 
     sampler: str
@@ -46,20 +46,20 @@ class StepSpan:
     temperature: float = 1.0
 
 
-def usual_ways(steps: Sequence[int]) -> Iterator[StepSpan]:
+def usual_ways(steps: Sequence[int]) -> Iterator[Way]:
     """Steps that draw, steps that solve, and what a lower temperature makes up for."""
     for sampler, many in (("ancestral", [200, *steps]), ("dpm-solver", [50, 20, 10, 5])):
-        yield from (StepSpan(sampler, n) for n in many)
+        yield from (Way(sampler, n) for n in many)
     for temperature, many in ((0.9, [50, 20, 10]), (0.8, [20, 10, 5])):
-        yield from (StepSpan("ancestral", n, temperature) for n in many)
+        yield from (Way("ancestral", n, temperature) for n in many)
 
 
-def student_ways(steps: Sequence[int]) -> Iterator[StepSpan]:
+def student_ways(steps: Sequence[int]) -> Iterator[Way]:
     """Of a model that learned where noise leads: by the shortest way."""
-    yield from (StepSpan("ddim", n) for n in steps)
-    yield from (StepSpan("dpm-solver", n) for n in (20, 10, 5))
-    yield from (StepSpan("ancestral", n) for n in (50, 10))
-    yield from (StepSpan("ddim", n, 0.9) for n in (10, 5))
+    yield from (Way("ddim", n) for n in steps)
+    yield from (Way("dpm-solver", n) for n in (20, 10, 5))
+    yield from (Way("ancestral", n) for n in (50, 10))
+    yield from (Way("ddim", n, 0.9) for n in (10, 5))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Asked:
     teacher: str
     pairs: int
     seconds: float
-    pair_way: StepSpan
+    pair_way: Way
     dtype: str | None
     steps: int
     students: Sequence[str]
@@ -103,7 +103,7 @@ def write_pairs(asked: Asked) -> Path:
     return whole
 
 
-def write_piece(lm: TextDiffusion, n: int, seed: int, way: StepSpan, path: Path) -> None:
+def write_piece(lm: TextDiffusion, n: int, seed: int, way: Way, path: Path) -> None:
     batches = lm.batches(n, seed, **asdict(way))
     lines = (json.dumps(generation_to_json(text), ensure_ascii=False) for text in in_order(batches, lambda _: None))
     write_atomic(path, "".join(f"{line}\n" for line in lines))
@@ -147,6 +147,7 @@ def measure(asked: Asked) -> list[dict[str, Any]]:
     done = {(row["model"], *(row[key] for key in ("sampler", "steps", "temperature"))) for row in rows}
     teacher = TextDiffusion.from_pretrained(asked.teacher, asked.device)
     corpus = corpus_for(teacher, asked.data, "valid")
+    assert corpus.training is not None
     training = list(corpus.training())
     judge = Judge.of(TextDiffusion.from_pretrained("judge", asked.device), corpus.texts, lambda *_: None)
     trained = [name for name in asked.students if is_trained(asked.out / name)]
@@ -156,15 +157,17 @@ def measure(asked: Asked) -> list[dict[str, Any]]:
         for way in (student_ways if coupled else usual_ways)(asked.at):
             if (name, *asdict(way).values()) in done:
                 continue
-            figures = measured(lm, way, judge, training, asked.samples)
+            figures = measured(lm, asdict(way), judge, training, asked.samples)
             rows.append({"model": name, **asdict(way), "samples": asked.samples, **figures})
             append_line(path, json.dumps(rows[-1]))
     return rows
 
 
-def measured(lm: TextDiffusion, way: StepSpan, judge: Judge, training: Sequence[str], samples: int) -> dict[str, Any]:
+def measured(
+    lm: TextDiffusion, settings: Mapping[str, Any], judge: Judge, training: Sequence[str], samples: int
+) -> dict[str, Any]:
     """What `difflm evaluate` tells of texts, but for what takes long."""
-    made = write_samples(lm, asdict(way), samples, 0, lambda *_: None)
+    made = write_samples(lm, settings, samples, 0, lambda *_: None)
     copied = copied_among(made.texts, training)
     figures: dict[str, float | None] = {
         "distinct_4": distinct_n([split_words(text) for text in made.texts], 4),
@@ -213,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-measuring", action="store_true")
     parser.add_argument("changes", nargs="*", help="key=value changes to the students' recipe")
     given = parser.parse_intermixed_args(argv)
-    way = StepSpan(given.pair_sampler, given.pair_steps, given.pair_temperature)
+    way = Way(given.pair_sampler, given.pair_steps, given.pair_temperature)
     names, at = [name for name in given.students.split(",") if name], [int(n) for n in given.at.split(",")]
     about = (given.pairs, given.seconds, way, given.dtype, given.steps, names, at, given.samples, given.changes)
     asked = Asked(given.out, given.data, given.device, given.teacher, *about)

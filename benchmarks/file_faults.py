@@ -51,7 +51,7 @@ class FileCalls:
     def install(self) -> None:
         for kind in KINDS:
             setattr(os, kind, self._watch(getattr(os, kind), kind))
-        os.open = self._watch_os_open(os.open)  # type: ignore[assignment]
+        os.open = self._watch_os_open(os.open)
         io.open = builtins.open = self._open  # type: ignore[assignment]
 
     def note(self, kind: str, half: Callable[[], object] = lambda: None) -> None:

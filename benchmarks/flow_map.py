@@ -84,12 +84,13 @@ def make(name: str, asked: Asked) -> None:
 
 def write_teachers_pairs(asked: Asked) -> None:
     from benchmarks.few_steps import Asked as Few
-    from benchmarks.few_steps import StepSpan, write_pairs
+    from benchmarks.few_steps import Way as Steps
+    from benchmarks.few_steps import write_pairs
 
     dtype = None if asked.device == "cpu" else "bfloat16"
-    way = StepSpan("dpm-solver", 50, 0.95)
-    about = (asked.pairs, asked.pair_seconds, way, dtype, 0, [], [], asked.samples, [])
-    write_pairs(Few(asked.out, asked.data, asked.device, asked.teacher, *about))
+    way = Steps("dpm-solver", 50, 0.95)
+    own = (asked.out, asked.data, asked.device, asked.teacher, asked.pairs, asked.pair_seconds, way)
+    write_pairs(Few(*own, dtype, 0, [], [], asked.samples, []))
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
@@ -120,6 +121,7 @@ def measure(asked: Asked, until: float) -> None:
     done = {tuple(row[key] for key in ("model", *Way.__dataclass_fields__)) for row in read_results(path)}
     teacher = TextDiffusion.from_pretrained(asked.teacher, asked.device)
     corpus = corpus_for(teacher, asked.data, "valid")
+    assert corpus.training is not None
     training = list(corpus.training())
     judge = Judge.of(TextDiffusion.from_pretrained("judge", asked.device), corpus.texts, lambda *_: None)
     runs = {name: asked.out / name for name in asked.only if (asked.out / name / "done").exists()}
@@ -131,7 +133,7 @@ def measure(asked: Asked, until: float) -> None:
             if time.time() > until - ROW:
                 print(f"not measured yet: {name} and what follows", flush=True)
                 return
-            figures = measured(lm, way, judge, training, asked.samples)
+            figures = measured(lm, asdict(way), judge, training, asked.samples)
             one = time_one(lm, way) if (way.temperature, way.noise_temperature) == (1, 1) else None
             row = {"model": name, **asdict(way), "samples": asked.samples, "milliseconds": one, **figures}
             append_line(path, json.dumps(row))
@@ -141,7 +143,8 @@ def time_one(lm: Any, way: Way) -> float:
     """Milliseconds of one text, the quickest of a few."""
     from difflm.evaluation.language import write_samples
 
-    return min(write_samples(lm, asdict(way), 1, seed, lambda *_: None).figures["seconds"] for seed in range(3)) * 1000
+    made = (write_samples(lm, asdict(way), 1, seed, lambda *_: None) for seed in range(3))
+    return 1000 * min(one.figures["seconds"] or 0.0 for one in made)
 
 
 def judge_at(rows: Sequence[dict[str, Any]], distinct: float) -> float | None:

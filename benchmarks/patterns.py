@@ -224,14 +224,14 @@ def write_by_gradient(lm: TextDiffusion, pattern: str, n: int, size: float, **se
         assert isinstance(own, ImposePattern)
         batch, settings = given[0], replace(STANDARD, size=size)
         mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
-        chain = getattr(own.chain, "plain", own.chain)  # which has gradients
+        chain: Any = getattr(own.chain, "plain", own.chain)  # which has gradients
         model = lm.model
         assert isinstance(model, DiffusionModel)  # itself: the copy that writes may have layers without gradients
         guide = EvidenceGuidance((), model.denoiser, mask, settings, chain, own.inside)
         return replace(steering, rules=rules, guide=guide)
 
     recorded, lm.inference.record = lm.inference.record, False
-    jobs.steering_for = climb
+    jobs.steering_for = climb  # type: ignore[assignment]
     try:
         return [str(text) for text in lm.generate(n, controls=[Pattern(pattern)], **settings)]
     finally:

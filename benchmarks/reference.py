@@ -83,7 +83,7 @@ def show_signature(name: str, function: Any) -> str:
         if one.kind is one.KEYWORD_ONLY and not keyword:
             said.append("*")
         keyword |= one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
-        star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        star = "*" if one.kind is one.VAR_POSITIONAL else "**" if one.kind is one.VAR_KEYWORD else ""
         kind = "" if one.annotation is one.empty else f": {show_type(one.annotation)}"
         default = "" if one.default is one.empty else f" = {show_default(one.default)}"
         said.append(f"{star}{one.name}{kind}{default}")
@@ -98,7 +98,7 @@ def show_signature(name: str, function: Any) -> str:
 def show_fields(kind: type) -> Iterator[str]:
     """The fields of a dataclass that its source explains."""
     source = inspect.getsource(kind)
-    for one in fields(kind):  # type: ignore[arg-type]
+    for one in fields(kind):
         if found := re.search(rf"^    {one.name}: .*?  # (.*)$", source, re.MULTILINE):
             yield f"- `{one.name}`: {found[1]}"
 

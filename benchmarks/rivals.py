@@ -43,7 +43,7 @@ GAPS = ("anlg", "roc")
 LIKELIHOODS = {"e2e": "e2e", "roc": "roc-excerpts"}  # corpora of runs, and what is scored
 TASKS = {"control": PARTS, "infill": GAPS, "words": ("contains",)}
 CORPORA = {"control": "e2e", "infill": "roc", "words": "sentences"}
-TOP_10 = ({}, {"top_k": 10})  # PPLM's paper draws from the ten likeliest words
+TOP_10: Sequence[dict[str, Any]] = ({}, {"top_k": 10})  # PPLM's paper draws from the ten likeliest words
 FACTORS = {"fudge": (1.0, 2.0, 4.0, 8.0), "left-only": (), "masked-lm-gibbs": (), "fine-tuning": ()}
 # Rows whose parts are measured side by side, since each takes minutes; the slowest come last.
 SPLIT = {

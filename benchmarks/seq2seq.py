@@ -290,7 +290,7 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     name, seed = run.rsplit("-", 1)
     twin = load_model(str(asked.out / f"{TWIN}-{seed}"), asked.device) if ROWS[name].distilled else None
     best: tuple[float, dict[str, Any]] = (-1.0, {})
-    tried = []
+    tried: list[tuple[dict[str, Any], float, float]] = []
     for settings in settings_to_try(lm, twin is not None):
         base = best[1]
         for some in settings:
@@ -315,8 +315,7 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     parameters = sum(p.numel() for p in lm.model.parameters())
     trained = json.loads((asked.out / run / "done").read_text())
     found = {row.name: {"how": row.about["how"], **row.figures} for row in rows}
-    settings = {"settings": best[1], "rows": found, "tried": tried}
-    return {"run": run, "parameters": parameters, **trained, **settings}
+    return {"run": run, "parameters": parameters, **trained, "settings": best[1], "rows": found, "tried": tried}
 
 
 def fits(lm: "TextDiffusion", sources: Sequence[str]) -> Iterable[bool]:

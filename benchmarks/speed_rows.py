@@ -157,7 +157,7 @@ def control_row(
     timing = time_work(lm.device, make, bench.repeats_on(lm.device), max_seconds=5.0)
     about = {"control": asked[0].control, "texts": len(made), "targets": len(asked), "compiled": lm.inference.compiled}
     rate = {"steps": lm.sampling(**settings).steps, "texts_per_second": rounded(len(made) / timing.seconds)}
-    parts = captured_parts(lm, rate["steps"], timing.seconds)
+    parts = captured_parts(lm, lm.sampling(**settings).steps, timing.seconds)
     return {**about, **timing.figures(), **rate, **parts, **judge_texts(judge, made)}
 
 
