@@ -1,6 +1,9 @@
 """Lengths that are predicted of a source, and candidates that spread over the likeliest of them."""
 
 import copy
+import gc
+import pickle
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -152,9 +155,47 @@ def test_a_gpu_reads_many_sources_at_once_in_few_sizes(monkeypatch):
     assert read == [12]
     assert torch.allclose(alone, together, atol=1e-5)
     model.lengths.predict(model.denoiser, source_condition([*sources, [5, 5]]))
-    assert len(model.lengths._reader.pool.idle) == 2  # one of a single source, one of twelve
-    Inference(model).clear_recorded()
-    assert model.lengths._reader is None
+    assert len(model.lengths._reader[1].pool.idle) == 2  # one of a single source, one of twelve
+
+
+def test_what_was_captured_is_freed_at_once():
+    """Not when garbage is collected: the memory of a GPU is needed before."""
+    model = build().eval()
+    model.lengths.predict(model.denoiser, source_condition([[5, 6, 7]]))
+    held = weakref.ref(model.lengths._reader[1].pool.latest)
+    gc.disable()
+    try:
+        Inference(model).clear_recorded()
+        assert model.lengths._reader is None and held() is None
+    finally:
+        gc.enable()
+
+
+def test_a_model_that_moves_keeps_nothing_captured():
+    words = Words([*SPECIALS, *"abcdefgh"])
+    lm = TextDiffusion(build(), words, {"method": "difformer"})
+    lm.generate(1, source="a b", steps=1)
+    assert lm.model.lengths._reader is not None
+    lm.to("cpu")
+    assert lm.model.lengths._reader is None
+
+
+def test_another_head_is_captured_anew():
+    model = build().eval()
+    condition = source_condition([[5, 6, 7]])
+    model.lengths.predict(model.denoiser, condition)
+    model.lengths.head = copy.deepcopy(model.lengths.head)
+    model.lengths.predict(model.denoiser, condition)
+    assert len(model.lengths._reader[1].pool.idle) == 2
+
+
+def test_a_model_that_has_read_sources_can_be_pickled():
+    model = build().eval()
+    condition = source_condition([[5, 6, 7]])
+    before = model.lengths.predict(model.denoiser, condition).length_logits
+    other = pickle.loads(pickle.dumps(model))
+    assert torch.equal(other.lengths.predict(other.denoiser, condition).length_logits, before)
+    assert len(pickle.dumps(model.lengths)) < len(pickle.dumps(model)) / 2  # the denoiser is no part of it
 
 
 def test_reading_sources_can_be_captured(monkeypatch):

@@ -167,10 +167,14 @@ def test_a_request_waits_while_the_server_starts() -> None:
         pass
 
 
-def test_an_answer_leaves_at_once() -> None:
-    """Otherwise the second part of an answer waits, over a kept connection, until the client acknowledges the first."""
+@pytest.mark.parametrize("named", [True, False])
+def test_an_answer_leaves_at_once(named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the second part of an answer waits, over a kept connection, until the client acknowledges the first.
+    Windows does not name the protocol of an address."""
     pytest.importorskip("uvicorn")
     from difflm.app.studio.server import listen
+
+    look_up = socket.getaddrinfo
 
     async def accepted() -> int:
         found = asyncio.get_running_loop().create_future()
@@ -180,7 +184,12 @@ def test_an_answer_leaves_at_once() -> None:
             found.set_result(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        listening = listen("127.0.0.1", 0)
+        with monkeypatch.context() as patch:
+            if not named:
+                patch.setattr(
+                    socket, "getaddrinfo", lambda *a, **k: [(f, t, 0, *r) for f, t, _, *r in look_up(*a, **k)]
+                )
+            listening = listen("127.0.0.1", 0)
         async with await asyncio.start_server(answer, sock=listening):
             _, writer = await asyncio.open_connection(*listening.getsockname())
             writer.close()

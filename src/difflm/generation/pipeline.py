@@ -115,6 +115,7 @@ class TextDiffusion(Pretrained, Reader):
         the fastest one on that device is used."""
         chosen = check_device(device)
         check_dtype(self.inference.dtype if self.fixed_dtype else None, chosen)
+        self.inference.clear_recorded()  # graphs that a model keeps would hold the memory of the other device
         self.model.to(chosen)
         dtype = self.inference.dtype if self.fixed_dtype else fastest_dtype(chosen)
         self.inference = Inference(self.model, dtype, self.inference.compiled)

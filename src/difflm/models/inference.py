@@ -238,7 +238,8 @@ class Inference:
         self._recorded.clear()
         self._joinable.clear()
         self._decoders.clear()
-        self._readers.clear()
+        for reader in [*self._readers.values()]:
+            reader.clear()
         if isinstance(self.model, DiffusionModel):
             self.model.lengths.clear_recorded()
 

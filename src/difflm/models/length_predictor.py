@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ class LengthPredictor(DrawnLength):
         self.weight, self.shapes_encoder = weight, shapes_encoder
         self.reach = min(REACH, max(longest, source_longest))
         self.head = nn.Linear(hidden, 2 * self.reach + 1)
-        self._reader: CapturedCalls | None = None  # of the denoiser that was asked last
+        self._reader: tuple[Denoiser, CapturedCalls] | None = None  # of the denoiser that was asked last
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -97,16 +98,24 @@ class LengthPredictor(DrawnLength):
         """`read` with this denoiser, captured if its network allows it."""
         if not getattr(denoiser.network, "capturable", True):
             return partial(self.read, denoiser)
-        if self._reader is None or self._reader.module is not denoiser:
-            self._reader = CapturedCalls(partial(self.read, denoiser), denoiser)
-        return self._reader
+        found = self._reader  # other threads may replace it
+        if found is None or found[0] is not denoiser:
+            found = denoiser, CapturedCalls(partial(self.read, denoiser), nn.ModuleList((denoiser, self)))
+            self._reader = found
+        return found[1]
 
     def read(self, denoiser: Denoiser, source: Tensor, mask: Tensor) -> Tensor:
         """Logits of offsets for sources and their mask, [B, S] each."""
         return self.logits(denoiser.conditioning.prepare(denoiser, Condition(source, mask)))
 
     def clear_recorded(self) -> None:
-        self._reader = None
+        found, self._reader = self._reader, None
+        if found is not None:
+            found[1].clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles have: not what was captured, which would bring the denoiser with it."""
+        return {**self.__dict__, "_reader": None}
 
     def chances(self, condition: Condition, overall: Tensor) -> Tensor:
         """p(length), [B, longest], for texts whose sources the head has read, given the counts of all texts."""

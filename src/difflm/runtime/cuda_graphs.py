@@ -200,6 +200,10 @@ class CapturedCalls:
         with self.pool.acquire(key, partial(CapturedCall, self.function, inputs)) as call:
             return call(*inputs)
 
+    def clear(self) -> None:
+        """Free what was captured; the next calls capture again."""
+        self.pool.clear()
+
 
 class DelayedFlag:
     """Reads a device flag as it was FLAG_DELAY calls ago. Reading its present value would wait for all queued work, and

@@ -111,10 +111,10 @@ class Server(uvicorn.Server):
 def listen(host: str, port: int) -> socket.socket:
     """Open the socket here, so that a port in use gives a one-line error, and port 0 means any free one."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio turns off Nagle's algorithm if it knows the protocol. With it, an answer over a kept connection takes
-        # 40 ms longer: its body waits until the client has acknowledged its head.
-        listening = socket.socket(family, kind, protocol)
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # asyncio turns off Nagle's algorithm if the protocol is named, which not every system does. With it, an answer
+        # over a kept connection takes 40 ms longer: its body waits until the client has acknowledged its head.
+        listening = socket.socket(family, kind, socket.IPPROTO_TCP)
         # On Windows, the usual option would let two servers share a port.
         exclusive = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
         listening.setsockopt(socket.SOL_SOCKET, exclusive, 1)
