@@ -12,7 +12,7 @@ from difflm.app.cli import main
 from difflm.diffusion.noise import Noise
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.inference import Inference
-from difflm.runtime.eight_bit import EightBitLinear, eight_bit_engine
+from difflm.runtime.eight_bit import EightBitLinear, eight_bit_engine, lacks_vnni, pack_weight
 
 pytestmark = pytest.mark.skipif(eight_bit_engine() is None, reason="torch has no such products for this processor")
 
@@ -40,6 +40,27 @@ def test_a_text_does_not_depend_on_those_beside_it():
     whole = layer(x)
     x[:3] *= 50
     assert torch.equal(layer(x)[3], whole[3]) and torch.equal(layer(x[3:])[0], whole[3])
+
+
+@torch.no_grad()
+@pytest.mark.skipif(eight_bit_engine() != "x86" or lacks_vnni(), reason="for x86 processors with VNNI")
+@pytest.mark.parametrize("rows", [1, 16, 33])
+def test_both_products_of_x86_have_the_same_bits(monkeypatch, rows):
+    torch.manual_seed(0)
+    weight, x = torch.randn(40, 48), torch.randn(1, rows, 48)
+    fast, scales = pack_weight(weight)
+    monkeypatch.delattr(torch, "fbgemm_linear_int8_weight_fp32_activation")
+    slow, same = pack_weight(weight)
+    monkeypatch.undo()
+    assert fast.func is not slow.func and torch.equal(scales, same) and torch.equal(fast(x), slow(x))
+
+
+def test_nothing_warns():
+    """Torch warns of each function once in a process."""
+    code = "import torch; from difflm.runtime.eight_bit import EightBitLinear; "
+    code += "print(EightBitLinear(torch.nn.Linear(8, 8).requires_grad_(False))(torch.ones(2, 3, 8)).shape)"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout and not done.stderr
 
 
 AT_ONCE = """

@@ -9,8 +9,10 @@ from test_guidance import guide
 from tiny import tiny_runs
 
 from difflm.controls import Field, Label, Length
+from difflm.diffusion.noise import Noise
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.inference import Inference
+from difflm.networks.transformer import Transformer
 from difflm.runtime.tensors import module_tensors
 
 pytestmark = pytest.mark.long  # a few seconds of setup
@@ -89,6 +91,28 @@ def test_new_weights_wait_for_the_next_request(tiny_runs, dtype):
         model.denoiser.codec.raw.mul_(-1)
     inference.sync_weights()
     assert torch.equal(copy.codec.table(), table) and torch.equal(inference.denoiser.codec.table(), -table)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+def test_all_texts_share_the_modulations_of_their_steps_until_weights_change(tiny_runs, dtype, monkeypatch):
+    model = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).model
+    plain, computed = Transformer.modulations, []
+    monkeypatch.setattr(Transformer, "modulations", lambda self, told: computed.append(told) or plain(self, told))
+
+    def write(by: Inference, sample: int) -> torch.Tensor:
+        noise, lengths = Noise(0, torch.tensor([sample])), torch.tensor([8])
+        *_, last = by.stream(noise, lengths, 16, model.sampling.change({"steps": 4}))
+        return last.clean
+
+    inference = Inference(model, dtype)
+    inference.sync_weights()
+    before = [write(inference, k) for k in range(3)]
+    assert len(computed) == 4 and torch.equal(write(Inference(model, dtype), 2), before[2])
+    with torch.no_grad():
+        model.denoiser.network.blocks[0].modulation.bias += 0.5
+    inference.sync_weights()
+    now = write(inference, 2)
+    assert not torch.equal(now, before[2]) and torch.equal(now, write(Inference(model, dtype), 2))
 
 
 @pytest.mark.long

@@ -189,7 +189,9 @@ class Dropout(nn.Dropout):
     drawing takes more time than everything else between two matrix products."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (torch.compiler.is_compiling() and x.is_cuda and self.training and self.p and x.numel() % 8 == 0):
+        if not self.training:
+            return x
+        if not (torch.compiler.is_compiling() and x.is_cuda and self.p and x.numel() % 8 == 0):
             out: Tensor = super().forward(x)
             return out
         return dropped(x, round(256 * self.p))
@@ -334,14 +336,11 @@ class Transformer(nn.Module):
         not consecutive; `memory` holds every layer's keys and values of the sources."""
         told: Tensor | None = None
         modulations: Sequence[Modulation | None] = [None] * len(self.blocks)
-        if t is not None and self.time != "none":
+        if t is not None and self.time == "adaptive":
+            modulations = self.modulations_at(t)
+        elif t is not None and self.time != "none":
             told = self.embed_time(t)
-            if self.time == "adaptive":
-                # A condition of unit length. Every modulation is a sum over the whole of it, so that a larger one moves
-                # fast and far under Adam: unscaled, training at lr 1e-3 diverged within 700 steps (docs/log.md).
-                told = F.silu(F.layer_norm(told.float(), told.shape[-1:])) / math.sqrt(told.shape[-1])
-                modulations = self.modulations(told)
-            elif self.time == "addition":
+            if self.time == "addition":
                 x = x + told
             elif self.time == "prefix":
                 return self.prefixed(x, told, mask)
@@ -366,6 +365,13 @@ class Transformer(nn.Module):
             x, cache = block(x, modulation, mask, turn, causal, cache, keeps, source)
             grown.append(cache)
         return x, grown
+
+    def modulations_at(self, t: Tensor) -> list[Modulation]:
+        """Modulations of all blocks at times t. The condition has unit length: every modulation is a sum over the whole
+        of it, so that a larger one moves fast and far under Adam. Unscaled, training at lr 1e-3 diverged within 700
+        steps (docs/log.md)."""
+        told = self.embed_time(t)
+        return self.modulations(F.silu(F.layer_norm(told.float(), told.shape[-1:])) / math.sqrt(told.shape[-1]))
 
     def modulations(self, condition: Tensor) -> list[Modulation]:
         """Modulations of all blocks. When generating, a GPU computes them as one product: concatenating the weights

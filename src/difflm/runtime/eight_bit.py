@@ -4,12 +4,14 @@ on an ARM core without matrix units (docs/log.md)."""
 import platform
 import threading
 import warnings
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
 
 ENGINES = {"aarch64": "onednn", "arm64": "onednn", "x86_64": "x86", "AMD64": "x86"}
+Product = Callable[[Tensor], Tensor]
 PACKING = threading.Lock()  # torch's engine and Python's filter of warnings are one for all threads
 
 
@@ -34,35 +36,56 @@ class EightBitLinear(nn.Linear):
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
-        self.unused: list[tuple[torch.ScriptObject, Tensor]] = []  # in the end as many as there are concurrent calls
+        self.unused: list[tuple[Product, Tensor]] = []  # in the end as many as there are concurrent calls
 
     def forward(self, x: Tensor) -> Tensor:
         try:
             packed = self.unused.pop()
         except IndexError:
             packed = pack_weight(self.weight)
-        weight, scales = packed
-        texts = x.split(1) if len(x) > 1 else (x,)
-        products = [torch.ops.quantized.linear_dynamic(text, weight, lacks_vnni()) for text in texts]
+        multiply, scales = packed
+        product = multiply(x) if x.shape[0] == 1 else torch.cat([multiply(text) for text in x.split(1)])
         self.unused.append(packed)
-        return torch.addcmul(self.bias, torch.cat(products) if len(products) > 1 else products[0], scales)
+        return torch.addcmul(self.bias, product, scales, out=product)
 
 
 @torch.no_grad()
-def pack_weight(weight: Tensor) -> tuple[torch.ScriptObject, Tensor]:
-    """A matrix of eight bits, and the scales of its rows, which are taken out of it: with scales of their own, torch's
-    products are thirty times as slow on ARM."""
+def pack_weight(weight: Tensor) -> tuple[Product, Tensor]:
+    """The product with a matrix of eight bits, and the scales of its rows, which are taken out of it: with scales of
+    their own, torch's products are thirty times as slow on ARM."""
     scales = weight.float().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
     engine = eight_bit_engine()
     assert engine is not None
     with PACKING, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch means to replace them, but has nothing as fast yet
         narrow = torch.quantize_per_tensor(weight.float() / scales.unsqueeze(1), 1 / 127, 0, torch.qint8)
+        if engine == "x86" and not lacks_vnni() and hasattr(torch, "fbgemm_linear_int8_weight_fp32_activation"):
+            multiply = partial(multiply_plain, pack_plain(narrow.int_repr()))
+            multiply(torch.zeros(1, 1, weight.shape[1]))  # it warns when it is first called
+            return multiply, scales
         before, torch.backends.quantized.engine = torch.backends.quantized.engine, engine
         try:
-            return torch.ops.quantized.linear_prepack(narrow, None), scales
+            packed = torch.ops.quantized.linear_prepack(narrow, None)
         finally:
             torch.backends.quantized.engine = before
+        return partial(multiply_packed, packed), scales
+
+
+def multiply_packed(weight: torch.ScriptObject, x: Tensor) -> Tensor:
+    product: Tensor = torch.ops.quantized.linear_dynamic(x, weight, lacks_vnni())
+    return product
+
+
+def pack_plain(narrow: Tensor) -> tuple[Tensor, Tensor, Tensor, float, int, Tensor]:
+    """What `multiply_plain` needs: the matrix, packed, the sums of its rows, its scale and zero, and no bias."""
+    packed, sums = torch.fbgemm_pack_quantized_matrix(narrow), narrow.sum(1, dtype=torch.int32)
+    return narrow, packed, sums, 1 / 127, 0, torch.zeros(len(narrow))
+
+
+def multiply_plain(weight: tuple[Tensor, Tensor, Tensor, float, int, Tensor], x: Tensor) -> Tensor:
+    """The same to the bit on x86, with a packed weight that is a tensor. The other one is an object of torch's scripts:
+    it costs 20 to 60 µs a call to pass, in which no other thread can run Python (docs/log.md)."""
+    return torch.fbgemm_linear_int8_weight_fp32_activation(x, *weight)
 
 
 def use_eight_bits(network: nn.Module) -> nn.Module:
