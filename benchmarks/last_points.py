@@ -85,6 +85,7 @@ SETTINGS = {
     "best-4": Setting(),
     "best-8": Setting(8),
     "best-16": Setting(16),
+    "best-32": Setting(32, controls=("tree",)),
     "strong-64": Setting(64, size=20.0, controls=("tree",)),
     "weak-4": Setting(size=3.0),
     "cool-4": Setting(temperature=0.8),

@@ -1,12 +1,18 @@
 """Of candidates under tags or a tree, the one is kept that obeys and reads well, by the model itself."""
 
+import json
+
 import pytest
 import torch
 from oracles import JOINT
 from test_guidance import EXACT
 
+from benchmarks import candidates
 from difflm import Field, Tags, TextDiffusion, Tree
 from difflm.controls.guidance import ORIGINAL
+from difflm.evaluation.control import Protocol
+from difflm.evaluation.targets import Request, Target
+from difflm.generation import jobs, pipeline
 from difflm.generation.jobs import LABEL_WEIGHT, choose_by_classifiers
 from difflm.models.leave_one_out import leave_one_out_nats
 
@@ -58,3 +64,23 @@ def test_of_candidates_under_tags_the_one_is_kept_that_obeys_and_reads_well(lm):
     chosen = choose_by_classifiers(lm.plan_controls([TAGS], guidance=ORIGINAL))([0], [ids], [[]])
     assert chosen[0].index == costs.index(min(costs))
     assert not lm.plan_controls([Field("food", "Chinese")]).reads_words
+
+
+@pytest.mark.long
+def test_kept_candidates_are_those_that_are_chosen_from(lm, tmp_path, monkeypatch, capsys):
+    """`benchmarks.candidates` repeats the choice of the library."""
+    for name in ("check_text", "choose_by_classifiers"):
+        monkeypatch.setattr(pipeline, name, getattr(pipeline, name))  # what the benchmark replaces is put back
+    monkeypatch.setattr(jobs, "check_text", jobs.check_text)
+    tree = "(S (NP * *) (VP * (ADJP *)) *)"
+    targets = [Target("tree", Request(tree=tree))]
+    candidates.write(tmp_path / "kept.jsonl", targets, 4, 10.0, 3, "cpu")
+    kept = json.loads((tmp_path / "kept.jsonl").read_text())["candidates"]
+    monkeypatch.undo()
+    job = Protocol(1, candidates.SEED, 4, None, {"steps": 3, "temperature": 1.0}).make_job(lm, targets[0], 0)
+    (texts,) = (texts for _, texts in lm.run_jobs([job]))
+    assert min(kept, key=lambda one: LABEL_WEIGHT * one[0] + one[1])[2] == texts[0].text
+    candidates.repeat(tmp_path / "kept.jsonl", targets, [1, 4], [30.0])
+    first, _, last, any_of_four = map(json.loads, capsys.readouterr().out.splitlines())
+    assert last["tree_exact"] == texts[0].controls[0]["satisfied"] and any_of_four["any"] >= last["tree_exact"]
+    assert first["candidates"] == 1
