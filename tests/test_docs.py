@@ -243,7 +243,7 @@ def write_labels(folder: Path, home: Path) -> None:
         {"text": p.text, **p.fields, "pos": own, "tree": [list(span) for span in phrases(tree)], "shape": shapes(tree)}
         for p, own, tree in zip(pairs, tags, trees, strict=True)
     ]
-    for name in ("words.jsonl", "trees.jsonl", "prompts.jsonl"):
+    for name in ("words.jsonl", "trees.jsonl", "syntax.jsonl", "prompts.jsonl"):
         (home / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
