@@ -33,26 +33,28 @@ from difflm.runtime.files import write_atomic
 Candidate = tuple[float, float, str]  # nats of the labels, of all words, and the text
 
 
-def write(out: Path, targets: Sequence[Target], candidates: int, size: float, steps: int, device: str) -> None:
+def write_candidates(
+    out: Path, targets: Sequence[Target], candidates: int, size: float, steps: int, device: str
+) -> None:
     """Write all candidates of the targets; each target asks for one text."""
     lm = load_model("e2e", device)
     kept: list[list[Candidate]] = []
 
-    def keep(plan: ControlPlan) -> Choice:
+    def keep_candidates(plan: ControlPlan) -> Choice:
         own: list[Candidate] = []
         kept.append(own)
 
-        def note(_: Any, ids: list[list[list[int]]], decode: list[list[Callable[[], Generation]]]) -> list[Chosen]:
+        def keep_rows(_: Any, ids: list[list[list[int]]], decode: list[list[Callable[[], Generation]]]) -> list[Chosen]:
             for rows, texts in zip(ids, decode, strict=True):
                 nats = zip(plan.classifier_nats(rows), plan.word_nats(rows), strict=True)
                 own.extend((*both, text().text) for both, text in zip(nats, texts, strict=True))
             return [Chosen(0) for _ in ids]
 
-        return note
+        return keep_rows
 
     for module in (jobs, pipeline):
         module.check_text = lambda *_: []  # type: ignore[attr-defined]  # checkers have no part in this
-    pipeline.choose_by_classifiers = keep  # type: ignore[assignment]
+    pipeline.choose_by_classifiers = keep_candidates  # type: ignore[assignment]
     settings = {"steps": steps, "temperature": 1.0}
     protocol = Protocol(1, SEED, candidates, replace(STANDARD, size=size), settings)
     for _ in lm.run_jobs([protocol.make_job(lm, target, number) for number, target in enumerate(targets)]):
@@ -60,26 +62,24 @@ def write(out: Path, targets: Sequence[Target], candidates: int, size: float, st
     write_atomic(out, "".join(json.dumps({"candidates": own}, ensure_ascii=False) + "\n" for own in kept))
 
 
-def repeat(kept: Path, targets: Sequence[Target], counts: Sequence[int], weights: Sequence[float]) -> None:
+def repeat_choice(kept: Path, targets: Sequence[Target], counts: Sequence[int], weights: Sequence[float]) -> None:
     """Choose anew for every number of candidates and weight, and measure the chosen texts."""
     measure = Measure(load_model("judge", "auto"), Checkers.load(None))
     found: list[list[Candidate]] = [[(a, b, text) for a, b, text in row["candidates"]] for row in read_results(kept)]
 
     @cache
-    def checked(number: int, text: str) -> Generation:
+    def check_candidate(number: int, text: str) -> Generation:
         checks = check_text(targets[number].asked.controls(), text)
         return Generation(text, split_words(text), 0, 0, 0.0, 0, controls=checks)
 
     for count in counts:
         for weight in weights:
             best = [min(own[:count], key=lambda one: weight * one[0] + one[1])[2] for own in found]
-            made = [
-                Made(target, [checked(k, text)]) for k, (target, text) in enumerate(zip(targets, best, strict=True))
-            ]
+            made = [Made(targets[k], [check_candidate(k, text)]) for k, text in enumerate(best)]
             figures = measure.model_row("candidates", targets[0].control, made, None).figures
             shown = {key: figures[key] for key in (*WHOLE, "all_at_once", JUDGE, "distinct_4") if key in figures}
             print(json.dumps({"candidates": count, "weight": weight, **shown}), flush=True)
-        texts = [[checked(k, text) for *_, text in own[:count]] for k, own in enumerate(found)]
+        texts = [[check_candidate(k, text) for *_, text in own[:count]] for k, own in enumerate(found)]
         right = [any(all(one["satisfied"] for one in text.controls) for text in some) for some in texts]
         print(json.dumps({"candidates": count, "any": sum(right) / len(right)}), flush=True)
 
@@ -100,9 +100,9 @@ def main() -> None:
     asked = parser.parse_args()
     targets = choose(read_targets(asked.targets), [asked.control], asked.most, asked.targets)
     if asked.what == "write":
-        write(asked.kept, targets, asked.candidates, asked.guidance, asked.steps, asked.device)
+        write_candidates(asked.kept, targets, asked.candidates, asked.guidance, asked.steps, asked.device)
     else:
-        repeat(asked.kept, targets, asked.counts, asked.weights)
+        repeat_choice(asked.kept, targets, asked.counts, asked.weights)
 
 
 if __name__ == "__main__":

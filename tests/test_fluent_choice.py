@@ -74,13 +74,13 @@ def test_kept_candidates_are_those_that_are_chosen_from(lm, tmp_path, monkeypatc
     monkeypatch.setattr(jobs, "check_text", jobs.check_text)
     tree = "(S (NP * *) (VP * (ADJP *)) *)"
     targets = [Target("tree", Request(tree=tree))]
-    candidates.write(tmp_path / "kept.jsonl", targets, 4, 10.0, 3, "cpu")
+    candidates.write_candidates(tmp_path / "kept.jsonl", targets, 4, 10.0, 3, "cpu")
     kept = json.loads((tmp_path / "kept.jsonl").read_text())["candidates"]
     monkeypatch.undo()
     job = Protocol(1, candidates.SEED, 4, None, {"steps": 3, "temperature": 1.0}).make_job(lm, targets[0], 0)
     (texts,) = (texts for _, texts in lm.run_jobs([job]))
     assert min(kept, key=lambda one: LABEL_WEIGHT * one[0] + one[1])[2] == texts[0].text
-    candidates.repeat(tmp_path / "kept.jsonl", targets, [1, 4], [30.0])
+    candidates.repeat_choice(tmp_path / "kept.jsonl", targets, [1, 4], [30.0])
     first, _, last, any_of_four = map(json.loads, capsys.readouterr().out.splitlines())
     assert last["tree_exact"] == texts[0].controls[0]["satisfied"] and any_of_four["any"] >= last["tree_exact"]
     assert first["candidates"] == 1

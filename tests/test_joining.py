@@ -51,7 +51,7 @@ class Server:
     def step(self, shape: LoopShape, loop: Loop, jobs: list[Any]) -> None:
         loop.enter()
         for found in loop.step():
-            texts = found.texts(self.lm)
+            texts = found.collect_texts(self.lm)
             made = next(made for job, made in zip(jobs, self.made, strict=True) if job is found.job)
             assert not texts.keys() & made.keys(), "no text is told twice"
             made |= texts

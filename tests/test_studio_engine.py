@@ -108,7 +108,7 @@ def test_the_event_loop_is_woken_once_for_many_calls(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(post._loop, "call_soon_threadsafe", lambda call: woken.append(wake(call)))
         for start in (0, 50):
             calls = [partial(found.append, k) for k in range(start, start + 50)]
-            thread = threading.Thread(target=lambda calls=calls: [post.call(call) for call in calls])
+            thread = threading.Thread(target=lambda calls=calls: [post.call_on_loop(call) for call in calls])
             thread.start()
             thread.join()  # the loop is busy meanwhile
             await asyncio.sleep(0)

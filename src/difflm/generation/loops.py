@@ -90,8 +90,8 @@ class Finished:
     part: slice  # its rows
     begun: float
 
-    def texts(self, lm: TextDiffusion) -> dict[int, Generation]:
-        """Its texts by number, chosen and checked. Waits for the words of a GPU."""
+    def collect_texts(self, lm: TextDiffusion) -> dict[int, Generation]:
+        """Return its texts by number, chosen and checked. Waits for the words of a GPU."""
         rows = finished_rows(lm.model, self.progress, self.jobs, self.part)
         return lm.finish_job(self.job, rows, self.progress.seconds_since(self.begun))
 

@@ -241,7 +241,7 @@ class Inference:
         self._joinable.clear()
         self._decoders.clear()
         for reader in [*self._readers.values()]:
-            reader.clear()
+            reader.clear_recorded()
         if isinstance(self.model, DiffusionModel):
             self.model.lengths.clear_recorded()
 
@@ -366,10 +366,10 @@ def remember_times(compute: Callable[[Tensor], T]) -> Callable[[Tensor], T]:
     """A function of times on a CPU, with its last answers: all texts of a request have the same times."""
 
     @lru_cache(MAX_TIMES)
-    def find(times: tuple[float, ...], dtype: torch.dtype) -> T:
+    def find_answer(times: tuple[float, ...], dtype: torch.dtype) -> T:
         return compute(torch.tensor(times, dtype=dtype))
 
-    return lambda t: find((*t.tolist(),), t.dtype) if t.dim() == 1 else compute(t)
+    return lambda t: find_answer((*t.tolist(),), t.dtype) if t.dim() == 1 else compute(t)
 
 
 def packs_weights(network: nn.Module) -> bool:

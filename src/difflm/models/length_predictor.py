@@ -91,27 +91,27 @@ class LengthPredictor(DrawnLength):
             rows = some + some[-1:] * (batch_rows(len(some)) - len(some))  # few sizes, each of which is captured once
             ids, there = (F.pad(one[rows], (0, width))[:, :width] for one in (own.source, own.source_mask))
             inputs = ids.to(device, non_blocking=True), there.to(device, non_blocking=True)
-            found.append(self.reader(denoiser)(*inputs)[: len(some)].to(here))
+            found.append(self.find_reader(denoiser)(*inputs)[: len(some)].to(here))
         return replace(condition, length_logits=torch.cat(found)[new.cumsum(0) - 1])
 
-    def reader(self, denoiser: Denoiser) -> Callable[[Tensor, Tensor], Tensor]:
-        """`read` with this denoiser, captured if its network allows it."""
+    def find_reader(self, denoiser: Denoiser) -> Callable[[Tensor, Tensor], Tensor]:
+        """`read_lengths` with this denoiser, captured if its network allows it."""
         if not getattr(denoiser.network, "capturable", True):
-            return partial(self.read, denoiser)
+            return partial(self.read_lengths, denoiser)
         found = self._reader  # other threads may replace it
         if found is None or found[0] is not denoiser:
-            found = denoiser, CapturedCalls(partial(self.read, denoiser), nn.ModuleList((denoiser, self)))
+            found = denoiser, CapturedCalls(partial(self.read_lengths, denoiser), nn.ModuleList((denoiser, self)))
             self._reader = found
         return found[1]
 
-    def read(self, denoiser: Denoiser, source: Tensor, mask: Tensor) -> Tensor:
+    def read_lengths(self, denoiser: Denoiser, source: Tensor, mask: Tensor) -> Tensor:
         """Logits of offsets for sources and their mask, [B, S] each."""
         return self.logits(denoiser.conditioning.prepare(denoiser, Condition(source, mask)))
 
     def clear_recorded(self) -> None:
         found, self._reader = self._reader, None
         if found is not None:
-            found[1].clear()
+            found[1].clear_recorded()
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles have: not what was captured, which would bring the denoiser with it."""

@@ -200,7 +200,7 @@ class CapturedCalls:
         with self.pool.acquire(key, partial(CapturedCall, self.function, inputs)) as call:
             return call(*inputs)
 
-    def clear(self) -> None:
+    def clear_recorded(self) -> None:
         """Free what was captured; the next calls capture again."""
         self.pool.clear()
 

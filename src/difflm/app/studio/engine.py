@@ -81,7 +81,7 @@ class Engine:
             jobs = [Job(one, self.limits, watched, self.metrics, post) for one in asked]
             for job in jobs:
                 bound, made = asyncio.Event(), self._binder.submit(self._bind, job, lm or self.lm)
-                made.add_done_callback(partial(post.call, bound.set))
+                made.add_done_callback(partial(post.call_on_loop, bound.set))
                 try:
                     async with asyncio.timeout(max(0, job.deadline - time.monotonic())):
                         await bound.wait()
@@ -282,7 +282,7 @@ class Engine:
             return
         with job.lock:
             try:
-                job.deliver(found.texts(job.lm))
+                job.deliver(found.collect_texts(job.lm))
             except Exception as error:
                 self._end(found.job, error)
         if job.over:

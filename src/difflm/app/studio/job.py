@@ -61,8 +61,8 @@ class Post:
         """Whether it belongs to another event loop than the one that runs."""
         return self._loop is not asyncio.get_running_loop()
 
-    def call(self, function: Callable[[], None], *_: Any) -> None:
-        """Call it on the event loop, in order; further arguments are what a `Future` gives its callbacks."""
+    def call_on_loop(self, function: Callable[[], None], *_: Any) -> None:
+        """Have the event loop call it, in order; further arguments are what a `Future` gives its callbacks."""
         self._calls.append(function)
         if not self._woken:
             self._woken = True
@@ -84,7 +84,7 @@ class Box:
         self._events, self._most = list[Event | DifflmError](), frames
 
     def put(self, event: Event | DifflmError) -> None:
-        self._post.call(partial(self._add, event))
+        self._post.call_on_loop(partial(self._add, event))
 
     def _add(self, event: Event | DifflmError) -> None:
         self._events.append(event)
