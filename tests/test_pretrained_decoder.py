@@ -10,11 +10,15 @@ from test_fine_tuning import write_labels
 from test_pretrained import hf, make_encoder  # noqa: F401
 from tiny import tiny_run
 
+from difflm.app.bench import SMALL
 from difflm.controls import Label, Length
+from difflm.data.batches import Batch
 from difflm.data.tokenizers import START
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
+from difflm.training.recipe import check
+from difflm.training.trainer import Trainer
 
 WORDS = ["START", "END", "UNK", "PAD", "food", "pub", "."]
 OWN = {"llama": {"num_key_value_heads": 1}, "gpt2": {"n_inner": 64}}
@@ -94,6 +98,45 @@ def test_cached_words_are_read_as_one_text(tmp_path, kind):
     assert torch.allclose(torch.cat([first, second, third], 1), whole, atol=1e-5)
     assert [layer[0].shape[2] for layer in grown] == [5, 5]
     assert all(torch.equal(a, b) for old, new in zip(kept, caches, strict=True) for a, b in zip(old, new, strict=True))
+
+
+def gradients(folder: Path, run: Path, prepare=lambda trainer: None, **changes):
+    """Gradients of one batch, with the library's layers prepared as training prepares them."""
+    recipe = check({**SMALL, "method": "autoregressive", "model": {"pretrained": str(folder), "dropout": 0.0}, **changes})
+    model = built(folder)
+    trainer = Trainer(model, recipe, run, torch.device("cpu"))
+    prepare(trainer)
+    torch.manual_seed(0)
+    trainer.gradients(Batch(torch.randint(4, 7, (3, 12)), torch.tensor([12, 9, 3])))
+    return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_layers_may_be_computed_again(tmp_path, kind):
+    folder = make_decoder(tmp_path / "theirs", kind)
+    assert [len([*block.parameters()]) > 4 for block in built(folder).network.blocks] == [True, True]
+    kept, again = (gradients(folder, tmp_path, recompute=recompute) for recompute in (False, True))
+    assert all(torch.allclose(kept[name], again[name], atol=1e-6) for name in kept)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_its_layers_may_be_compiled(tmp_path, kind):
+    """Both layers are of one graph; the compiler's last stage, which makes kernels, is left out."""
+    folder, graphs = make_decoder(tmp_path / "theirs", kind), []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def compile_layers(trainer):
+        torch._dynamo.reset()
+        for block in trainer.masters.model.network.blocks:
+            block.compile(dynamic=False, backend=keep)
+
+    plain, compiled = gradients(folder, tmp_path), gradients(folder, tmp_path, compile_layers)
+    assert len(graphs) == 1
+    assert all(torch.allclose(plain[name], compiled[name], atol=1e-5) for name in plain)
 
 
 @pytest.mark.long

@@ -34,7 +34,8 @@ def read_decoder(folder: str) -> dict[str, Any]:
 
 class PretrainedDecoder(nn.Module):
     """Vectors of words through the library's layers; `head` gives logits of our words. It answers to the calls of
-    `Transformer` that reading takes. `blocks` is empty: the library's layers are neither compiled nor captured."""
+    `Transformer` that reading takes. Training may compile the library's layers, but nothing captures them: the library
+    asks the device for masks at every call."""
 
     capturable = False
     slopes = staticmethod(weigh_slopes)
@@ -51,10 +52,16 @@ class PretrainedDecoder(nn.Module):
         with explained(f"model.pretrained: no {decoder['model_type']} can be made of its config.json"):
             self.body = transformers().AutoModel.from_config(config, trust_remote_code=False)
         self.body.set_input_embeddings(nn.Embedding(1, config.hidden_size))  # never called: words come as vectors
-        self.input, self.blocks = nn.Identity(), nn.ModuleList()
-        self.norm, self.head = nn.Identity(), nn.Linear(config.hidden_size, vocabulary)
+        self.input, self.norm = nn.Identity(), nn.Identity()
+        self.head = nn.Linear(config.hidden_size, vocabulary)
         nn.init.normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.head.bias)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The library's layers, which it names as those that devices do not share."""
+        names = self.body._no_split_modules or ()
+        return [part for part in self.body.modules() if type(part).__name__ in names]
 
     def run(
         self, x: Tensor, t: None, mask: Tensor | None, caches: Sequence[Cache | None] | None, start: int, **_: Any
@@ -69,8 +76,8 @@ class PretrainedDecoder(nn.Module):
             seen = {"attention_mask": mask[:, -1].long(), "position_ids": places[:, -x.shape[1] :].clamp(min=0)}
         kept = transformers().DynamicCache()
         for layer, cache in enumerate(caches):
-            assert cache is not None
-            kept.update(*cache, layer)
+            if cache is not None:
+                kept.update(*cache, layer)
         out = self.body(inputs_embeds=x, past_key_values=kept, use_cache=True, **seen)
         return out.last_hidden_state, [(one[0], one[1]) for one in out.past_key_values]
 
