@@ -102,7 +102,9 @@ def test_cached_words_are_read_as_one_text(tmp_path, kind):
 
 def gradients(folder: Path, run: Path, prepare=lambda trainer: None, **changes):
     """Gradients of one batch, with the library's layers prepared as training prepares them."""
-    recipe = check({**SMALL, "method": "autoregressive", "model": {"pretrained": str(folder), "dropout": 0.0}, **changes})
+    recipe = check(
+        {**SMALL, "method": "autoregressive", "model": {"pretrained": str(folder), "dropout": 0.0}, **changes}
+    )
     model = built(folder)
     trainer = Trainer(model, recipe, run, torch.device("cpu"))
     prepare(trainer)
