@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from benchmarks.english_texts import SOURCES
 from benchmarks.export_run import export_run
 from benchmarks.narrow import quantise_rows
+from difflm.controls import Field, Tags
 from difflm.data.text_metrics import distinct_n
 from difflm.data.tokenizers import UNK
 from difflm.errors import DifflmError
@@ -42,6 +43,15 @@ def test_weights_stay_small_and_have_a_card(name: str, megabytes: int) -> None:
     assert (run / "model.safetensors").stat().st_size <= megabytes * 1e6
     card = (run / "README.md").read_text(encoding="utf-8")
     assert "CC BY-SA 4.0" in card and "difflm train" in card
+
+
+def test_only_classifiers_that_are_asked_are_loaded() -> None:
+    """Both know tags; the later one counts, so the other is not read for them."""
+    lm = TextDiffusion.from_pretrained("e2e")
+    lm.plan_controls([Tags(("PROPN", "AUX", "ADJ", "PUNCT"))])
+    assert [folder.name for folder in lm._classifiers] == ["guide-syntax"]
+    lm.plan_controls([Field("food", "Japanese")])
+    assert {folder.name for folder in lm._classifiers} == {"guide", "guide-syntax"}
 
 
 @pytest.mark.long

@@ -96,13 +96,15 @@ class TextDiffusion(Pretrained, Reader):
         return self._classifiers[folder]
 
     def _find_classifiers(self, heads: set[str]) -> list[Classifier | SentenceClassifier]:
-        """The classifiers that know these heads; all if a head is missing, so that the error can name the others."""
+        """The classifiers that know these heads, of two that know one the later; all if a head is missing, so that the
+        error can name the others."""
         for folder in self.guides if heads else ():
             if folder not in self._heads:
                 self._heads[folder] = heads_of(folder)
         known = {folder: self._heads[folder] for folder in self.guides} if heads else {}
-        all_known = heads <= {head for some in known.values() for head in some or ()}
-        chosen = [folder for folder, some in known.items() if some is None or some & heads or not all_known]
+        asked = {head: folder for folder, some in known.items() for head in heads & (some or set())}
+        some_missing = heads > asked.keys()
+        chosen = [f for f, some in known.items() if some is None or f in asked.values() or some_missing]
         return [self._classifiers.get(folder) or self._load_classifier(folder) for folder in chosen]
 
     @property
