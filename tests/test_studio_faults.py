@@ -196,6 +196,23 @@ def test_health_tells_that_nobody_is_left_to_work(lm: TextDiffusion) -> None:
     engine.close()
 
 
+def test_a_deadline_that_passes_before_a_request_is_read_is_no_failure(lm: TextDiffusion) -> None:
+    """The event loop may learn of both at once, and must not go on with a request that nobody read."""
+    from difflm.app.studio.engine import Engine
+    from difflm.app.studio.job import Job, Unavailable
+
+    engine = Engine(lm, Limits())
+
+    async def make_job() -> Job:
+        return Job({"n": 1}, Limits(seconds=1), False, engine.metrics)
+
+    job = asyncio.run(make_job())
+    job.deadline = job.begun - 1
+    with pytest.raises(Unavailable, match="the time limit of 1 s passed"):
+        engine._bind(job, lm)
+    engine.close()
+
+
 # -- stopping ---------------------------------------------------------------------------------------------------------
 
 

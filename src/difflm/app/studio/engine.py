@@ -165,7 +165,7 @@ class Engine:
 
     def _bind(self, job: Job, lm: TextDiffusion) -> None:
         if job.over:
-            return
+            raise job.late
         self._bound = time.monotonic()
         try:
             job.bind(lm, self._move)
