@@ -295,7 +295,7 @@ def check_texts(plan: Plan) -> None:
 
     lines, measure = read_results(plan.results), make_measure("control", plan)
     targets = by_control(read_targets(plan.out / "targets.jsonl"))
-    known = systems("control", plan)
+    known, sentences = systems("control", plan), dict[str, dict[str, Any]]()
     for line in lines:
         name, part = line["row"], line["part"]
         texts = plan.out / "texts" / f"control-{name}-{part}.jsonl"
@@ -304,7 +304,7 @@ def check_texts(plan: Plan) -> None:
             row = measure.model_row(name, part, [found[id(target)] for target in targets[part]], None)
             anew = figures_of(row)
             line.update({key: line[key] | anew[key] for key in ("figures", "intervals", "errors")})
-            line["sentences"] = real(measure, part, targets)
+            line["sentences"] = sentences[part] = sentences.get(part) or real(measure, part, targets)
     write_atomic(plan.results, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 

@@ -17,6 +17,7 @@ from difflm.annotators.tagger import own_tagger
 from difflm.annotators.trees import phrases, shapes
 from difflm.app.cli import main
 from difflm.controls.learned import checking_tagger
+from difflm.controls.plan import check_text
 from difflm.data.e2e import E2EPair, read_e2e
 from difflm.data.tokenizers import UNK
 from difflm.data.words import split_words
@@ -516,6 +517,22 @@ def test_targets_that_ask_the_same_have_texts_of_their_own(tmp_path):
         ["A pub", "No"],
         ["An inn", "Here I go"],
     ]
+
+
+def test_trees_of_a_file_are_parsed_at_once(tmp_path, monkeypatch):
+    """Not text by text; and what is found is what a text by itself has."""
+    asked = {"tree": "(S (NP * *) (VP * (NP * *)) *)"}
+    texts = ["The Mill serves cheap food.", "The pub has no name.", "Cotto is cheap.", ""]
+    target = Target("tree", Request(**asked), texts[1])
+    lines = [{"control": "tree", "asked": asked, "text": text} for text in texts]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    alone = [check_text(target.asked.controls(), text) for text in texts]
+    calls, parser = [], own_parser()
+    parse = parser.parse
+    monkeypatch.setattr(parser, "parse", lambda sentences: calls.append(len(sentences)) or parse(sentences))
+    found = read_texts(tmp_path / "texts.jsonl", [target], 4)
+    assert [text.controls for text in found[id(target)].texts] == alone and calls == [3]
+    assert [one[0]["satisfied"] for one in alone][2:] == [False, False]
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 """Controls of sentence structure: a whole tree, or some of its phrases."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -146,9 +146,24 @@ def check_room(words: int, info: ModelInfo, name: str) -> None:
         raise UsageError(f"{name}: it needs {words} words; this model takes at most {info.max_words}.")
 
 
+_parsed: dict[tuple[str, ...], trees.Tree] = {}  # trees of texts that are about to be checked
+
+
+def parse_ahead(texts: Iterable[Sequence[str]]) -> None:
+    """Parse texts that are about to be checked all at once, which is ten times as fast as one by one. Trees that an
+    earlier call found are forgotten."""
+    from difflm.annotators.parser import own_parser, parse_texts
+
+    distinct = list({tuple(words) for words in texts if words})
+    _parsed.clear()
+    _parsed.update(zip(distinct, parse_texts(own_parser(), distinct) if distinct else (), strict=True))
+
+
 def parse_bracketed(words: Sequence[str]) -> tuple[trees.Tree | None, str]:
     """The tree of a text by the bundled parser, which took no part in guiding; None if there are no words."""
     from difflm.annotators.parser import own_parser, parse_texts
 
-    parser = own_parser()
-    return parse_texts(parser, [list(words)])[0] if words else None, parser.name
+    parser, found = own_parser(), _parsed.get(tuple(words))
+    if found is None and words:
+        (found,) = parse_texts(parser, [list(words)])
+    return found, parser.name

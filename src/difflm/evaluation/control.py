@@ -25,6 +25,7 @@ from difflm.controls.guidance import ORIGINAL, GuidanceSettings
 from difflm.controls.learned import POS
 from difflm.controls.plan import check_text
 from difflm.controls.rivals import DECODERS
+from difflm.controls.syntax import parse_ahead
 from difflm.data.e2e import E2EPair
 from difflm.data.text_metrics import distinct_n, self_bleu
 from difflm.data.texts import read_lines
@@ -274,6 +275,8 @@ def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[int, Ma
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):  # pydantic's error is a ValueError
             raise UsageError(f'{path}, line {number} is not a text such as {{"control", "asked", "text"}}.') from None
         texts.setdefault((target.control, target.key), []).append(text)
+    syntactic = {(one.control, one.key) for one in targets if one.asked.tree or one.asked.span}
+    parse_ahead(text.tokens for key in syntactic & texts.keys() for text in texts[key])
     found = {}
     for target in targets:
         own = texts.get((target.control, target.key), [])
