@@ -239,7 +239,7 @@ def test_a_guide_that_is_none(complaint, tiny_runs, small_guide, tmp_path):
         (["own-text", "data=g.txt", "model.heads=5"], "model.heads=5"),
         (["own-text", "data=g.txt", "model.layers=0"], "model.layers"),
         (["own-text", "data=e2ee"], "Did you mean 'e2e'?"),
-        (["."], "no recipe '.'"),
+        (["."], "own-text data=."),
     ],
 )
 def test_a_wrong_recipe(complaint, tmp_path, argv, said):
@@ -471,3 +471,14 @@ def test_training_that_runs_away_names_the_last_good_checkpoint(complaint, tmp_p
     kept = sorted(run.glob("checkpoints/step-*"), key=lambda path: int(path.name.removeprefix("step-")))
     assert f"last good checkpoint is {kept[-1]};" in said
     assert main(["generate", str(run)]) == 0  # and the weights beside it are those
+
+
+def test_a_beam_search_chooses_in_no_other_way(complaint):
+    for more in (["--temperature", 0.5], ["--top-k", 3], ["--top-p", 0.5]):
+        assert f"leave {more[0]} out, or --beams" in complaint(2, "generate", "judge", "--beams", 3, *more)
+    assert "leave --mbr out, or --beams" in complaint(2, "generate", "judge", "--beams", 3, "--mbr", 3)
+    assert "give --beams as well" in complaint(2, "generate", "judge", "--length-penalty", 1)
+
+
+def test_texts_are_not_written_over_a_device(complaint):
+    assert "is not a regular file" in complaint(2, "generate", "e2e", "--out", "/dev/null")

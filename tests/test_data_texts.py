@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from difflm.data.corpora import corpus, corpus_path
 from difflm.data.e2e import E2EPair, e2e_path, read_e2e
-from difflm.data.texts import read_texts
+from difflm.data.texts import read_chunks, read_texts
 from difflm.errors import DifflmError, UsageError
 
 LINE = "name : The Mill | price : £ 20 - 25 | customer rating : 5 out of 5||The Mill costs £ 20 - 25 . \n"
@@ -65,6 +65,8 @@ def test_jsonl_comes_back(texts: list[str], escaped: bool, tmp_path: Path) -> No
         ("a.csv", "", None, "no text"),
         ("a.csv", "text\n", None, "no text"),
         ("a.csv", "id,texts\n1,a\n", None, "no column 'text'.*Did you mean 'texts'.*id, texts"),
+        ("a.csv", "id;text\n1;a\n", None, "separated by ';': save it with commas"),
+        ("a.jsonl", '{"src": "a", "trg": "b"}\n', None, "It has pairs: train with task=seq2seq"),
         ("a.csv", "a,text\n1\n", None, "line 2 .*1 of 2 columns"),
         ("a.csv", 'text\n"open', None, "not CSV"),
         ("a.jsonl", '{"sumary": "a"}\n', "summary", "Did you mean 'sumary'"),
@@ -81,6 +83,14 @@ def test_what_is_wrong_is_named(
 ) -> None:
     with pytest.raises(DifflmError, match=message):
         list(read_texts(write(tmp_path / name, content), column))
+
+
+def test_suffixes_may_be_capitals_and_chunks_have_no_carriage_returns(tmp_path: Path) -> None:
+    path = write(tmp_path / "MY.TXT", b"one\r\ntwo\r\n")
+    assert list(read_texts(path)) == ["one", "two"]
+    assert "".join(read_chunks(path, 3)) == "one\ntwo\n"
+    (tmp_path / "A.TXT.GZ").write_bytes(gzip.compress(b"packed\n"))
+    assert list(read_texts(tmp_path / "A.TXT.GZ")) == ["packed"]
 
 
 def test_a_cut_gzip_file_is_named(tmp_path: Path) -> None:

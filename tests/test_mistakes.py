@@ -53,6 +53,8 @@ MISTAKES = {
     "train e2e stesp=9 --out run": "unknown key 'stesp'. Did you mean 'steps'?",
     "train e2e method=mdml --out run": "Did you mean mdlm?",
     "train e2e": "Give --out RUN, a new directory",
+    "train own-text data=my.txt steps=9 minutes=3 --out run": "minutes=3 and steps=9 both say how long",
+    "train . --out run": "For the texts in it, give own-text data=.",
     "train e2e steps --out run": "is not of the form key=value, such as steps=2000",
     "train own-text --out run": "give data=FILE",
     "data fetch ptb": "the Linguistic Data Consortium hands it to its licensees",

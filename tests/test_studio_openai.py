@@ -1,6 +1,7 @@
 """The `openai` package talks to the studio as to any other server."""
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from tiny import tiny_run, tiny_runs
 
 from difflm.data.words import split_words
 from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.texts import Draft
 
 assert tiny_runs  # a fixture
 openai = need("openai", "fastapi", "uvicorn")
@@ -202,8 +204,20 @@ def test_log_probabilities_are_those_of_the_answer(client: Any) -> None:
             assert "".join(told.tokens).strip() == answer and len(told.tokens) == len(split_words(answer))
             assert all(-21 < nats <= 0 for nats in told.token_logprobs)
             offsets = zip(told.tokens, told.text_offset, strict=True)
-            assert all(answer.startswith(token.strip(), at + (token[0] == " ")) for token, at in offsets)
+            assert all(choice.text.startswith(token, at) for token, at in offsets)
     assert complete(client, "").choices[0].logprobs is None
+
+
+def test_log_probabilities_are_not_those_of_the_same_words_in_the_prompt() -> None:
+    """Words that were given are certain; the same words in the answer are not."""
+    from difflm.app.studio.formats import log_probabilities
+
+    tokens = ["He", "stopped", ".", "He", "stopped", "."]
+    drafts = [Draft(0, 1, 0.5, ["He", "stopped", ".", "He", "", ""], [1.0] * 4 + [0.0] * 2, [True] * 6)]
+    drafts.append(Draft(0, 2, 0.0, tokens, [1.0, 1.0, 1.0, 1.0, 0.5, 0.25], [False] * 4 + [True] * 2))
+    found = log_probabilities(drafts, "He stopped. He stopped.", " stopped.", len("He stopped. He"))
+    assert found["tokens"] == [" stopped", "."] and found["text_offset"] == [0, 8]
+    assert found["token_logprobs"] == [round(math.log(0.5), 4), round(math.log(0.25), 4)]
 
 
 @pytest.mark.long

@@ -221,4 +221,18 @@ def test_generate_writes_from_one_source_and_from_those_of_its_lines(run, tmp_pa
 def test_words_that_the_model_does_not_know_are_counted(run, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("a zebra b\n")
     assert translated(run, tmp_path / "a.txt") == 0
-    assert "1 of 3 tokens of the sources are words that this model does not know" in capsys.readouterr().err
+    said = "1 of 3 tokens of the sources are words that this model does not know"
+    assert said in capsys.readouterr().err
+    assert main(["generate", str(run), "--source", "a zebra b", "--steps", "3"]) == 0
+    assert said in capsys.readouterr().err
+    (text,) = TextDiffusion.from_pretrained(run).generate(1, source="a zebra b", steps=3)
+    assert text.warnings == [f"{said}."]
+
+
+def test_candidates_are_ranked(run, tmp_path, complaint):
+    (tmp_path / "a.txt").write_text("a b\n")
+    assert "give --rank bound or --rank RUN" in complaint(2, "translate", run, tmp_path / "a.txt", "--candidates", 3)
+
+
+def test_bench_has_no_sources(run, complaint):
+    assert "writes from sources, which bench has none of" in complaint(2, "bench", run)

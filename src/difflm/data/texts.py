@@ -110,8 +110,8 @@ def check_sources(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple
 
 
 def file_kind(path: Path) -> str:
-    """The suffix of a file before .gz."""
-    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix
+    """The suffix of a file before .gz, in small letters."""
+    return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
 
 
 def read_chunks(path: Path, size: int) -> Iterator[str]:
@@ -120,7 +120,7 @@ def read_chunks(path: Path, size: int) -> Iterator[str]:
         raise UsageError(f"{path}: only a .txt file can be cut into pieces of {size} characters.")
     rest = ""
     for _, line in read_lines(path):
-        rest += line
+        rest += line.replace("\r\n", "\n")
         whole = len(rest) - len(rest) % size
         yield from (rest[start : start + size] for start in range(0, whole, size))
         rest = rest[whole:]
@@ -177,7 +177,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line numbers from 1 and lines with their line ends."""
     number = 0
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             for number, line in decode_lines(file, str(path)):
                 yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile):
@@ -298,6 +298,14 @@ def _jsonl_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
 ROWS: dict[str, Callable[[Path, tuple[str, ...]], Iterator[Row]]] = {".csv": read_columns, ".jsonl": _jsonl_rows}
 
 
+PAIRS = (("src", "trg"), ("source", "target"))  # columns of sources and targets
+
+
 def no_column(path: Path, column: str, names: list[str], number: int) -> UsageError:
-    said = f"no column {column!r} in line {number} of {path}. {suggest(column, names)}"
+    said = f"no column {column!r} in line {number} of {path}. "
+    if len(names) == 1 and (mark := next((mark for mark in ";\t" if mark in names[0]), "")):
+        return UsageError(f"{said}Its columns are separated by {mark!r}: save it with commas.")
+    if column == "text" and any({*pair} <= {*names} for pair in PAIRS):
+        return UsageError(f"{said}It has pairs: train with task=seq2seq, measure with --task seq2seq.")
+    said += suggest(column, names)
     return UsageError(f"{said}It has: {', '.join(names) or 'none'}.")

@@ -16,7 +16,7 @@ from difflm.controls.guidance import STANDARD, GuidanceSettings
 from difflm.controls.plan import ControlPlan, Edit, check_text, steering_for
 from difflm.controls.rivals import ControlDecoder
 from difflm.data.corpora import describe_texts
-from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
+from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer, Words
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED, SURE
@@ -93,7 +93,12 @@ def fastest_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def check_request(
-    n: int, seed: int, mbr: int = 1, candidates: int = 1, controls: Sequence[Control] | None = None
+    n: int,
+    seed: int,
+    mbr: int = 1,
+    candidates: int = 1,
+    controls: Sequence[Control] | None = None,
+    has_source: bool = False,
 ) -> None:
     """Reject invalid numbers. `controls` are those by which candidates are chosen; None: they are not known yet."""
     for name, value in (("n", n), ("seed", seed), ("mbr", mbr), ("candidates", candidates)):
@@ -112,9 +117,10 @@ def check_request(
     if candidates > 1 and mbr > 1:
         raise UsageError("--candidates and --mbr both choose among candidates: give one of them.")
     if candidates > 1 and controls is not None and not any(control.head for control in controls):
+        other = "give --rank bound or --rank RUN" if has_source else "give --infill"
         raise UsageError(
             "--candidates needs something to choose by: ask for a field, label, tags or tree, "
-            "give --infill, or use --mbr instead."
+            f"{other}, or use --mbr instead."
         )
 
 
@@ -162,6 +168,14 @@ def plain_edit(edit: Edit) -> str:
     if edit.keep or edit.strength != Edit.strength:
         raise UsageError("this model edits the text directly: leave --keep and --strength out.")
     return edit.text
+
+
+def warn_of_sources(sources: Sequence[Sequence[int]]) -> list[str]:
+    """Warn of words of the sources, given as ids, that a model does not know."""
+    unknown, tokens = sum(row.count(UNK) for row in sources), sum(map(len, sources))
+    if not unknown:
+        return []
+    return [f"{unknown:,} of {tokens:,} tokens of the sources are words that this model does not know."]
 
 
 def explain_unknown(unknown: Sequence[str], name: str, tokenizer: Tokenizer, data: str | None) -> list[str]:

@@ -39,6 +39,7 @@ from difflm.generation.jobs import (
     parse_guidance,
     plain_edit,
     run_jobs,
+    warn_of_sources,
 )
 from difflm.generation.ranking import GapFit, Rank, make_ranking
 from difflm.generation.reading import Reader, list_texts
@@ -241,7 +242,7 @@ class TextDiffusion(Pretrained, Reader):
             n = len(sources)
         template = next((one for one in controls if isinstance(one, Infill) and not (method or sources)), None)
         gap = None if any(one.head for one in controls if isinstance(one, Control)) else template  # the model chooses
-        check_request(n, seed, mbr, candidates, None if rank or gap else controls)
+        check_request(n, seed, mbr, candidates, None if rank or gap else controls, bool(told))
         if template is not None and template.parts[-1]:  # a model may have other settings for gaps than for whole texts
             settings = self.config.get("gaps", {}) | {key: v for key, v in settings.items() if v is not None}
         sampling = self.sampling(**settings) if settings else self.model.sampling
@@ -256,6 +257,8 @@ class TextDiffusion(Pretrained, Reader):
         job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources, begin=begin)
         if (plan is not None and plan.unknown_words) or UNK in begin:
             job.warnings = self.warnings(plan, edit.text if edit else "")
+        if len(told) == 1:
+            job.warnings = [*job.warnings, *warn_of_sources(told)]
         if sampling.contrast and not sources and not (plan and (plan.infill or (edit and edit.keep))):
             raise UsageError("--contrast needs known words: give some with --infill, or with --edit and --keep.")
         if rank is not None:

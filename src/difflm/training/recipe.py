@@ -166,6 +166,10 @@ def load_recipe(
                 f"init={theirs}: {method} cannot start from somebody else's model; give method=, one of {able}."
             )
         given = {"model.pretrained": theirs, "tokenizer": theirs, **given}
+    if "minutes" in given and given.get("steps"):
+        raise UsageError(f"minutes={given['minutes']} and steps={given['steps']} both say how long: give one of them.")
+    if "minutes" in given:
+        given = {**given, "steps": "0"}
     dropped = _drop_foreign(values, given)
     sizes = values["model"]
     if given.get("init"):  # the recipe's sizes are for another initial run; sizes among the changes still apply
@@ -286,13 +290,17 @@ def _read(name_or_path: str) -> dict[str, Any]:
             raise UsageError(f"{path} is not a recipe: it has more than {MOST_BYTES:,} bytes.")
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
+        if path.is_dir():
+            raise UsageError(f"{path} is a directory. For the texts in it, give own-text data={path}.") from None
         hint = suggest(name_or_path, bundled, quoted=False)
         raise UsageError(f"no recipe {name_or_path!r}. {hint}Known: {', '.join(bundled)}; or a YAML file.") from None
     except (OSError, *NOT_YAML) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UsageError(f"{path} is not a readable recipe: {reason}.") from None
     if not isinstance(values, dict):
-        raise UsageError(f"{path} is not a recipe: it should hold `key: value` lines.")
+        raise UsageError(
+            f"{path} is not a recipe: it should hold `key: value` lines. Texts are .txt, .csv or .jsonl files."
+        )
     return {**values, "model": _sizes(values.get("model"))}
 
 

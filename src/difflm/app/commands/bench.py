@@ -4,6 +4,7 @@ from typing import Any
 
 from difflm.app.commands.options import Device, Dtype, Json, Model, check_names, load_model, report_errors, with_options
 from difflm.app.console import Bar, put_json, put_table
+from difflm.errors import UsageError
 
 
 @report_errors
@@ -16,6 +17,8 @@ def bench(
     from difflm.app.bench import measure
 
     lm = load_model(model, device, dtype)
+    if lm.model.source_longest:
+        raise UsageError(f"{model} writes from sources, which bench has none of: `difflm evaluate` times those.")
     lm.sampling(**settings)  # rejects wrong settings before anything is measured
     with Bar("measuring") as bar:
         report = measure(model, lm, bar.update, **settings)

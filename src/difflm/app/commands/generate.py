@@ -94,7 +94,7 @@ def generate(
     writer.refuse(many)
     if out:
         asked_for = hash_texts([request.model_dump_json() for request in many])
-        settings = {"guide": [str(folder) for folder in guide or []], "guidance": guidance, "dtype": dtype}
+        settings = {"guide": [hash_model(str(folder)) for folder in guide or []], "guidance": guidance, "dtype": dtype}
         origin = {"model": hash_model(model), "requests": asked_for, **settings, "json": as_json}
         rows = processes.rows(sum(request.n for request in many))
         with ResumableLines(out, origin, processes) as kept, report_rest(kept, rows.stop - rows.start):
@@ -302,3 +302,12 @@ def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> 
         if FAMILIES[key] != "any" and needed not in lm.model.families:
             kind = "diffusion" if needed == "diffusion" else "autoregressive"
             raise UsageError(f"--{option_name(key)} is for {kind} models, but {name} is {method}: leave it out.")
+    given = request.settings()
+    beams = given.get("beams", lm.model.sampling.beams)
+    if beams and "diffusion" not in lm.model.families:
+        if ignored := next((key for key in ("temperature", "top_k", "top_p") if key in given), None):
+            raise UsageError(f"a beam search draws nothing: leave --{option_name(ignored)} out, or --beams.")
+        if request.mbr > 1:
+            raise UsageError("a beam search gives one text: leave --mbr out, or --beams.")
+    if given.get("length_penalty") and not beams:
+        raise UsageError("--length-penalty is for a beam search: give --beams as well.")

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 
 def choose_processes(out: Path | None) -> "Processes":
-    """The processes that write the texts together; if there are several, a file is required."""
+    """The processes that write the texts together, to a file if there are several; what is no file is rejected."""
     from difflm.runtime.distributed import current
 
     if out is None and current().count > 1:
         raise UsageError("several processes need a common output file: give --out FILE.")
+    if out is not None and out.exists() and not out.is_file():
+        raise UsageError(f"--out {out} is not a regular file. Choose another name.")
     return current()
 
 

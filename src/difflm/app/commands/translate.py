@@ -79,9 +79,11 @@ def translate(
     numbers, sources = read_input(file, column)
     name = file or "standard input"
     lm.encode_sources(sources, lambda k: f"line {numbers[k - 1]} of {name}")
+    from difflm.generation.jobs import warn_of_sources
+
     ranked = load_rank(rank, device) if rank else None
     job = lm.make_job(**{**request.job(), "source": sources}, guidance=strength, rank=ranked)
-    for warning in (*job.warnings, *warn_of_unknown_sources(job)):
+    for warning in dict.fromkeys((*job.warnings, *warn_of_sources(job.sources))):
         complain(f"warning: {warning}")
 
     def line(text: "Generation", source: str) -> str:
@@ -94,7 +96,8 @@ def translate(
         with bar:
             write_texts(lm, job, sources, line, bar, steps, bar.put)
         return
-    settings = {**asked, "guide": [str(folder) for folder in guide or []], "guidance": guidance, "dtype": dtype}
+    settings = {**asked, "guidance": guidance, "dtype": dtype}
+    settings["guide"] = [hash_model(str(folder)) for folder in guide or []]
     if rank:
         settings["rank"] = rank if rank == "bound" else hash_model(rank)
     origin = {"model": hash_model(run), "sources": hash_texts(sources), **settings, "json": as_json}
@@ -146,12 +149,3 @@ def read_input(file: Path | None, column: str | None) -> tuple[list[int], list[s
         found = check_sources(decode_lines(sys.stdin.buffer, "standard input"), "standard input")
     pairs = list(found)
     return [number for number, _ in pairs], [source for _, source in pairs]
-
-
-def warn_of_unknown_sources(job: "GenerationJob") -> list[str]:
-    from difflm.data.tokenizers import UNK
-
-    unknown, tokens = sum(row.count(UNK) for row in job.sources), sum(map(len, job.sources))
-    if not unknown:
-        return []
-    return [f"{unknown:,} of {tokens:,} tokens of the sources are words that this model does not know."]

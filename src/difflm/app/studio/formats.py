@@ -60,8 +60,9 @@ class LogProbabilities(BaseModel):
     text_offset: list[int]
 
 
-def log_probabilities(drafts: Sequence[Draft], text: str, answer: str) -> dict[str, Any]:
-    """How likely the model found each token of the answer in the step that last changed it."""
+def log_probabilities(drafts: Sequence[Draft], text: str, answer: str, start: int = 0) -> dict[str, Any]:
+    """How likely the model found each token of the answer in the step that last changed it. The answer is looked for
+    from `start` on: its words may also occur in the prompt."""
     sure: dict[int, float] = {}
     last: list[str] = []
     for draft in drafts:
@@ -69,14 +70,17 @@ def log_probabilities(drafts: Sequence[Draft], text: str, answer: str) -> dict[s
             if k >= len(last) or last[k] != token:
                 sure[k] = draft.confidence[k]
         last = draft.tokens
-    first, at = max(0, text.find(answer.strip())), 0
+    answer, at = answer.rstrip(), 0
+    if (first := text.find(answer, start)) < 0:  # printed with other spaces
+        answer = answer.strip()
+        first = max(start, text.find(answer, start))
     found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": None, "text_offset": []}
     for k, token in enumerate(last):
         begin = text.find(token.strip(), at) if token.strip() else -1
         if begin < 0:
             continue
         before, at = at, begin + len(token.strip())
-        if first <= begin and at <= first + len(answer.strip()):
+        if first <= begin and at <= first + len(answer):
             found["tokens"].append(text[max(before, first) : at])
             found["token_logprobs"].append(round(log(max(sure[k], UNLIKELY)), 4))
             found["text_offset"].append(max(before, first) - first)
