@@ -31,12 +31,14 @@ def train_methods(
     folder = into or default_run(given["data"], "compare")
     command = ["difflm", "compare", "--methods", ",".join(names), *changes, "--minutes", f"{minutes:g}"]
     for name in names:
-        run, own = folder / name, [*others, f"method={name}", f"minutes={minutes:g}"]
+        run, own = folder / name, [*others, f"method={name}", *([] if "steps" in given else [f"minutes={minutes:g}"])]
         resume = (run / "recipe.json").exists()
         if resume and is_finished(run):
             note(f"{run}: trained before")
             continue
-        note(f"{run}: {minutes:g} minutes of {name}")
+        note(
+            f"{run}: {given['steps']} steps of {name}" if "steps" in given else f"{run}: {minutes:g} minutes of {name}"
+        )
         kind = check_device(device).type
         recipe = begun_recipe(run, given["data"], own) if resume else own_recipe(given["data"], own, root, kind, note)
         again = [*command, *(["--into", str(into)] if into else [])]

@@ -169,7 +169,7 @@ def load_recipe(
     if "minutes" in given and given.get("steps"):
         raise UsageError(f"minutes={given['minutes']} and steps={given['steps']} both say how long: give one of them.")
     if "minutes" in given:
-        given = {**given, "steps": "0"}
+        given = {**given, "steps": 0}
     dropped = _drop_foreign(values, given)
     sizes = values["model"]
     if given.get("init"):  # the recipe's sizes are for another initial run; sizes among the changes still apply
