@@ -100,7 +100,7 @@ def test_cached_words_are_read_as_one_text(tmp_path, kind):
     assert all(torch.equal(a, b) for old, new in zip(kept, caches, strict=True) for a, b in zip(old, new, strict=True))
 
 
-def gradients(folder: Path, run: Path, prepare=lambda trainer: None, **changes):
+def compute_gradients(folder: Path, run: Path, prepare=lambda trainer: None, **changes):
     """Gradients of one batch, with the library's layers prepared as training prepares them."""
     recipe = check(
         {**SMALL, "method": "autoregressive", "model": {"pretrained": str(folder), "dropout": 0.0}, **changes}
@@ -117,7 +117,7 @@ def gradients(folder: Path, run: Path, prepare=lambda trainer: None, **changes):
 def test_its_layers_may_be_computed_again(tmp_path, kind):
     folder = make_decoder(tmp_path / "theirs", kind)
     assert [len([*block.parameters()]) > 4 for block in built(folder).network.blocks] == [True, True]
-    kept, again = (gradients(folder, tmp_path, recompute=recompute) for recompute in (False, True))
+    kept, again = (compute_gradients(folder, tmp_path, recompute=recompute) for recompute in (False, True))
     assert all(torch.allclose(kept[name], again[name], atol=1e-6) for name in kept)
 
 
@@ -136,7 +136,8 @@ def test_its_layers_may_be_compiled(tmp_path, kind):
         for block in trainer.masters.model.network.blocks:
             block.compile(dynamic=False, backend=keep)
 
-    plain, compiled = gradients(folder, tmp_path), gradients(folder, tmp_path, compile_layers)
+    plain = compute_gradients(folder, tmp_path)
+    compiled = compute_gradients(folder, tmp_path, compile_layers)
     assert len(graphs) == 1
     assert all(torch.allclose(plain[name], compiled[name], atol=1e-5) for name in plain)
 

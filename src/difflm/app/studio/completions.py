@@ -132,7 +132,7 @@ class Gap:
             return [Infill(" ___ ".join(around).strip(), self.most)]
         return []
 
-    def start(self, made: Generation) -> int:
+    def answer_start(self, made: Generation) -> int:
         """Where the answer may begin in the whole text."""
         before = "" if self.whole or self.template is not None else self.before.strip()
         return len(before) if made.text.startswith(before) else 0
@@ -215,7 +215,7 @@ class Completion:
             "index": place * self.jobs[place].n + number,
             "text": text,
             "finish_reason": reason,
-            "logprobs": drafts and log_probabilities(drafts, made.text, text, gap.start(made)),
+            "logprobs": drafts and log_probabilities(drafts, made.text, text, gap.answer_start(made)),
             "controls": made.controls,
             "warnings": made.warnings,
         }
