@@ -480,5 +480,12 @@ def test_a_beam_search_chooses_in_no_other_way(complaint):
     assert "give --beams as well" in complaint(2, "generate", "judge", "--length-penalty", 1)
 
 
-def test_texts_are_not_written_over_a_device(complaint):
+def test_numbers_and_output_files_are_refused_before_a_model_is_loaded(complaint, tmp_path, monkeypatch):
+    from difflm.app.commands import generate
+
+    monkeypatch.setattr(generate, "load_model", None)
+    (tmp_path / "a.txt").write_text("precious\n")
     assert "is not a regular file" in complaint(2, "generate", "e2e", "--out", "/dev/null")
+    assert "is there already" in complaint(2, "generate", "e2e", "--out", tmp_path / "a.txt")
+    assert "-n must be between 1" in complaint(2, "generate", "e2e", "-n", 0)
+    assert "--seed must be between 0" in complaint(2, "generate", "e2e", "--seed", -3)

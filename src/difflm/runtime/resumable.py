@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from difflm.runtime.distributed import Processes
 
 
+def check_free(path: Path) -> None:
+    """Reject a path at which something is already."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory. Name a file, or choose another --out.")
+    if path.is_file():
+        raise UsageError(f"{path} is there already. Delete it, or choose another --out.")
+    if path.exists():
+        raise UsageError(f"{path} is not a regular file. Choose another --out.")
+
+
 class ResumableLines:
     """Lines of a file that appears when all are there.
 
@@ -32,9 +42,7 @@ class ResumableLines:
         self.count = 0  # whole lines that are there
 
     def __enter__(self) -> "ResumableLines":
-        if self.path.exists():
-            advice = "is a directory. Name a file" if self.path.is_dir() else "is there already. Delete it"
-            raise UsageError(f"{self.path} {advice}, or choose another --out.")
+        check_free(self.path)
         for other in self.path.parent.glob("*.partial"):
             found = re.fullmatch(r"(.*?)(\.\d+-of-\d+)?\.partial", other.name)
             if found and found[1] == self.path.name and other not in self.partials:

@@ -133,6 +133,10 @@ def load_writer(
     name: str, device: str, dtype: str | None, guides: list[Path] | None, requests: list[Request]
 ) -> "TextDiffusion":
     """Load a model and its classifiers, and reject requests that it does not understand."""
+    from difflm.generation.jobs import check_request
+
+    for request in requests:
+        check_request(request.n, request.seed, request.mbr, request.candidates)
     lm = load_model(name, device, dtype)
     for folder in guides or []:
         lm.guided_by(folder)

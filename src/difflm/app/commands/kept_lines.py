@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 from difflm.app.console import note
 from difflm.errors import UsageError
-from difflm.runtime.resumable import ResumableLines
+from difflm.runtime.resumable import ResumableLines, check_free
 
 if TYPE_CHECKING:
     from difflm.runtime.distributed import Processes
 
 
 def choose_processes(out: Path | None) -> "Processes":
-    """The processes that write the texts together, to a file if there are several; what is no file is rejected."""
+    """The processes that write the texts together, to a file, which must be new, if there are several."""
     from difflm.runtime.distributed import current
 
     if out is None and current().count > 1:
         raise UsageError("several processes need a common output file: give --out FILE.")
-    if out is not None and out.exists() and not out.is_file():
-        raise UsageError(f"--out {out} is not a regular file. Choose another name.")
+    if out is not None:
+        check_free(out)
     return current()
 
 
