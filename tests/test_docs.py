@@ -359,7 +359,7 @@ def smaller(argv: list[str]) -> list[str]:
     verb = argv[0]
     argv = ["cpu" if word.startswith("cuda") else word for word in argv]
     if verb == "train" and "--dry-run" not in argv:
-        return [*argv, *tiny(argv[1:])]
+        return [*(word for word in argv if not word.startswith("minutes=")), *tiny(argv[1:])]  # of two steps
     if "--methods" in argv:
         return [*argv, *tiny(argv), *FEW.split()]
     if verb in ("evaluate", "compare") and "control" in argv:
