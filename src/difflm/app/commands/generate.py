@@ -135,8 +135,8 @@ def load_writer(
     """Load a model and its classifiers, and reject requests that it does not understand."""
     from difflm.generation.jobs import check_request
 
-    for request in requests:
-        check_request(request.n, request.seed, request.mbr, request.candidates)
+    if len(requests) == 1:  # errors of several are numbered, later
+        check_request(requests[0].n, requests[0].seed, requests[0].mbr, requests[0].candidates)
     lm = load_model(name, device, dtype)
     for folder in guides or []:
         lm.guided_by(folder)
