@@ -36,9 +36,8 @@ def train_methods(
         if resume and is_finished(run):
             note(f"{run}: trained before")
             continue
-        note(
-            f"{run}: {given['steps']} steps of {name}" if "steps" in given else f"{run}: {minutes:g} minutes of {name}"
-        )
+        amount = f"{given['steps']} steps" if "steps" in given else f"{minutes:g} minutes"
+        note(f"{run}: {amount} of {name}")
         kind = check_device(device).type
         recipe = begun_recipe(run, given["data"], own) if resume else own_recipe(given["data"], own, root, kind, note)
         again = [*command, *(["--into", str(into)] if into else [])]

@@ -150,8 +150,8 @@ _parsed: dict[tuple[str, ...], trees.Tree] = {}  # trees of texts that are about
 
 
 def parse_ahead(texts: Iterable[Sequence[str]]) -> None:
-    """Parse texts that are about to be checked all at once, which is ten times as fast as one by one. Trees that an
-    earlier call found are forgotten."""
+    """Parse texts that are about to be checked all at once, which is faster than one by one. Trees that an earlier call
+    found are forgotten."""
     from difflm.annotators.parser import own_parser, parse_texts
 
     distinct = list({tuple(words) for words in texts if words})
