@@ -298,14 +298,11 @@ def _jsonl_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
 ROWS: dict[str, Callable[[Path, tuple[str, ...]], Iterator[Row]]] = {".csv": read_columns, ".jsonl": _jsonl_rows}
 
 
-PAIRS = (("src", "trg"), ("source", "target"))  # columns of sources and targets
-
-
 def no_column(path: Path, column: str, names: list[str], number: int) -> UsageError:
     said = f"no column {column!r} in line {number} of {path}. "
     if len(names) == 1 and (mark := next((mark for mark in ";\t" if mark in names[0]), "")):
         return UsageError(f"{said}Its columns are separated by {mark!r}: save it with commas.")
-    if column == "text" and any({*pair} <= {*names} for pair in PAIRS):
+    if column == "text" and any({*pair} <= {*names} for pair in PAIR_COLUMNS):
         return UsageError(f"{said}It has pairs: train with task=seq2seq, measure with --task seq2seq.")
     said += suggest(column, names)
     return UsageError(f"{said}It has: {', '.join(names) or 'none'}.")
