@@ -4,7 +4,8 @@
 
 Three parts, each of which is not done again when the command is repeated: the teacher's texts with their noise
 (`pairs-1.jsonl` …, a seed a file, until there are enough or `--seconds` have passed), the students (`--students`; a
-training that was stopped goes on) and the rows (`rows.jsonl`).
+training that was stopped goes on) and the rows (`rows.jsonl`). Texts that copy one of the training set are left out.
+The student `again` learns from what `coupled-behind`, its teacher, writes in a few steps (in OUT/again-pairs).
 """
 
 import argparse
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,14 @@ from difflm.generation.requests import generation_to_json
 from difflm.runtime.files import append_line, write_atomic
 
 PIECE = 20_480  # texts of one seed, and of one file
+FEW = 12  # steps in which a student writes for the next one
 STUDENTS = {  # what each changes in `e2e-few`, and whether it learns from pairs
     "coupled": (["model.behind=0"], True),
     "coupled-behind": ([], True),
     "behind": (["model.coupled=false"], False),
+    "again": ([], True),
 }
+FIRST, AGAIN = "coupled-behind", "again"
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,21 @@ def write_pairs(asked: Asked) -> Path:
             write_piece(lm, min(PIECE, asked.pairs - (seed - 1) * PIECE), seed, asked.pair_way, path)
             print(f"{path}: {time.perf_counter() - began:.1f} s so far", flush=True)
         pieces.append(path)
-    write_atomic(whole, b"".join(path.read_bytes() for path in pieces))
+    lines = [line for path in pieces for line in path.read_text().splitlines()]
+    write_atomic(whole, "".join(f"{line}\n" for line in leave_out_copies(lines, lm, asked.data)))
     return whole
+
+
+def leave_out_copies(lines: Sequence[str], lm: TextDiffusion, data: Path | None) -> list[str]:
+    """The lines without the words of texts that also occur in training; a line stays where it is, as its number says
+    which noise it was made of."""
+    corpus = corpus_for(lm, data, "valid")
+    rows = [json.loads(line) for line in lines]
+    known = set() if corpus.training is None else copied_among([row["text"] for row in rows], corpus.training())
+    copies = {"".join(text.split()) for text in known}
+    kept = [row if "".join(row["text"].split()) not in copies else {**row, "text": ""} for row in rows]
+    print(f"{sum(not row['text'] for row in kept):,} of {len(rows):,} texts are left out", flush=True)
+    return [json.dumps(row, ensure_ascii=False) for row in kept]
 
 
 def write_piece(lm: TextDiffusion, n: int, seed: int, way: Way, path: Path) -> None:
@@ -120,7 +137,8 @@ def train(name: str, pairs: Path, asked: Asked) -> bool:
         return True
     every = max(1, asked.steps // 4)
     budget = [f"steps={asked.steps}", f"save_every={every}", f"validate_every={every}"]
-    words = ["train", "e2e-few", f"init={asked.teacher}"]
+    teacher = asked.out / FIRST if name == AGAIN else asked.teacher
+    words = ["train", "e2e-few", f"init={teacher}"]
     words += [f"data={pairs if coupled else 'e2e'}", *changes, *budget, *asked.changes]
     words += ["--out", str(run), "--device", asked.device, *(["--data", str(asked.data)] if asked.data else [])]
     began = time.perf_counter()
@@ -222,7 +240,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = Asked(given.out, given.data, given.device, given.teacher, *about)
     asked.out.mkdir(parents=True, exist_ok=True)
     pairs = write_pairs(asked) if any(STUDENTS[name][1] for name in names) else Path()
-    whole = [train(name, pairs, asked) for name in names]
+    whole = []
+    for name in names:
+        if name == AGAIN:
+            own = replace(asked, out=asked.out / "again-pairs", teacher=str(asked.out / FIRST))
+            own.out.mkdir(exist_ok=True)
+            pairs = write_pairs(replace(own, pair_way=Way("dpm-solver", FEW)))
+        whole.append(train(name, pairs, asked))
     if not given.no_measuring:
         show(measure(asked))
     if not all(whole):

@@ -246,9 +246,9 @@ def settings_to_try(lm: "TextDiffusion", ranked: bool) -> Iterator[list[dict[str
     if own.contrast:
         yield [{}, {"contrast": 0.0, "steps": CALLS}, {"contrast": 0.5}, {"contrast": 2.0}, {"sampler": "ddim"}]
     if ranked:
-        # Steps, candidates, lengths.
-        sizes = [(9, 2, 2), (5, 3, 3), (4, 4, 4), (4, 4, 2), (3, 5, 5), (3, 5, 3), (2, 6, 6)]
-        yield [{}, *({"steps": s, "mbr": n, "length_beam": k, "rank": True} for s, n, k in sizes)]
+        # Steps, candidates and lengths, and how often the twin repairs each.
+        sizes = [(9, 2, 0), (5, 3, 0), (4, 4, 0), (3, 5, 0), (4, 3, 1), (3, 4, 1), (3, 3, 2), (2, 4, 2), (5, 2, 3)]
+        yield [{}, *({"steps": s, "mbr": n, "length_beam": n, "rank": True, "repairs": r} for s, n, r in sizes)]
 
 
 def write(
@@ -259,14 +259,17 @@ def write(
     from difflm.evaluation.seq2seq import Outputs, write_candidates
     from difflm.generation.ranking import make_ranking
 
-    settings = {key: value for key, value in how.items() if key not in ("mbr", "rank")}
+    settings = {key: value for key, value in how.items() if key not in ("mbr", "rank", "repairs")}
     count, sources, chosen = max(each, how.get("mbr", 1)), pairs.sources, None
     ids, made, calls, seconds = write_candidates("", lm, sources, count, 0, settings, lambda *_: None)
     texts = [[text.text for text in group] for group in made]
     if how.get("rank"):
         assert twin is not None
         begun = time.perf_counter()
-        best = make_ranking(lm, twin, count, lm.encode_sources(sources), len(sources), 0)(range(len(ids)), ids)
+        ranking = make_ranking(lm, twin, count, lm.encode_sources(sources), len(sources), 0, how.get("repairs", 0))
+        best = ranking(range(len(ids)), ids)
+        for group, one in zip(texts, best, strict=True):
+            group[one.index] = group[one.index] if one.ids is None else lm.tokenizer.decode(one.ids)
         chosen, seconds = [one.index for one in best], seconds + time.perf_counter() - begun
         calls += sum(one.calls for one in best) / len(best)
     elif how.get("mbr", 1) > 1:
@@ -303,7 +306,7 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
             if bleu > best[0] and (made.calls <= CALLS or "left-to-right" in lm.model.families):
                 best = (bleu, how)
     ways = {"chosen": write(lm, report, best[1], twin=twin)}
-    candidates = ("mbr", "rank", "length_beam", "beams", "length_penalty", "revisions")
+    candidates = ("mbr", "rank", "repairs", "length_beam", "beams", "length_penalty", "revisions")
     sample = {k: v for k, v in best[1].items() if k not in candidates}
     drawn = [{"temperature": value} for value in (0.3, 0.5, 0.7, 1.0)] if lm.model.predicts_words else [{}]
     if twin is not None:  # its few steps were chosen for the sake of several candidates
@@ -394,7 +397,7 @@ def put_speed(asked: Asked) -> None:
         count, ranked = how.pop("mbr", 1), how.pop("rank", False)
         if ranked:
             twin = load_model(str(asked.out / f"{TWIN}-{seed}"), asked.device)
-            given = {"candidates": count, "rank": twin}
+            given = {"candidates": count, "rank": twin, "repairs": how.pop("repairs", 0)}
         elif count > 1:
             given = {"mbr": count}
         pairs = read_pair_set(str(asked.out / "report.jsonl"), None, None, "valid")

@@ -18,6 +18,7 @@ from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.timesteps import LearnedWarp, Uniform
 from difflm.errors import UsageError
+from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import DiffLM, TextSpec
 from difflm.training.fit import Setup, read_tokens, train_run
@@ -207,12 +208,18 @@ def test_the_benchmark_goes_on_where_it_stopped(tiny_runs, tmp_path, capsys):
     few_steps = pytest.importorskip("benchmarks.few_steps", reason="run from the repository's root")
     argv = ["--out", str(tmp_path), "--device", "cpu", "--teacher", str(tiny_runs["difflm"]), "--no-measuring"]
     argv += ["--pairs", "20", "--pair-steps", "2", "--steps", "2", "batch_size=4", "warmup=0", "widths=[]"]
+    argv += ["--students", "coupled-behind,again"]
     few_steps.main(argv)
-    assert "coupled-behind: trained" in capsys.readouterr().out
-    lines = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
+    said = capsys.readouterr().out
+    assert "coupled-behind: trained" in said and "again: trained" in said
     teacher = TextDiffusion.from_pretrained(tiny_runs["difflm"])
-    again = teacher.generate(20, 1, sampler="dpm-solver", steps=2, temperature=0.95)
-    assert [line["text"] for line in lines] == [text.text for text in again]
+    known = {"".join(text.split()) for text in corpus_for(teacher, None, "valid").training()}
+    asked = [(tmp_path, teacher, {"steps": 2, "temperature": 0.95})]
+    asked += [(tmp_path / "again-pairs", TextDiffusion.from_pretrained(tmp_path / "coupled-behind"), {"steps": 12})]
+    for folder, writer, settings in asked:  # each line is of the noise of its number, and no text is a copy
+        lines = [json.loads(line)["text"] for line in (folder / "pairs.jsonl").read_text().splitlines()]
+        again = [text.text for text in writer.generate(20, 1, sampler="dpm-solver", **settings)]
+        assert lines == [text if "".join(text.split()) not in known else "" for text in again]
     few_steps.main(argv)
     assert "trained" not in capsys.readouterr().out
 

@@ -23,7 +23,7 @@ from difflm.app.cli import main
 from difflm.app.commands import translate as command
 from difflm.data.batches import Batch
 from difflm.data.seq2seq_metrics import sentence_bleu_nltk4
-from difflm.data.tokenizers import PAD, SPECIALS, START, UNK, Words
+from difflm.data.tokenizers import END, PAD, SPECIALS, START, UNK, Words
 from difflm.diffusion.base import Belief
 from difflm.diffusion.bounds import DiscreteBound
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
@@ -32,7 +32,7 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.errors import UsageError, speak_command
-from difflm.generation.ranking import TOKEN_DRAWS, VECTOR_DRAWS, make_ranking
+from difflm.generation.ranking import TOKEN_DRAWS, VECTOR_DRAWS, make_ranking, repair
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Sampling
 from difflm.models.diffusion import DiffusionModel
@@ -435,3 +435,77 @@ def test_a_captured_pass_reads_texts_as_the_model_does(device: str) -> None:
                 twin.network.head.weight.mul_(1.5)
         nats, error = inference.nats_and_error(batch, Noise(0, torch.arange(texts, device=device)), 1)
         assert torch.allclose(nats, twin.nats(batch), atol=1e-4) and not error.any()
+
+
+# -- repairs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "word", "became"),
+    [
+        (-1, 9, [4, 5, 6]),
+        (1, 9, [4, 9, 6]),
+        (1, 6, [4, 6]),  # it comes next anyway
+        (2, 9, [4, 5, 9]),
+        (3, 9, [4, 5, 6, 9]),
+        (1, END, [4]),
+        (0, END, [4, 5, 6]),  # no text is empty
+    ],
+)
+def test_the_first_doubtful_word_is_repaired(place, word, became):
+    assert repair([4, 5, 6], place, word, 8) == became
+    assert repair([4, 5, 6], 3, 9, 3) == [4, 5, 6]  # no room for another word
+
+
+def test_the_first_doubt_is_where_greedy_writing_would_go_on_otherwise():
+    """What a left-to-right model writes greedily it does not doubt; a word that is changed it would write as before."""
+    twin = build("encoder-decoder")
+    sources = twin.encode_sources(ASKED)
+    greedy = [twin.tokenizer.encode(text.text) for text in twin.generate(source=ASKED, temperature=0.0)]
+    rows = [row for row in greedy if len(row) > 2]
+    own = [source for source, row in zip(sources, greedy, strict=True) if len(row) > 2]
+    nats, places, _ = twin.doubt_ids(rows, sources=own)
+    ended = torch.tensor([len(row) < LONGEST for row in rows])  # others have no END
+    assert rows and (places[ended] == -1).all()
+    assert torch.allclose(nats, twin.score_ids(rows, sources=own), atol=1e-4)
+    changed = [[*row[:1], 4 + (row[1] - 3) % 8, *row[2:]] for row in rows]
+    _, places, words = twin.doubt_ids(changed, sources=own)
+    assert places.tolist() == [1] * len(rows) and words.tolist() == [row[1] for row in rows]
+    twin.inference.record = True  # as on a GPU: captured, padded
+    again = twin.doubt_ids(changed, sources=own)
+    assert torch.equal(again[1], places) and torch.equal(again[2], words)
+
+
+def test_repairs_are_chosen_where_the_ranking_model_finds_them_likelier():
+    """All versions of all candidates compete, each reading counts as a call, and nothing gets worse."""
+    writer, twin = build("cmlm"), build("encoder-decoder")
+    asked = {"candidates": 3, "rank": twin, "steps": 2}
+    plain, mended = (writer.generate(source=ASKED, **asked, repairs=count) for count in (0, 2))
+    costs = [twin.score([text.text for text in texts], source=ASKED) for texts in (plain, mended)]
+    sizes = [[len(text.tokens) + 1 for text in texts] for texts in (plain, mended)]
+    before, after = ([nats / size for nats, size in zip(*one, strict=True)] for one in zip(costs, sizes, strict=True))
+    assert all(new <= old + 1e-5 for new, old in zip(after, before, strict=True)) and sum(after) < sum(before) - 0.01
+    assert [b.denoiser_calls - a.denoiser_calls for a, b in zip(plain, mended, strict=True)] == [6] * len(ASKED)
+    alone = [writer.generate(source=source, **asked, repairs=2)[0].text for source in ASKED]
+    assert alone[0] == mended[0].text  # of the same seed and number
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"rank": "bound", "repairs": 1}, "needs a left-to-right model"),
+        ({"repairs": 1}, "needs a left-to-right model"),
+        ({"repairs": -1}, "between 0 and"),
+        ({"repairs": True}, "between 0 and"),
+    ],
+)
+def test_repairs_that_nobody_can_make_are_refused(asked, said):
+    with pytest.raises(UsageError, match=said):
+        build("cmlm").generate(source=ASKED, **{"candidates": 2, **asked})
+
+
+def test_repairs_do_not_undo_controls():
+    with pytest.raises(UsageError, match="may undo"):
+        build("cmlm").generate(
+            source="a b", candidates=2, rank=build("encoder-decoder"), repairs=1, controls=[Contains("a")]
+        )

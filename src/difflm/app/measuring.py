@@ -216,13 +216,15 @@ def measure_seq2seq(
     seq2seq: Seq2SeqOptions,
 ) -> Report:
     """Measure a run and its rivals on the same sources: those of a file, or those that the run's training held out."""
-    ways = Ways(options.seed, reference.mbr, reference.beams, seq2seq.oracle, settings)
+    ways = Ways(options.seed, reference.mbr, reference.beams, seq2seq.oracle, settings, seq2seq.repairs)
     ways.check()
     ranks = list(dict.fromkeys(seq2seq.rank or ()))
     if ranks and reference.mbr < 2:
         raise UsageError("--rank chooses among candidates: give --mbr 2 or more.")
     if len({*ranks} - {"bound"}) > 1:
         raise UsageError("--rank takes one run at most; `bound` may be given as well.")
+    if seq2seq.repairs and not {*ranks} - {"bound"}:
+        raise UsageError("--repairs needs a left-to-right run that ranks the candidates: give --rank RUN.")
     if seq2seq.pairs is None and seq2seq.column is not None:
         raise UsageError("--column names the columns of --pairs FILE.")
     if options.samples is not None and options.samples < 1:

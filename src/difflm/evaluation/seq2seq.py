@@ -28,7 +28,7 @@ from difflm.evaluation.language import OnProgress, describe_sampling, device_nam
 from difflm.evaluation.reports import SEQ2SEQ, Report, Row
 from difflm.generation.jobs import Chosen, Decode, Generation, Ids, check_request
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.ranking import Rank, Ranking, make_ranking
+from difflm.generation.ranking import Rank, Ranking, check_repairs, make_ranking
 from difflm.models.sampling import understood_by
 
 COPY = "copy of the source"
@@ -140,6 +140,7 @@ class Ways:
     beams: int = 5
     oracle: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
+    repairs: int = 0  # how often a left-to-right twin repairs the candidates that it ranks
     ranks: Sequence[Rank] = ()  # further choices among the candidates: by the model's own bound, by a twin
 
     def check(self) -> None:
@@ -183,9 +184,15 @@ def reads(lm: TextDiffusion, sources: Sequence[str]) -> list[bool]:
 def rank_by(lm: TextDiffusion, sources: Sequence[str], ways: Ways) -> dict[str, Ranking]:
     """Return the rankings of candidates, by the names of their rows; a model that cannot be ranked so is rejected."""
     told = lm.encode_sources(sources)
-    made = [make_ranking(lm, rank, ways.mbr, told, len(told), ways.seed) for rank in ways.ranks]
-    names = ["bound" if isinstance(rank, str) else "the twin" for rank in ways.ranks]
-    return {f"by {name}, best of {ways.mbr}": ranking for name, ranking in zip(names, made, strict=True)}
+    found = {}
+    for rank in ways.ranks:
+        own = isinstance(rank, str)
+        name, repairs = f"by {'bound' if own else 'the twin'}, best of {ways.mbr}", 0 if own else ways.repairs
+        if repairs:
+            check_repairs(repairs, rank)
+            name += f", {repairs} {'repair' if repairs == 1 else 'repairs'} each"
+        found[name] = make_ranking(lm, rank, ways.mbr, told, len(told), ways.seed, repairs)
+    return found
 
 
 def write_outputs(
@@ -221,7 +228,10 @@ def write_outputs(
             start = time.perf_counter()
             best = ranking(range(len(ids)), ids)
             own, cost = seconds + time.perf_counter() - start, sum(one.calls for one in best) / len(best)
-            yield Outputs(texts, calls + cost, own, "first", chosen=[one.index for one in best], **describe(how))
+            kept = [[*group] for group in texts]
+            for group, one in zip(kept, best, strict=True):
+                group[one.index] = group[one.index] if one.ids is None else lm.tokenizer.decode(one.ids)
+            yield Outputs(kept, calls + cost, own, "first", chosen=[one.index for one in best], **describe(how))
         if ways.oracle:
             yield Outputs(texts, calls, seconds, "oracle", **describe(f"oracle of {ways.mbr}"))
     if left_to_right and ways.beams:

@@ -200,15 +200,16 @@ Ids = list[int]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The index of a text's best candidate, and the cost of finding it."""
+    """The index of a text's best candidate, and the cost of finding it. `ids`: what it became, if it was repaired."""
 
     index: int
     calls: int = 0  # of the network
     seconds: float = 0.0
     classifier_calls: int = 0
+    ids: Ids | None = None
 
 
-Decode = Callable[[], Generation]  # decodes one finished row
+Decode = Callable[..., Generation]  # decodes one finished row, or other ids in its place
 # Numbers of texts, and the candidates of each as ids and as functions that decode them → the best ones.
 Choice = Callable[[Sequence[int], list[list[Ids]], list[list[Decode]]], list[Chosen]]
 
@@ -264,7 +265,7 @@ class GenerationJob:
         best = self.choose(ready, ids, [[decode for _, decode in group] for group in groups])
         found = {}
         for k, own, chosen in zip(ready, groups, best, strict=True):
-            text = own[chosen.index][1]()
+            text = own[chosen.index][1](ids=chosen.ids)
             checks = check_text(self.plan.controls, text.text, self.plan.unknown_words) if self.plan else []
             calls = sum(row.calls for row, _ in own) + chosen.calls
             seconds = self.cost.pop(k) + chosen.seconds

@@ -41,7 +41,7 @@ from difflm.generation.jobs import (
     run_jobs,
     warn_of_sources,
 )
-from difflm.generation.ranking import GapFit, Rank, make_ranking
+from difflm.generation.ranking import GapFit, Rank, check_repairs, make_ranking
 from difflm.generation.reading import Reader, list_texts
 from difflm.generation.settings import Asked, Written, WrittenFrom, check_names, list_arguments
 from difflm.generation.sharing import Pretrained
@@ -158,9 +158,10 @@ class TextDiffusion(Pretrained, Reader):
 
         With `candidates=N`, N candidates are generated for each text, and the one that the classifiers score highest is
         kept; if gaps are filled and no classifier is asked, the one that fits best. With `rank` it is the likeliest
-        one, by this model's own likelihood ("bound") or by another model. With `mbr=N` it is the one most like the
-        others. `guidance` is how strongly classifiers steer; `method` is the decoding method by which a left-to-right
-        model takes controls.
+        one, by this model's own likelihood ("bound") or by another model. If that is a left-to-right model, it can also
+        repair each candidate `repairs` times: the first word that it would have written otherwise is replaced. With
+        `mbr=N` the candidate most like the others is kept. `guidance` is how strongly classifiers steer; `method` is
+        the decoding method by which a left-to-right model takes controls.
 
         `progress=True` draws a progress bar; a function is called after every step with the number of finished steps
         and the total. `watch` is called after every step with the drafts of the texts. With `frames=True` each text
@@ -222,6 +223,7 @@ class TextDiffusion(Pretrained, Reader):
         watch: Watch | None = None,
         source: str | Sequence[str] | None = None,
         rank: Rank | None = None,
+        repairs: int = 0,
         method: str | None = None,
         messages: Sequence[Message] | None = None,
         **settings: Any,
@@ -242,6 +244,8 @@ class TextDiffusion(Pretrained, Reader):
             n = len(sources)
         template = next((one for one in controls if isinstance(one, Infill) and not (method or sources)), None)
         gap = None if any(one.head for one in controls if isinstance(one, Control)) else template  # the model chooses
+        if repairs:
+            check_repairs(repairs, rank, [*controls, *([] if edit is None else [edit])])
         check_request(n, seed, mbr, candidates, None if rank or gap else controls, bool(told))
         if template is not None and template.parts[-1]:  # a model may have other settings for gaps than for whole texts
             settings = self.config.get("gaps", {}) | {key: v for key, v in settings.items() if v is not None}
@@ -262,7 +266,7 @@ class TextDiffusion(Pretrained, Reader):
         if sampling.contrast and not sources and not (plan and (plan.infill or (edit and edit.keep))):
             raise UsageError("--contrast needs known words: give some with --infill, or with --edit and --keep.")
         if rank is not None:
-            job.choose = make_ranking(self, rank, candidates, told, n, seed)
+            job.choose = make_ranking(self, rank, candidates, told, n, seed, repairs)
         elif mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
             job.choose = lambda _, __, made: [Chosen(most_central([one().tokens for one in group])) for group in made]
         elif candidates > 1 and gap is not None and plan is not None:
@@ -380,21 +384,23 @@ class TextDiffusion(Pretrained, Reader):
                 texts[row.sample] = self._generation(row, job, seconds)
         return texts if job.wanted() else {}
 
-    def _generation(self, row: FinishedRow, job: GenerationJob, seconds: float) -> Generation:
-        unknown = job.unknown.get(row.sample, {})
+    def _generation(
+        self, row: FinishedRow, job: GenerationJob, seconds: float, ids: list[int] | None = None
+    ) -> Generation:
+        unknown, ids = job.unknown.get(row.sample, {}), row.ids if ids is None else ids
         if not isinstance(self.tokenizer, Words):
-            text = self.tokenizer.decode(row.ids)
+            text = self.tokenizer.decode(ids)
             words = split_words(text)
         else:
-            words = self.tokenizer.tokens(row.ids)
+            words = self.tokenizer.tokens(ids)
             if unknown:  # given words without an id
-                words = [unknown.get(k) or self.tokenizer.words[token] for k, token in enumerate(row.ids)]
+                words = [unknown.get(k) or self.tokenizer.words[token] for k, token in enumerate(ids)]
             text = join_words(words)
         # Of several candidates only the chosen one is checked.
         checks = check_text(job.plan.controls, text, job.plan.unknown_words) if job.plan and not job.choose else []
         about = seconds, job.seed, checks, job.warnings, row.classifier_calls
         source = job.sources[row.sample // job.each - job.first] if job.sources else ()
-        read = partial(self.read_tokens, row.ids, source)
+        read = partial(self.read_tokens, ids, source)
         return Generation(text, words, job.sampling.steps, row.calls, *about, read=read)
 
     @list_arguments

@@ -4,30 +4,37 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Union
+from typing import TYPE_CHECKING, Literal, TypeVar, Union
 
 import torch
 from torch.nn.functional import cross_entropy
 
+from difflm.data.tokenizers import END
 from difflm.errors import UsageError
 from difflm.generation.jobs import Chosen, Ids
 
 if TYPE_CHECKING:
     from difflm.generation.pipeline import TextDiffusion
 
+T = TypeVar("T")
 Rank = Union[Literal["bound"], "TextDiffusion"]  # the writer's own likelihood or bound, or another model's
 VECTOR_DRAWS, TOKEN_DRAWS = 4, 8  # of a bound, per candidate: docs/log.md, "Ranking candidates"
+MOST_REPAIRS = 100
 CPU_TEXTS, GPU_TEXTS = 64, 1024  # candidates that are scored at once
 
 
 @dataclass(frozen=True)
 class Ranking:
     """Chooses the candidate with the fewest nats per token (words and END) under `scorer`. Candidates of one text share
-    the noise of a bound, so that only their words differ. Those too long for the scorer come last."""
+    the noise of a bound, so that only their words differ. Those too long for the scorer come last.
+
+    Before that, a left-to-right scorer may repair every candidate `repairs` times (`repair`); the original and all its
+    repairs compete."""
 
     scorer: "TextDiffusion"
     sources: Sequence[Ids]  # by the number of the text, as the scorer reads them; empty if texts have no source
     seed: int
+    repairs: int = 0
 
     @property
     def draws(self) -> int:
@@ -40,27 +47,88 @@ class Ranking:
         found = []
         for start in range(0, len(ids), size):
             begun = time.perf_counter()
-            costs = self.nats_per_token(numbers[start : start + size], ids[start : start + size])
+            rows, costs = self.read_versions(numbers[start : start + size], ids[start : start + size])
             seconds = time.perf_counter() - begun
-            for some in costs:
+            for own, some in zip(rows, costs, strict=True):
                 best = min(range(len(some)), key=some.__getitem__)
-                found.append(Chosen(best, calls * sum(map(math.isfinite, some)), seconds))
+                index = best % (len(some) // (self.repairs + 1))
+                changed = None if best == index else own[best]
+                found.append(Chosen(index, calls * sum(map(math.isfinite, some)), seconds, ids=changed))
         return found
+
+    def read_versions(self, numbers: Sequence[int], ids: list[list[Ids]]) -> tuple[list[list[Ids]], list[list[float]]]:
+        """All candidates of each text, behind them their first repairs, and so on; and the nats per token of each."""
+        rows, costs = [[*group] for group in ids], list[list[float]]()
+        for _ in range(self.repairs):
+            nats, ids = self.nats_and_repairs(numbers, ids)
+            costs, rows = join(costs, nats), join(rows, ids)
+        return rows, join(costs, self.nats_per_token(numbers, ids))
 
     def nats_per_token(self, numbers: Sequence[int], ids: list[list[Ids]]) -> list[list[float]]:
         """The nats per token of each candidate of each text; infinite if it is too long for the scorer."""
-        flat = [(number, row) for number, group in zip(numbers, ids, strict=True) for row in group]
-        held = [k for k, (_, row) in enumerate(flat) if 0 < len(row) <= self.scorer.model.max_words]
-        costs = torch.full((len(flat),), math.inf)
-        if held:
-            own, rows = [flat[k][0] for k in held], [flat[k][1] for k in held]
-            each = len(rows) // len(ids) if len(held) == len(flat) else 1
-            sources = [self.sources[number] for number in own[::each]] if self.sources else []
-            size = CPU_TEXTS if self.scorer.device.type == "cpu" else GPU_TEXTS
+        costs = torch.full((sum(map(len, ids)),), math.inf)
+        if (reading := self.lay_out(numbers, ids)) is not None:
+            held, own, rows, size, sources, each = reading
             nats = self.scorer.score_ids(rows, self.seed, self.draws, size, own, sources, each)
             costs[held] = nats / torch.tensor([len(row) + 1 for row in rows])
         found: list[list[float]] = costs.view(len(ids), -1).tolist()
         return found
+
+    def nats_and_repairs(
+        self, numbers: Sequence[int], ids: list[list[Ids]]
+    ) -> tuple[list[list[float]], list[list[Ids]]]:
+        """The same, and each candidate repaired, from one reading."""
+        flat = [row for group in ids for row in group]
+        costs, repaired = torch.full((len(flat),), math.inf), [*flat]
+        if (reading := self.lay_out(numbers, ids)) is not None:
+            held, _, rows, size, sources, each = reading
+            nats, places, words = self.scorer.doubt_ids(rows, size, sources, each)
+            costs[held] = nats / torch.tensor([len(row) + 1 for row in rows])
+            most = self.scorer.model.max_words
+            for k, place, word in zip(held, places.tolist(), words.tolist(), strict=True):
+                repaired[k] = repair(flat[k], place, word, most)
+        rest = iter(repaired)
+        return costs.view(len(ids), -1).tolist(), [[next(rest) for _ in group] for group in ids]
+
+    def lay_out(
+        self, numbers: Sequence[int], ids: list[list[Ids]]
+    ) -> tuple[list[int], list[int], list[Ids], int, list[Ids], int] | None:
+        """The indices of those candidates that the scorer can read, their texts' numbers, their ids, how many are read
+        at once, their sources, and how many candidates in a row have the same one; None: it can read none."""
+        flat = [(number, row) for number, group in zip(numbers, ids, strict=True) for row in group]
+        held = [k for k, (_, row) in enumerate(flat) if 0 < len(row) <= self.scorer.model.max_words]
+        if not held:
+            return None
+        own, rows = [flat[k][0] for k in held], [flat[k][1] for k in held]
+        each = len(rows) // len(ids) if len(held) == len(flat) else 1
+        sources = [self.sources[number] for number in own[::each]] if self.sources else []
+        return held, own, rows, CPU_TEXTS if self.scorer.device.type == "cpu" else GPU_TEXTS, sources, each
+
+
+def join(first: list[list[T]], second: list[list[T]]) -> list[list[T]]:
+    """The lists of each text, one behind the other."""
+    return [[*one, *other] for one, other in zip(first, second, strict=True)] if first else second
+
+
+def repair(row: Ids, place: int, word: int, most: int) -> Ids:
+    """The text as a reader expects it up to `place`, where `word` is likelier than what is there; −1: nowhere. It is
+    put there, unless it comes next anyway, in which case the word before it is left out. After END there is nothing."""
+    if place < 0 or (place == len(row) and len(row) >= most):
+        return row
+    if word == END:
+        return row[:place] or row
+    following = row[place + 1 :]
+    return [*row[:place], *following] if following[:1] == [word] else [*row[:place], word, *following]
+
+
+def check_repairs(repairs: int, rank: Rank | None, controls: Sequence[object] = ()) -> None:
+    """Reject repairs that nobody can make, or that could undo what was asked for."""
+    if isinstance(repairs, bool) or not isinstance(repairs, int) or not 0 <= repairs <= MOST_REPAIRS:
+        raise UsageError(f"--repairs must be between 0 and {MOST_REPAIRS}, not {repairs!r}.")
+    if rank is None or isinstance(rank, str) or "left-to-right" not in rank.model.families:
+        raise UsageError("--repairs needs a left-to-right model that ranks the candidates: give --rank RUN.")
+    if controls:
+        raise UsageError("--repairs may undo what controls ask for: leave one of them out.")
 
 
 @dataclass(frozen=True)
@@ -95,7 +163,13 @@ class GapFit:
 
 
 def make_ranking(
-    writer: "TextDiffusion", rank: Rank, candidates: int, sources: list[Ids], texts: int, seed: int
+    writer: "TextDiffusion",
+    rank: Rank,
+    candidates: int,
+    sources: list[Ids],
+    texts: int,
+    seed: int,
+    repairs: int = 0,
 ) -> Ranking:
     """Set up the ranking of candidates for this many texts, equally many per source, whose ids the writer encoded.
     Rejects a model that cannot score the writer's texts."""
@@ -114,4 +188,4 @@ def make_ranking(
         raise UsageError(f"{scorer.name} scores texts that are written from a source, and none is given.")
     if scorer is not writer and sources:
         scorer.check_sources(sources)
-    return Ranking(scorer, [row for row in sources for _ in range(texts // len(sources))], seed)
+    return Ranking(scorer, [row for row in sources for _ in range(texts // len(sources))], seed, repairs)

@@ -125,14 +125,42 @@ class Reader:
         `numbers` are those of the texts, 0, 1 … where none are given: texts of one number share their noise, so that
         candidates for one gap or source differ by what they say alone. `sources` are what they are
         written from: each is the source of `each` texts in a row."""
+        samples = torch.arange(len(rows)) if numbers is None else torch.tensor(numbers)
+
+        def read(batch: Batch, chosen: list[int]) -> torch.Tensor:
+            noise = Noise(seed, samples[chosen].to(self.device, non_blocking=True))
+            return torch.stack([part.float() for part in self.inference.nats_and_error(batch, noise, draws)])
+
+        nats, errors = self._read_rows(rows, read, batch_size, sources, each)
+        return nats, errors
+
+    @torch.no_grad()
+    def doubt_ids(
+        self, rows: list[list[int]], batch_size: int = 64, sources: Sequence[Sequence[int]] = (), each: int = 1
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return, for texts given as ids, what a left-to-right model finds: their nats, the place of the first word
+        that it would have written otherwise, or −1, and the word that it would have written; `sources` as above."""
+        nats, places, words = self._read_rows(
+            rows, lambda batch, _: self.inference.first_doubts(batch), batch_size, sources, each
+        )
+        return nats, places.long(), words.long()
+
+    def _read_rows(
+        self,
+        rows: list[list[int]],
+        read: Callable[[Batch, list[int]], torch.Tensor],
+        batch_size: int,
+        sources: Sequence[Sequence[int]],
+        each: int,
+    ) -> torch.Tensor:
+        """The columns that `read` returns for batches of similar length and their indices, on the host."""
         if sources:
             self.source_room()
             if len(sources) * each != len(rows):
                 raise UsageError(f"{len(rows):,} texts have {len(sources):,} sources: give each its own.")
         elif self.model.source_longest:
             raise UsageError(NO_SOURCE)
-        samples = torch.arange(len(rows)) if numbers is None else torch.tensor(numbers)
-        found = torch.zeros(2, len(rows))
+        found: list[torch.Tensor] = []
         order = [*range(len(rows))]
         if len(rows) > batch_size or each == 1 or not self.inference.shares_sources:
             sources, each = [source for source in sources for _ in range(each)], 1
@@ -142,10 +170,9 @@ class Reader:
             padded = pad_token_rows([rows[i] for i in chosen])
             told = pad_token_rows([sources[i] for i in chosen[: len(chosen) // each]]) if sources else ()
             batch = Batch(*(part.to(self.device, non_blocking=True) for part in (*padded, *told)))
-            noise = Noise(seed, samples[chosen].to(self.device, non_blocking=True))
-            estimates = self.inference.nats_and_error(batch, noise, draws)
-            found[:, chosen] = torch.stack([part.float() for part in estimates]).cpu()
-        return found[0], found[1]
+            found.append(read(batch, chosen).cpu())
+        whole = torch.cat(found, 1) if found else torch.zeros(2, 0)
+        return whole[:, torch.tensor(order).argsort()]
 
     @overload
     def alternatives(self, texts: str, source: str | Sequence[str] | None = None, k: int = 5) -> list[TokenBelief]: ...

@@ -50,6 +50,7 @@ class Asked(Settings, total=False):
     mbr: int
     candidates: int
     rank: "Rank | None"
+    repairs: int
     guidance: GuidanceSettings | float | None
     method: str | None
     messages: Sequence[Message] | None
@@ -70,7 +71,7 @@ class WrittenFrom(Written, total=False):
     source: str | Sequence[str] | None
 
 
-DEFAULTS: dict[str, Any] = {"mbr": 1, "candidates": 1, "controls": (), "progress": False, "frames": False}
+DEFAULTS: dict[str, Any] = {"mbr": 1, "candidates": 1, "repairs": 0, "controls": (), "progress": False, "frames": False}
 
 
 def rank_argument(item: tuple[str, Any]) -> tuple[bool, bool]:

@@ -186,6 +186,20 @@ class Autoregressive(LanguageModel):
         nats, mask = self.batch_nats(batch)
         return (nats * mask).sum(-1)
 
+    @torch.no_grad()
+    def first_doubts(self, batch: Batch) -> Tensor:
+        """[3, B]: the nats of each text, the first place at which another word is likelier than the one there, or END
+        than a word, or a word than END; −1: none; and what is likeliest there."""
+        inputs, targets, mask, memory = self.lay_out(batch)
+        logits = self.read(inputs, memory=memory, documents=batch.documents)[0]
+        nats = (cross_entropy(logits, targets) * mask).sum(-1)
+        likeliest = logits.masked_fill(self.banned, float("-inf")).argmax(-1)
+        doubted = (likeliest != targets) & mask
+        place = doubted.int().argmax(-1, keepdim=True)  # the first one
+        word = likeliest.gather(1, place).squeeze(1)
+        begin = mask.int().argmax(-1)  # behind a prompt
+        return torch.stack([nats, torch.where(doubted.any(-1), place.squeeze(1) - begin, -1), word])
+
     def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
         return torch.full_like(noise.samples, self.longest)
 

@@ -63,7 +63,7 @@ class Inference:
         self._joinable: GraphPool[JoinableSampler] = GraphPool(MAX_RECORDED)
         self._decoder_copies: dict[tuple[torch.dtype | None, bool, torch.device], Autoregressive] = {}
         self._decoders: GraphPool[RecordedDecoder] = GraphPool(MAX_DECODERS)
-        self._readers: dict[int, CapturedCalls] = {}  # by the number of a batch's tensors
+        self._readers: dict[tuple[str, int], CapturedCalls] = {}  # by what is read and the number of a batch's tensors
         self._lock = threading.Lock()
 
     @property
@@ -219,11 +219,27 @@ class Inference:
     @torch.no_grad()
     def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
         """Like the model's own method. A left-to-right model reads few texts by a captured pass, with padding."""
+        if not self._can_capture(batch):
+            return self.model.nats_and_error(batch, noise, draws)
+        nats = self._read_captured("nats", batch)
+        return nats, torch.zeros_like(nats)
+
+    @torch.no_grad()
+    def first_doubts(self, batch: Batch) -> Tensor:
+        """Like the method of `Autoregressive`, by a captured pass where scores are computed by one."""
+        assert isinstance(self.model, Autoregressive)
+        captured = self._can_capture(batch)
+        return self._read_captured("first_doubts", batch) if captured else self.model.first_doubts(batch)
+
+    def _can_capture(self, batch: Batch) -> bool:
+        """Whether a left-to-right model reads these texts by a captured pass: not too many at a time."""
+        return (
+            self.captures_nats and batch.documents is None and batch.ids.numel() * self.model.vocabulary <= MAX_LOGITS
+        )
+
+    def _read_captured(self, what: str, batch: Batch) -> Tensor:
+        """The answer of this method of the model to a batch, with padding."""
         model = self.model
-        if not self.captures_nats or not isinstance(model, Autoregressive):
-            return model.nats_and_error(batch, noise, draws)
-        if batch.documents is not None or batch.ids.numel() * model.vocabulary > MAX_LOGITS:
-            return model.nats_and_error(batch, noise, draws)
         if model.training:
             model.eval()
         parts, most = (
@@ -231,9 +247,9 @@ class Inference:
             (model.max_words, 0, model.source_longest, 0),
         )
         there = [pad_width(one, room) for one, room in zip(parts, most, strict=True) if one is not None]
-        read = self._readers.setdefault(len(there), CapturedCalls(lambda *own: model.nats(Batch(*own)), model))
-        nats = read(*there)
-        return nats, torch.zeros_like(nats)
+        ask = getattr(model, what)
+        calls = self._readers.setdefault((what, len(there)), CapturedCalls(lambda *own: ask(Batch(*own)), model))
+        return calls(*there)
 
     def clear_recorded(self) -> None:
         """Free what was captured for earlier requests; the next one captures again."""

@@ -161,6 +161,9 @@ class Seq2SeqOptions:
             "Add the likeliest candidate, by the model's own bound or a run; repeatable.", "bound|RUN", panel=SEQ2SEQ
         ),
     ] = None
+    repairs: Annotated[
+        int, option("How often a left-to-right --rank RUN repairs each candidate first.", "N", panel=SEQ2SEQ)
+    ] = 0
     oracle: Annotated[
         bool, option("Add the candidate closest to the references, as an upper limit.", panel=SEQ2SEQ)
     ] = False

@@ -58,6 +58,10 @@ def translate(
         str | None,
         option("Keep the likeliest of --candidates by the model's own bound or a run.", "bound|RUN", panel=CANDIDATES),
     ] = None,
+    repairs: Annotated[
+        int,
+        option("How often the ranking run, if left-to-right, repairs each candidate first.", "N", panel=CANDIDATES),
+    ] = 0,
     guide: Guide = None,
     guidance: Guidance = None,
     device: Device = "auto",
@@ -82,7 +86,7 @@ def translate(
     from difflm.generation.jobs import warn_of_sources
 
     ranked = load_rank(rank, device) if rank else None
-    job = lm.make_job(**{**request.job(), "source": sources}, guidance=strength, rank=ranked)
+    job = lm.make_job(**{**request.job(), "source": sources}, guidance=strength, rank=ranked, repairs=repairs)
     for warning in dict.fromkeys((*job.warnings, *warn_of_sources(job.sources))):
         complain(f"warning: {warning}")
 
@@ -98,6 +102,8 @@ def translate(
         return
     settings = {**asked, "guidance": guidance, "dtype": dtype}
     settings["guide"] = [hash_model(str(folder)) for folder in guide or []]
+    if repairs:
+        settings["repairs"] = repairs
     if rank:
         settings["rank"] = rank if rank == "bound" else hash_model(rank)
     origin = {"model": hash_model(run), "sources": hash_texts(sources), **settings, "json": as_json}
