@@ -1,8 +1,13 @@
 """Bodies: sizes, times, masks and how they start."""
 
+from typing import Any
+
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule
 
 from difflm.diffusion.base import expand_levels
 from difflm.diffusion.codecs import FixedEmbedding
@@ -12,7 +17,19 @@ from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine
 from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM, TextSpec
 from difflm.networks import BertLayout, Transformer
-from difflm.networks.transformer import Dropout, additive, at_once, dropped, parted, rotary, rotate, sinusoid
+from difflm.networks.gelu import FastGelu, Gelu
+from difflm.networks.transformer import (
+    Attention,
+    Dropout,
+    additive,
+    at_once,
+    dropped,
+    parted,
+    rotary,
+    rotate,
+    sinusoid,
+    split,
+)
 
 
 def shaken(module: nn.Module) -> nn.Module:
@@ -254,6 +271,104 @@ def test_dropout_that_is_not_compiled_for_a_gpu_is_the_usual_one():
     torch.manual_seed(1)
     assert torch.equal(Dropout(0.3)(x), usual)
     assert torch.equal(Dropout(0.3).eval()(x), x)
+
+
+def sliced(packed: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor] | None) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values by the formula, one slice each."""
+    q, k, v = (packed[:, :, part].transpose(1, 2) for part in range(3))
+    if turn is None:
+        return q, k, v
+    cos, sin = turn
+    half = cos.shape[-1] // 2
+    signed = sin * torch.tensor([-1.0] * half + [1.0] * half, dtype=sin.dtype)  # of the angles themselves
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * signed
+
+    return turned(q), turned(k), v
+
+
+@pytest.mark.parametrize("turned", ["not", "alike", "by document"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_projection_is_split_with_its_gradients(turned, compiled):
+    torch.manual_seed(0)
+    packed = torch.randn(2, 5, 3, 3, 8, requires_grad=True)
+    turn = None if turned == "not" else rotary(5, 8, packed.device)
+    if turned == "by document" and turn is not None:
+        place = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
+        turn = turn[0][place].unsqueeze(1), turn[1][place].unsqueeze(1)
+    wanted = sliced(packed, turn)
+    found = (torch.compile(split) if compiled else split)(packed, turn)
+    with torch.no_grad():  # as when generating
+        written = split(packed, turn)
+    grads = [torch.randn_like(one) for one in wanted]
+    for own, other, true in zip(found, written, wanted, strict=True):
+        assert torch.allclose(own, true, atol=1e-6) and torch.allclose(other, true, atol=1e-6)
+    (slope,), (true,) = (torch.autograd.grad(parts, packed, grads) for parts in (found, wanted))
+    assert torch.allclose(slope, true, atol=1e-6)
+
+
+def test_gradients_of_a_split_projection_are_its_slopes():
+    """In float64, twice."""
+    torch.manual_seed(0)
+    packed = torch.randn(1, 3, 3, 2, 4, dtype=torch.float64, requires_grad=True)
+    cos, sin = (angle.double() for angle in rotary(3, 4, packed.device))
+    assert torch.autograd.gradcheck(lambda x: split(x, (cos, sin)), packed)
+    assert torch.autograd.gradgradcheck(lambda x: split(x, (cos, sin)), packed)
+
+
+def test_the_gradient_of_a_projection_is_one_stack():
+    """What a compiler is given has no slices that it would fill with zeros and add, and no gradient but that of y."""
+    given: list[GraphModule] = []
+
+    def keep(graph: GraphModule, _: Any) -> Any:
+        given.append(graph)
+        return make_boxed_func(graph.forward)
+
+    attention, x = Attention(16, 2, 0.0), torch.randn(2, 70, 16, requires_grad=True)
+    compiled = torch.compile(attention, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+    y, _ = compiled(x, None, rotary(70, 8, x.device), False, None, False)
+    y.sum().backward()
+    _, back = given
+    names = [node.name for node in back.graph.nodes]
+    assert not [name for name in names if "scatter" in name or "zeros" in name or name.startswith("new")]
+    assert sum(name.startswith("stack") for name in names) == 1
+    assert [name for name in names if name.startswith("tangents")] == ["tangents_1"]
+
+
+def test_attention_returns_keys_and_values_to_those_who_keep_them():
+    attention, x = Attention(16, 2, 0.0), torch.randn(2, 70, 16)
+    turn = rotary(70, 8, x.device)
+    (y, kept), (other, nothing) = (attention(x, None, turn, False, None, keeps) for keeps in (True, False))
+    assert torch.equal(y, other) and nothing is None and [one.shape for one in kept] == [(2, 2, 70, 8)] * 2
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_the_fast_gelu_is_gelu(compiled):
+    fast = torch.compile(FastGelu.apply) if compiled else FastGelu.apply
+    x = torch.cat([torch.linspace(-10, 10, 20_001), torch.tensor([0.0, -0.0, -1e4, 1e4, -1e30, 1e30])])
+    x, exact = x.requires_grad_(), x.double().requires_grad_()
+    grad = torch.linspace(-1, 1, len(x))
+    found, wanted = fast(x), nn.functional.gelu(exact)
+    assert ((found - wanted).abs() <= 5e-7 * wanted.abs().clamp(1, 10)).all()
+    (slope,), (true,) = torch.autograd.grad(found, x, grad), torch.autograd.grad(wanted, exact, grad.double())
+    assert (slope - true).abs().max() < 5e-7
+    assert abs(float(fast(torch.zeros(1)))) == 0
+
+
+def test_the_fast_gelu_in_bfloat16_is_rounded_once():
+    x = torch.linspace(-10, 10, 2001).bfloat16().requires_grad_()
+    wide = x.detach().float().requires_grad_()
+    found, wanted = FastGelu.apply(x), nn.functional.gelu(wide)
+    (slope,), (true,) = torch.autograd.grad(found.sum(), x), torch.autograd.grad(wanted.sum(), wide)
+    for own, exact in ((found, wanted), (slope, true)):
+        assert own.dtype is torch.bfloat16
+        assert torch.allclose(own.float(), exact, rtol=2**-8, atol=1e-6)
+
+
+def test_gelu_that_is_not_compiled_for_a_gpu_is_the_usual_one():
+    x = torch.randn(3, 8)
+    assert torch.equal(Gelu()(x), nn.functional.gelu(x)) and not Gelu().state_dict()
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

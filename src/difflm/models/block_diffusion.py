@@ -139,9 +139,8 @@ class BlockDenoiser(Denoiser):
         with autocast_to(x.device, self.precision):
             words, zeros = self.read_words(clean)
             inputs, times = torch.cat([self.read_state(x, level), words], 1), torch.cat([level.t, zeros], 1)
-            nothing: list[Cache | None] = [None] * len(self.network.blocks)
             seen, memory = self.seen_by(length, x.device), self.memory_of(condition)
-            hidden, _ = self.network.run(inputs, times, seen, nothing, 0, turn, memory)
+            hidden, _ = self.network.run(inputs, times, seen, None, 0, turn, memory)
             if read is not None:
                 return read(hidden[:, :length])
             logits = self.network.answer(hidden[:, :length]).float()

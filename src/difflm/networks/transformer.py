@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from difflm.networks.documents import document_ends, same_document
+from difflm.networks.gelu import Gelu
 from difflm.networks.head import weigh_slopes
 
 if TRITON := find_spec("triton") is not None:
@@ -96,7 +97,11 @@ def rotary(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if x.is_cuda and x.shape[-2] > SHORT and not torch.is_grad_enabled():
         return rotate_halves(x, cos.to(x.dtype), sin.to(x.dtype))
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
+    if torch.is_grad_enabled():  # a compiled training step finds flipped halves faster than rolled numbers
+        other = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+    else:
+        other = x.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x * cos, other, sin).to(x.dtype)
 
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -106,6 +111,18 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     out[..., :half].addcmul_(x[..., half:], sin[..., :half])
     out[..., half:].addcmul_(x[..., :half], sin[..., half:])
     return out
+
+
+def split(packed: Tensor, turn: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys (both rotated) and values, [B, heads, L, head_dim], of a projection [B, L, 3, heads, head_dim]. For
+    gradients they are taken apart without slices: that of the projection is then a stack of theirs, which a compiler
+    writes at once, where slices are filled with zeros and added."""
+    if torch.is_grad_enabled():
+        q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
+        return (q, k, v) if turn is None else (rotate(q, *turn), rotate(k, *turn), v)
+    qkv = packed.permute(2, 0, 3, 1, 4)
+    q, k, v = qkv if turn is None else (*rotate(qkv[:2], *turn), qkv[2])
+    return q, k, v
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -128,7 +145,8 @@ class Attention(nn.Module):
         cache: Cache | Slots | None,
         keeps: bool = True,
     ) -> tuple[Tensor, Cache | None]:
-        """Also return keys and values, with the cached ones, if the caller `keeps` them; else our kernel may run."""
+        """Also return keys and values, with the cached ones, if the caller `keeps` them; else our kernel may run, and a
+        compiled block has no outputs whose gradients, zeros, it would have to add."""
         batch, length, hidden = x.shape
         packed = self.qkv(x).view(batch, length, 3, self.heads, -1)
         dropout = self.dropout if self.training else 0.0
@@ -136,8 +154,7 @@ class Attention(nn.Module):
             seed = torch.randint(2**62, (1,), device=x.device) if dropout else None
             y = attend(packed, mask, *(turn or (None, None)), seed, causal, dropout)
             return self.out(y.flatten(2)), None
-        qkv = packed.permute(2, 0, 3, 1, 4)
-        q, k, v = qkv if turn is None else (*rotate(qkv[:2], *turn), qkv[2])
+        q, k, v = split(packed, turn)
         if isinstance(cache, Slots):
             k, v = cache.put(k, v)
         elif cache is not None:
@@ -148,7 +165,7 @@ class Attention(nn.Module):
             y = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=keep, dropout_p=dropout, is_causal=causal and not cache
             )
-        return self.out(y.transpose(1, 2).reshape(batch, length, hidden)), (k, v)
+        return self.out(y.transpose(1, 2).reshape(batch, length, hidden)), (k, v) if keeps else None
 
 
 class SourceAttention(nn.Module):
@@ -205,7 +222,7 @@ def dropped(x: Tensor, share: int) -> Tensor:
 
 
 def feed_forward(hidden: int, inner: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(hidden, inner), nn.GELU(), nn.Linear(inner, hidden))
+    return nn.Sequential(nn.Linear(hidden, inner), Gelu(), nn.Linear(inner, hidden))
 
 
 def at_once(layers: Sequence[nn.Linear], x: Tensor) -> Tensor:
