@@ -1,6 +1,8 @@
 """Losses that never see all logits: equal to those that do, gradients included, and small in memory."""
 
+import os
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -77,11 +79,13 @@ def test_parts_of_the_rows_give_the_loss_of_all_rows(monkeypatch):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_weighed_nats_are_cross_entropies(smoothing):
+@pytest.mark.parametrize("rows", [50, 300])  # one part, three parts
+def test_weighed_nats_are_cross_entropies(monkeypatch, rows, smoothing):
     torch.manual_seed(0)
+    monkeypatch.setitem(head.CHUNK, "cpu", 128 * 128)
     network = Transformer(8, WORDS, 8, 1, 2)
     torch.nn.init.normal_(network.head.weight)
-    states, targets, weights = torch.randn(50, 8, requires_grad=True), torch.randint(WORDS, (50,)), torch.rand(50)
+    states, targets, weights = torch.randn(rows, 8, requires_grad=True), torch.randint(WORDS, (rows,)), torch.rand(rows)
     nats, total = head.weigh_nats(network, states, targets, weights, smoothing)
     (3 * total).backward()
     found = [states.grad.clone(), *(p.grad.clone() for p in (network.head.weight, network.head.bias))]
@@ -91,6 +95,52 @@ def test_weighed_nats_are_cross_entropies(smoothing):
     assert torch.allclose(nats, plain, atol=1e-5) and not nats.requires_grad
     for ours, theirs in zip(found, (states.grad, network.head.weight.grad, network.head.bias.grad), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-4)
+
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+
+
+@pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no GPU here, nor Triton's interpreter")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "words"), [(70, 4100), (3, 8250), (128, 50)])
+def test_the_kernel_computes_the_same_slopes(rows, words, dtype, smoothing):
+    """Without a GPU too: TRITON_INTERPRET=1 pytest tests/test_word_nats.py -k kernel"""
+    from difflm.runtime.kernels.word_slopes import weigh_slopes_in_place
+
+    torch.manual_seed(0)
+    logits, targets, weights = 3 * torch.randn(rows, words), torch.randint(words, (rows,)), torch.rand(rows)
+    logits[1], targets[0], weights[-1] = logits[1] + 1000, words - 1, 0.0
+    logits = F.pad(logits, (0, -words % 64), value=float("-inf"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    logits, targets, weights = logits.to(device, dtype), targets.to(device), weights.to(device)
+    nats, slopes, sums = head.weigh_slopes(logits.float(), targets, weights, words, smoothing)
+    found, own, totals = weigh_slopes_in_place(logits, targets, weights, words, smoothing)
+    assert own is logits and own.dtype == dtype and (own[:, words:] == 0).all()
+    assert torch.allclose(found, nats, atol=1e-3, rtol=1e-5)
+    assert torch.allclose(own.float(), slopes, atol=1e-7, rtol=1e-3 if dtype is torch.float32 else 1e-2)
+    assert torch.allclose(totals, sums, atol=1e-5, rtol=1e-3)  # sums of numbers that are not rounded yet
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("rows", [100, 1000])  # one part, four parts
+def test_a_gpu_gives_the_gradients_of_cross_entropy(monkeypatch, rows):
+    """Of a large vocabulary in bfloat16, which differs by what it resolves."""
+    torch.manual_seed(0)
+    words = 5000
+    monkeypatch.setitem(head.CHUNK, "cuda", 256 * 5056)
+    network = Transformer(8, words, 64, 1, 2).cuda()
+    torch.nn.init.normal_(network.head.weight, std=0.3)
+    states = torch.randn(rows, 64, device="cuda", requires_grad=True)
+    targets, weights = torch.randint(words, (rows,), device="cuda"), torch.rand(rows, device="cuda")
+    asked = states, network.head.weight, network.head.bias
+    with autocast_to(states.device, torch.bfloat16):
+        nats, total = head.weigh_nats(network, states, targets, weights, 0.1)
+    found = torch.autograd.grad(total, asked)
+    plain = F.cross_entropy(network.answer(states), targets, reduction="none", label_smoothing=0.1)
+    assert (nats - plain).abs().max() < 0.1
+    for ours, theirs in zip(found, torch.autograd.grad((weights * plain).sum(), asked), strict=True):
+        assert (ours - theirs).norm() < 0.02 * theirs.norm()
 
 
 @pytest.mark.parametrize("name", ["mdlm", "autoregressive"])
@@ -145,11 +195,15 @@ def test_rows_that_do_not_fit_count_on_average():
     assert factor == 1 and {*rows[:count].tolist()} == {*wanted.nonzero().flatten().tolist()}
 
 
-def test_bfloat16_keeps_the_loss():
+@pytest.mark.parametrize("chunk", [2**24, 256 * 128])
+def test_bfloat16_keeps_the_loss(monkeypatch, chunk):
     model, batch = make_model("mdlm"), make_batch()
-    whole, _ = losses_and_gradients(model, batch)
+    whole, exact = losses_and_gradients(model, batch)
+    monkeypatch.setitem(head.CHUNK, "cpu", chunk)
     with autocast_to(torch.device("cpu"), torch.bfloat16):
         narrow, gradients = losses_and_gradients(model, batch)
+    for name in ("denoiser.network.head.weight", "denoiser.network.head.bias"):
+        assert (gradients[name] - exact[name]).norm() < 0.02 * exact[name].norm()
     assert torch.allclose(narrow.total, whole.total, rtol=0.02) and narrow.total.dtype == torch.float32
     assert all(gradient.isfinite().all() for gradient in gradients.values())
 

@@ -2,7 +2,8 @@
 
 from torch import Tensor, nn
 
-from difflm.networks.transformer import Attention, Dropout, TimeEmbedding, additive, feed_forward, has_kernel
+from difflm.networks.transformer import Attention, Dropout, TimeEmbedding, additive, feed_forward
+from difflm.runtime.kernels import has_kernel
 
 
 class PostNormBlock(nn.Module):

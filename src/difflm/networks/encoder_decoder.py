@@ -5,7 +5,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.networks.transformer import Memory, Transformer, additive, has_kernel, rotary
+from difflm.networks.transformer import Memory, Transformer, additive, rotary
+from difflm.runtime.kernels import has_kernel
 
 
 class EncoderDecoder(Transformer):

@@ -5,6 +5,7 @@ is a weighted sum of cross-entropies, the weights are known before the logits ar
 their slopes and the products with them are computed, and only the gradients of states and weights are kept.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,17 +13,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.diffusion.precision import avoid_onednn
+from difflm.runtime.kernels import TRITON, has_kernel
+
+if TRITON:
+    from difflm.runtime.kernels.word_slopes import weigh_slopes_in_place
 
 ALIGNED = 64  # the head's words are padded to a multiple of it: a GPU's matrix units cannot read other rows of logits
 CHUNK = {"cuda": 2**28, "cpu": 2**24}  # logits at a time; on other devices as on a GPU
 ROWS = 128  # rows of a part are a multiple of it
+LARGE = 4096  # words from which our own kernel computes slopes
+
+Slopes = Callable[[Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor, Tensor]]
 
 
 def weigh_slopes(
     logits: Tensor, targets: Tensor, weights: Tensor, vocabulary: int, smoothing: float
-) -> tuple[Tensor, Tensor]:
-    """Cross-entropies [N] of logits [N, V], in float32, and the gradient of their sum under weights [N]; of the columns
-    only the first `vocabulary` are words. A compiler makes two kernels of it."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropies [N] of logits [N, V], in float32, and the gradient of their sum under weights [N], with its sums
+    over rows [V], in float32; of the columns only the first `vocabulary` are words. A compiler makes three kernels of
+    it."""
     wide = logits.float()
     whole = wide.logsumexp(-1)
     wanted = (1 - smoothing) * wide.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
@@ -31,8 +40,15 @@ def weigh_slopes(
     if smoothing:
         wanted = wanted + smoothing * wide[:, :vocabulary].mean(-1)
         target = target + smoothing / vocabulary * (column < vocabulary)
-    slopes = ((wide - whole.unsqueeze(-1)).exp() - target) * weights.unsqueeze(-1)
-    return whole - wanted, slopes.to(logits.dtype)
+    slopes = (((wide - whole.unsqueeze(-1)).exp() - target) * weights.unsqueeze(-1)).to(logits.dtype)
+    return whole - wanted, slopes, slopes.sum(0, dtype=torch.float32)
+
+
+def choose_slopes(network: Any, device: torch.device) -> Slopes:
+    """Our own kernel for a large vocabulary on a GPU, else the network's function, which a trainer compiles."""
+    own = network.head.out_features >= LARGE and has_kernel(device)
+    slopes: Slopes = weigh_slopes_in_place if own else network.slopes
+    return slopes
 
 
 def weigh_nats(
@@ -44,21 +60,25 @@ def weigh_nats(
     states, kind = network.norm(states), states.device.type
     cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if cast else states.dtype
-    extra = -head.out_features % ALIGNED
-    weight = F.pad(head.weight.to(dtype), (0, 0, 0, extra))
-    bias = F.pad(head.bias.to(dtype), (0, extra), value=float("-inf"))
     with torch.autocast(kind, enabled=False), avoid_onednn(states.device, dtype):
-        given = states.to(dtype), weight, bias, targets, weights.float()
+        given = states.to(dtype), head.weight.to(dtype), head.bias.to(dtype), targets, weights.float(), smoothing
         if not torch.is_grad_enabled():
-            return plain_nats(*given, head.out_features, smoothing)
-        found: tuple[Tensor, Tensor] = WeighedNats.apply(*given, head.out_features, smoothing, network.slopes)
+            return plain_nats(*given)
+        found: tuple[Tensor, Tensor] = WeighedNats.apply(*given, choose_slopes(network, states.device))
         return found
 
 
+def pad_words(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights [V, hidden] and bias [V] of a head with words that are impossible, up to a multiple of ALIGNED."""
+    extra = -len(weight) % ALIGNED
+    return F.pad(weight, (0, 0, 0, extra)), F.pad(bias, (0, extra), value=float("-inf"))
+
+
 def plain_nats(
-    states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, weights: Tensor, vocabulary: int, smoothing: float
+    states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, weights: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     """`WeighedNats` without gradients."""
+    vocabulary, (weight, bias) = len(weight), pad_words(weight, bias)
     size = rows_of_part(len(states), len(weight), states.device.type)
     logits = (torch.addmm(bias, part, weight.t())[:, :vocabulary].float() for part in states.split(size))
     parts = zip(logits, targets.split(size), strict=True)
@@ -72,6 +92,18 @@ def rows_of_part(rows: int, vocabulary: int, kind: str) -> int:
     return -(-rows // (parts * ROWS)) * ROWS
 
 
+def add_product(total: Tensor | None, one: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
+    """The product of two matrices in `dtype`, added to a total that is overwritten. cuBLAS sums products of narrow
+    numbers in float32 by itself."""
+    if one.dtype is dtype:
+        return torch.mm(one, other) if total is None else torch.addmm(total, one, other, out=total)
+    if one.device.type == "cuda" and not torch.version.hip:
+        given = (one, other, dtype)
+        return torch.mm(*given) if total is None else torch.addmm(total, *given, out=total)
+    product = (one @ other).to(dtype)
+    return product if total is None else total.add_(product)
+
+
 class WeighedNats(torch.autograd.Function):
     """The gradients are computed with the loss, whose own gradient, one number, multiplies them later."""
 
@@ -83,29 +115,35 @@ class WeighedNats(torch.autograd.Function):
         bias: Tensor,
         targets: Tensor,
         weights: Tensor,
-        vocabulary: int,
         smoothing: float,
-        slopes: Any,
+        slopes: Slopes,
     ) -> tuple[Tensor, Tensor]:
-        found: list[Tensor] = []
-        states_grad = torch.empty_like(states)
-        # Sums over parts are taken in float32.
-        weight_grad, bias_grad = (torch.zeros_like(one, dtype=torch.float32) for one in (weight, bias))
+        vocabulary, (weight, bias) = len(weight), pad_words(weight, bias)
         size = rows_of_part(len(states), len(weight), states.device.type)
+        # Sums over parts are taken in float32.
+        dtype = torch.float32 if size < len(states) else weight.dtype
+        found: list[Tensor] = []
+        states_grad, weight_grad = torch.empty_like(states), None
+        bias_grad = torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, len(states), size):
             part = slice(start, start + size)
             logits = torch.addmm(bias, states[part], weight.t())
-            nats, slope = slopes(logits, targets[part], weights[part], vocabulary, smoothing)
+            nats, slope, slope_sum = slopes(logits, targets[part], weights[part], vocabulary, smoothing)
             del logits
             found.append(nats)
             torch.mm(slope, weight, out=states_grad[part])
-            weight_grad += slope.t() @ states[part]
-            bias_grad += slope.sum(0, dtype=torch.float32)
+            weight_grad = add_product(weight_grad, slope.t(), states[part], dtype)
+            bias_grad += slope_sum
         nats = torch.cat(found)
-        ctx.save_for_backward(states_grad, weight_grad.to(weight.dtype), bias_grad.to(bias.dtype))
+        ctx.save_for_backward(states_grad, weight_grad, bias_grad)
+        ctx.vocabulary, ctx.dtype = vocabulary, weight.dtype
         ctx.mark_non_differentiable(nats)
         return nats, (weights * nats).sum()
 
     @staticmethod
     def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(grad * one for one in ctx.saved_tensors), None, None, None, None, None)
+        states, weight, bias = ctx.saved_tensors
+        kept = states, weight[: ctx.vocabulary], bias[: ctx.vocabulary]
+        # Multiplied and narrowed in one pass.
+        found = (torch.mul(one, grad, out=torch.empty_like(one, dtype=ctx.dtype)) for one in kept)
+        return (*found, None, None, None, None)

@@ -9,13 +9,9 @@ numbers of documents (`networks/documents.py`).
 """
 
 import math
-import os
-import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.util import find_spec
 from typing import Literal, cast
 
 import torch
@@ -26,8 +22,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from difflm.networks.documents import document_ends, same_document
 from difflm.networks.gelu import Gelu
 from difflm.networks.head import weigh_slopes
+from difflm.runtime.kernels import TRITON, has_kernel
 
-if TRITON := find_spec("triton") is not None:
+if TRITON:
     from difflm.runtime.kernels.short_attention import attend
 
 SHORT = 64  # up to this many words, attention is faster with another order of kernels (docs/log.md)
@@ -185,13 +182,6 @@ class SourceAttention(nn.Module):
         )
         out: Tensor = self.out(y.transpose(1, 2).reshape(x.shape))
         return out
-
-
-@lru_cache
-def has_kernel(device: torch.device) -> bool:
-    """Whether our own kernels run there: they need units for bfloat16, and a C compiler that starts them."""
-    compiler = os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))
-    return TRITON and device.type == "cuda" and bool(compiler) and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def is_short(qkv: Tensor, mask: Tensor | None) -> bool:

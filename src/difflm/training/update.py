@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from difflm.networks.transformer import has_kernel
 from difflm.runtime.cuda_graphs import CapturedFunction
+from difflm.runtime.kernels import has_kernel
 from difflm.training.ema import Ema
 from difflm.training.master_weights import MasterWeights, Weight
 from difflm.training.recipe import Recipe

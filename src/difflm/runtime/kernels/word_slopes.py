@@ -1,0 +1,91 @@
+"""Cross-entropies of large vocabularies and their gradients, in place of the logits.
+
+One kernel reads every row for its normalisation. The other reads a tile at a time, writes the gradients over it and
+sums their columns, which is the gradient of the head's bias: each number is read twice and written once in all. One
+program for a whole row would read once, but 50,000 numbers in float32 do not fit into its registers with what else it
+needs, and the sums of columns would take another pass.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 4096  # columns that a program reads at a time
+ROWS, STEP, COLUMNS = 64, 4, 1024  # of a tile; STEP rows of it at a time
+LOWEST = tl.constexpr(-3e38)
+
+
+def weigh_slopes_in_place(
+    logits: Tensor, targets: Tensor, weights: Tensor, vocabulary: int, smoothing: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`weigh_slopes`, which overwrites the logits. Of these, columns behind the vocabulary are −∞."""
+    rows, columns = logits.shape
+    tiles = triton.cdiv(columns, COLUMNS), triton.cdiv(rows, ROWS)
+    nats, whole = (torch.empty(rows, device=logits.device) for _ in range(2))
+    sums = torch.empty(tiles[1], columns, device=logits.device)
+    given = (logits, targets.contiguous(), whole)
+    sizes = (logits.stride(0), columns, vocabulary, float(smoothing))
+    with torch.cuda.device_of(logits):
+        _normalise[(rows,)](*given, nats, *sizes, SMOOTH=smoothing > 0, BLOCK=BLOCK, num_warps=8)
+        _differentiate[tiles](
+            *given, weights.contiguous(), sums, rows, *sizes,
+            SMOOTH=smoothing > 0, ROWS=ROWS, STEP=STEP, COLUMNS=COLUMNS, num_warps=4,
+        )  # fmt: skip
+    return nats, logits, sums.sum(0)
+
+
+# -- kernels ----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _normalise(  # type: ignore[no-untyped-def]
+    logits, targets, whole, nats, stride, columns, vocabulary, smoothing, SMOOTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One row: the logarithm of its sum of exponentials, and its nats."""
+    row = tl.program_id(0)
+    base = logits + row.to(tl.int64) * stride
+    # Of each lane: the largest number so far, the sum of exponentials relative to it, and the plain sum.
+    top, total = tl.full([BLOCK], LOWEST, tl.float32), tl.zeros([BLOCK], tl.float32)
+    plain = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = tl.load(base + column, column < columns, float("-inf")).to(tl.float32)
+        factor = tl.exp(-tl.abs(x - top))  # of the sum if x is larger, else of x
+        total = tl.where(x > top, total * factor + 1.0, total + factor)
+        top = tl.maximum(top, x)
+        if SMOOTH:
+            plain += tl.where(column < vocabulary, x, 0.0)
+    most = tl.max(top, 0)
+    norm = most + tl.log(tl.sum(total * tl.exp(top - most), 0))
+    wanted = (1 - smoothing) * tl.load(base + tl.load(targets + row)).to(tl.float32)
+    if SMOOTH:
+        wanted += smoothing * (tl.sum(plain, 0) / vocabulary)
+    tl.store(whole + row, norm)
+    tl.store(nats + row, norm - wanted)
+
+
+@triton.jit
+def _differentiate(  # type: ignore[no-untyped-def]
+    logits, targets, whole, weights, sums, rows, stride, columns, vocabulary, smoothing,
+    SMOOTH: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One tile: gradients in place of the logits, and their sums over its rows."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    there, tile = column < columns, tl.program_id(1)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for start in range(0, ROWS, STEP):
+        row = tile * ROWS + start + tl.arange(0, STEP)
+        valid = row < rows
+        place = logits + row.to(tl.int64)[:, None] * stride + column[None, :]
+        inside = valid[:, None] & there[None, :]
+        x = tl.load(place, inside, float("-inf")).to(tl.float32)
+        target, norm = tl.load(targets + row, valid, 0), tl.load(whole + row, valid, 0.0)
+        weight = tl.load(weights + row, valid, 0.0)
+        slope = tl.exp(x - norm[:, None]) - tl.where(column[None, :] == target[:, None], 1 - smoothing, 0.0)
+        if SMOOTH:
+            slope -= tl.where(column < vocabulary, smoothing / vocabulary, 0.0)[None, :]
+        slope *= weight[:, None]
+        tl.store(place, slope.to(logits.dtype.element_ty), inside)
+        total += tl.sum(slope, 0)
+    tl.store(sums + tile.to(tl.int64) * columns + column, total, there)
