@@ -28,7 +28,7 @@ from difflm.networks.transformer import (
     rotary,
     rotate,
     sinusoid,
-    split,
+    split_projection,
 )
 
 
@@ -298,9 +298,9 @@ def test_a_projection_is_split_with_its_gradients(turned, compiled):
         place = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
         turn = turn[0][place].unsqueeze(1), turn[1][place].unsqueeze(1)
     wanted = sliced(packed, turn)
-    found = (torch.compile(split) if compiled else split)(packed, turn)
+    found = (torch.compile(split_projection) if compiled else split_projection)(packed, turn)
     with torch.no_grad():  # as when generating
-        written = split(packed, turn)
+        written = split_projection(packed, turn)
     grads = [torch.randn_like(one) for one in wanted]
     for own, other, true in zip(found, written, wanted, strict=True):
         assert torch.allclose(own, true, atol=1e-6) and torch.allclose(other, true, atol=1e-6)
@@ -313,8 +313,8 @@ def test_gradients_of_a_split_projection_are_its_slopes():
     torch.manual_seed(0)
     packed = torch.randn(1, 3, 3, 2, 4, dtype=torch.float64, requires_grad=True)
     cos, sin = (angle.double() for angle in rotary(3, 4, packed.device))
-    assert torch.autograd.gradcheck(lambda x: split(x, (cos, sin)), packed)
-    assert torch.autograd.gradgradcheck(lambda x: split(x, (cos, sin)), packed)
+    assert torch.autograd.gradcheck(lambda x: split_projection(x, (cos, sin)), packed)
+    assert torch.autograd.gradgradcheck(lambda x: split_projection(x, (cos, sin)), packed)
 
 
 def test_the_gradient_of_a_projection_is_one_stack():

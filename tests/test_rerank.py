@@ -32,7 +32,7 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.errors import UsageError, speak_command
-from difflm.generation.ranking import TOKEN_DRAWS, VECTOR_DRAWS, make_ranking, repair
+from difflm.generation.ranking import TOKEN_DRAWS, VECTOR_DRAWS, make_ranking, repair_row
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Sampling
 from difflm.models.diffusion import DiffusionModel
@@ -453,8 +453,8 @@ def test_a_captured_pass_reads_texts_as_the_model_does(device: str) -> None:
     ],
 )
 def test_the_first_doubtful_word_is_repaired(place, word, became):
-    assert repair([4, 5, 6], place, word, 8) == became
-    assert repair([4, 5, 6], 3, 9, 3) == [4, 5, 6]  # no room for another word
+    assert repair_row([4, 5, 6], place, word, 8) == became
+    assert repair_row([4, 5, 6], 3, 9, 3) == [4, 5, 6]  # no room for another word
 
 
 def test_the_first_doubt_is_where_greedy_writing_would_go_on_otherwise():

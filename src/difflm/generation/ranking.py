@@ -28,8 +28,8 @@ class Ranking:
     """Chooses the candidate with the fewest nats per token (words and END) under `scorer`. Candidates of one text share
     the noise of a bound, so that only their words differ. Those too long for the scorer come last.
 
-    Before that, a left-to-right scorer may repair every candidate `repairs` times (`repair`); the original and all its
-    repairs compete."""
+    Before that, a left-to-right scorer may repair every candidate `repairs` times (`repair_row`); the original and all
+    its repairs compete."""
 
     scorer: "TextDiffusion"
     sources: Sequence[Ids]  # by the number of the text, as the scorer reads them; empty if texts have no source
@@ -61,8 +61,8 @@ class Ranking:
         rows, costs = [[*group] for group in ids], list[list[float]]()
         for _ in range(self.repairs):
             nats, ids = self.nats_and_repairs(numbers, ids)
-            costs, rows = join(costs, nats), join(rows, ids)
-        return rows, join(costs, self.nats_per_token(numbers, ids))
+            costs, rows = join_groups(costs, nats), join_groups(rows, ids)
+        return rows, join_groups(costs, self.nats_per_token(numbers, ids))
 
     def nats_per_token(self, numbers: Sequence[int], ids: list[list[Ids]]) -> list[list[float]]:
         """The nats per token of each candidate of each text; infinite if it is too long for the scorer."""
@@ -86,7 +86,7 @@ class Ranking:
             costs[held] = nats / torch.tensor([len(row) + 1 for row in rows])
             most = self.scorer.model.max_words
             for k, place, word in zip(held, places.tolist(), words.tolist(), strict=True):
-                repaired[k] = repair(flat[k], place, word, most)
+                repaired[k] = repair_row(flat[k], place, word, most)
         rest = iter(repaired)
         return costs.view(len(ids), -1).tolist(), [[next(rest) for _ in group] for group in ids]
 
@@ -105,12 +105,12 @@ class Ranking:
         return held, own, rows, CPU_TEXTS if self.scorer.device.type == "cpu" else GPU_TEXTS, sources, each
 
 
-def join(first: list[list[T]], second: list[list[T]]) -> list[list[T]]:
+def join_groups(first: list[list[T]], second: list[list[T]]) -> list[list[T]]:
     """The lists of each text, one behind the other."""
     return [[*one, *other] for one, other in zip(first, second, strict=True)] if first else second
 
 
-def repair(row: Ids, place: int, word: int, most: int) -> Ids:
+def repair_row(row: Ids, place: int, word: int, most: int) -> Ids:
     """The text as a reader expects it up to `place`, where `word` is likelier than what is there; −1: nowhere. It is
     put there, unless it comes next anyway, in which case the word before it is left out. After END there is nothing."""
     if place < 0 or (place == len(row) and len(row) >= most):

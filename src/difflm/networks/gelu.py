@@ -26,17 +26,17 @@ class FastGelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         wide = x.float()
-        return (wide * normal(wide)[0]).to(x.dtype)
+        return (wide * normal_distribution(wide)[0]).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         wide = x.float()
-        below, density = normal(wide)
+        below, density = normal_distribution(wide)
         return (grad.float() * (below + wide * density)).to(x.dtype)
 
 
-def normal(x: Tensor) -> tuple[Tensor, Tensor]:
+def normal_distribution(x: Tensor) -> tuple[Tensor, Tensor]:
     """The distribution function and the density of the standard normal distribution."""
     bell, t = torch.exp(-0.5 * x * x), torch.reciprocal(1 + SLOPE * x.abs())
     *others, last = TERMS

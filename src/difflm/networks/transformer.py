@@ -110,7 +110,7 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-def split(packed: Tensor, turn: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+def split_projection(packed: Tensor, turn: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys (both rotated) and values, [B, heads, L, head_dim], of a projection [B, L, 3, heads, head_dim]. For
     gradients they are taken apart without slices: that of the projection is then a stack of theirs, which a compiler
     writes at once, where slices are filled with zeros and added."""
@@ -151,7 +151,7 @@ class Attention(nn.Module):
             seed = torch.randint(2**62, (1,), device=x.device) if dropout else None
             y = attend(packed, mask, *(turn or (None, None)), seed, causal, dropout)
             return self.out(y.flatten(2)), None
-        q, k, v = split(packed, turn)
+        q, k, v = split_projection(packed, turn)
         if isinstance(cache, Slots):
             k, v = cache.put(k, v)
         elif cache is not None:
