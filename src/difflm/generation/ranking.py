@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from difflm.data.tokenizers import END
 from difflm.errors import UsageError
 from difflm.generation.jobs import Chosen, Ids
+from difflm.models.autoregressive import Autoregressive
 
 if TYPE_CHECKING:
     from difflm.generation.pipeline import TextDiffusion
@@ -125,7 +126,7 @@ def check_repairs(repairs: int, rank: Rank | None, controls: Sequence[object] = 
     """Reject repairs that nobody can make, or that could undo what was asked for."""
     if isinstance(repairs, bool) or not isinstance(repairs, int) or not 0 <= repairs <= MOST_REPAIRS:
         raise UsageError(f"--repairs must be between 0 and {MOST_REPAIRS}, not {repairs!r}.")
-    if rank is None or isinstance(rank, str) or "left-to-right" not in rank.model.families:
+    if rank is None or isinstance(rank, str) or not isinstance(rank.model, Autoregressive):
         raise UsageError("--repairs needs a left-to-right model that ranks the candidates: give --rank RUN.")
     if controls:
         raise UsageError("--repairs may undo what controls ask for: leave one of them out.")
