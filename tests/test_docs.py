@@ -57,6 +57,7 @@ FILES = {
     "labelled.jsonl": '{"text": "The Mill is a pub.", "sentences": "one"}\n' * 6
     + '{"text": "Cotto is cheap. It serves French food.", "sentences": "several"}\n' * 6,
     "pairs.jsonl": '{"text": "The Mill is a pub.", "seed": 1}\n' * 12,
+    "pairs-2.jsonl": '{"text": "The Mill is a pub.", "seed": 1}\n' * 12,
     "told.txt": "French : The Mill is a pub.\n" * 6 + "Any : Cotto is cheap.\n" * 6,
     "documents.jsonl": '{"text": "The Mill is a pub. It is cheap.\\n\\nIt serves wine."}\n' * 12,
     "sources.txt": "a cheap pub\na family restaurant\n",
@@ -77,6 +78,7 @@ RUNS = {  # every run that a page asks something of, and what trained it
     "run": "own-text data=my.txt",
     "shakespeare": "own-text data=my.txt",
     "my-few": "e2e-few init=my-run data=pairs.jsonl",
+    "my-fewer": "e2e-few init=my-few data=pairs-2.jsonl",
     "my-map": "e2e-flow-map init=my-run data=my.txt",
     "my-twin": "own-text-autoregressive data=my.txt",
     "runs/e2e": "e2e",
