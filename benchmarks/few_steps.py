@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from difflm.app.commands.generate import in_order
-from difflm.data.text_metrics import copied_among, copied_share, distinct_n, unique_share
+from difflm.data.text_metrics import copied_among, copied_share, distinct_n, strip_spaces, unique_share
 from difflm.data.words import split_words
 from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.language import Judge, write_samples
@@ -114,8 +114,8 @@ def leave_out_copies(lines: Sequence[str], lm: TextDiffusion, data: Path | None)
     corpus = corpus_for(lm, data, "valid")
     rows = [json.loads(line) for line in lines]
     known = set() if corpus.training is None else copied_among([row["text"] for row in rows], corpus.training())
-    copies = {"".join(text.split()) for text in known}
-    kept = [row if "".join(row["text"].split()) not in copies else {**row, "text": ""} for row in rows]
+    copies = {*map(strip_spaces, known)}
+    kept = [row if strip_spaces(row["text"]) not in copies else {**row, "text": ""} for row in rows]
     print(f"{sum(not row['text'] for row in kept):,} of {len(rows):,} texts are left out", flush=True)
     return [json.dumps(row, ensure_ascii=False) for row in kept]
 

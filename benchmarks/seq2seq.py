@@ -256,7 +256,7 @@ def write(
 ) -> "Outputs":
     """What the model writes for all sources with these settings."""
     from difflm.data.text_metrics import most_central
-    from difflm.evaluation.seq2seq import Outputs, write_candidates
+    from difflm.evaluation.seq2seq import Outputs, put_repairs, write_candidates
     from difflm.generation.ranking import make_ranking
 
     settings = {key: value for key, value in how.items() if key not in ("mbr", "rank", "repairs")}
@@ -268,8 +268,7 @@ def write(
         begun = time.perf_counter()
         ranking = make_ranking(lm, twin, count, lm.encode_sources(sources), len(sources), 0, how.get("repairs", 0))
         best = ranking(range(len(ids)), ids)
-        for group, one in zip(texts, best, strict=True):
-            group[one.index] = group[one.index] if one.ids is None else lm.tokenizer.decode(one.ids)
+        texts = put_repairs(lm, texts, best)
         chosen, seconds = [one.index for one in best], seconds + time.perf_counter() - begun
         calls += sum(one.calls for one in best) / len(best)
     elif how.get("mbr", 1) > 1:

@@ -509,3 +509,21 @@ def test_repairs_do_not_undo_controls():
         build("cmlm").generate(
             source="a b", candidates=2, rank=build("encoder-decoder"), repairs=1, controls=[Contains("a")]
         )
+
+
+def test_commands_repair(run, twin, sources, tmp_path, capsys, complaint):
+    """`translate` counts one more reading per candidate, and `evaluate` names the row after it."""
+    argv = ["translate", run, sources, "--steps", 2, "--candidates", 2, "--rank", twin]
+    calls = []
+    for repairs in (0, 1):
+        assert main([str(arg) for arg in (*argv, "--repairs", repairs, "--json")]) == 0
+        calls.append([json.loads(line)["denoiser_calls"] for line in capsys.readouterr().out.splitlines()])
+    assert [after - before for before, after in zip(*calls, strict=True)] == [2] * len(calls[0])
+    assert "between 0 and" in complaint(2, *argv, "--repairs", -1)
+    assert "--repairs may undo" in complaint(2, *argv, "--repairs", 1, "--length", 2)
+    assert "needs a left-to-right" in complaint(2, *argv[:-1], "bound", "--repairs", 1)
+    (tmp_path / "pairs.jsonl").write_text('{"src": "a cheap pub", "trg": "eine billige Kneipe"}\n' * 2)
+    argv = ["evaluate", run, "--task", "seq2seq", "--pairs", tmp_path / "pairs.jsonl", "--steps", 2, "--mbr", 2]
+    assert main([str(arg) for arg in (*argv, "--rank", twin, "--repairs", 1, "--json")]) == 0
+    assert "by the twin, best of 2, 1 repair each" in capsys.readouterr().out
+    assert "needs a left-to-right" in complaint(2, *argv, "--rank", "bound", "--repairs", 1)

@@ -123,14 +123,14 @@ def copied_share(texts: Iterable[str], training_texts: Iterable[str]) -> float:
     """Return the share of texts that occur in the training texts, which are streamed. White space is ignored: a corpus
     may write "£ 30 ." where a model prints "£30."."""
     made = list(texts)
-    copied = set(map(_strip_spaces, copied_among(made, training_texts)))
-    return _share(sum(_strip_spaces(text) in copied for text in made), len(made))
+    copied = set(map(strip_spaces, copied_among(made, training_texts)))
+    return _share(sum(strip_spaces(text) in copied for text in made), len(made))
 
 
 def copied_among(texts: Iterable[str], training_texts: Iterable[str]) -> set[str]:
     """Return the training texts that are among `texts`, ignoring white space: one pass over a corpus for many sets."""
-    known = set(map(_strip_spaces, texts))
-    return {text for text in training_texts if _strip_spaces(text) in known}
+    known = set(map(strip_spaces, texts))
+    return {text for text in training_texts if strip_spaces(text) in known}
 
 
 def unique_share(texts: Iterable[str]) -> float:
@@ -198,7 +198,7 @@ def _windows(tokens: Tokens, n: int) -> Iterable[tuple[Hashable, ...]]:
     return zip(*(tokens[i:] for i in range(n)), strict=False)
 
 
-def _strip_spaces(text: str) -> str:
+def strip_spaces(text: str) -> str:
     return "".join(text.split())
 
 

@@ -228,10 +228,14 @@ def write_outputs(
             start = time.perf_counter()
             best = ranking(range(len(ids)), ids)
             own, cost = seconds + time.perf_counter() - start, sum(one.calls for one in best) / len(best)
-            kept = [[*group] for group in texts]
-            for group, one in zip(kept, best, strict=True):
-                group[one.index] = group[one.index] if one.ids is None else lm.tokenizer.decode(one.ids)
-            yield Outputs(kept, calls + cost, own, "first", chosen=[one.index for one in best], **describe(how))
+            yield Outputs(
+                put_repairs(lm, texts, best),
+                calls + cost,
+                own,
+                "first",
+                chosen=[one.index for one in best],
+                **describe(how),
+            )
         if ways.oracle:
             yield Outputs(texts, calls, seconds, "oracle", **describe(f"oracle of {ways.mbr}"))
     if left_to_right and ways.beams:
@@ -239,6 +243,15 @@ def write_outputs(
         _, made, calls, seconds = write_candidates(name, lm, pairs.sources, 1, ways.seed, search, on_progress)
         about_search = describe(f"{ways.beams} beams", beams=ways.beams)
         yield Outputs([[text.text for text in group] for group in made], calls, seconds, "first", **about_search)
+
+
+def put_repairs(lm: TextDiffusion, texts: list[list[str]], best: Sequence[Chosen]) -> list[list[str]]:
+    """The candidates of each source, the chosen one as it was repaired."""
+    kept = [[*group] for group in texts]
+    for group, one in zip(kept, best, strict=True):
+        if one.ids is not None:
+            group[one.index] = lm.tokenizer.decode(one.ids)
+    return kept
 
 
 def write_candidates(

@@ -171,7 +171,7 @@ class Reader:
             told = pad_token_rows([sources[i] for i in chosen[: len(chosen) // each]]) if sources else ()
             batch = Batch(*(part.to(self.device, non_blocking=True) for part in (*padded, *told)))
             found.append(read(batch, chosen).cpu())
-        whole = torch.cat(found, 1) if found else torch.zeros(2, 0)
+        whole = torch.cat(found, 1) if found else torch.zeros(2, 0)  # nats and errors of no text
         return whole[:, torch.tensor(order).argsort()]
 
     @overload
