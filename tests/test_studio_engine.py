@@ -170,6 +170,7 @@ def test_what_a_client_leaves_in_mid_stream_is_not_finished(asking: Any, gate: G
         assert next(name for name, _ in events(answer.iter_lines()) if name == "frame")
         gate.open.clear()
     wait_for(lambda: all(job.over for job in server.engine._running))
+    assert len(server.engine._running) == 1 and server.engine.gauges()["running_requests"][1] == 0
     before = gate.frames
     gate.open.set()
     assert ask(seed=1).result().status_code == 200

@@ -118,9 +118,10 @@ class Engine:
         """Current values by name, each with its description."""
         with self._change:
             texts = sum(len(loop.holders) for loop in self._loops)
+        requests = sum(not job.over for job in self._running)  # one that was answered leaves a little later
         return {
             "queue": ("Requests that wait.", self.queue),
-            "running_requests": ("Requests whose texts are being made.", len(self._running)),
+            "running_requests": ("Requests whose texts are being made.", requests),
             "running_texts": ("Texts in the batches that run.", texts),
         }
 
