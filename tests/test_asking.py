@@ -103,6 +103,8 @@ def test_lines_become_requests(tmp_path):
         ("[5]", "line 2 is not a JSON object"),
         ('{"lenght": 5}', "line 2: unknown key 'lenght'. Did you mean 'length'?"),
         ('{"length": "five"}', "line 2: length"),
+        ('{"length": true}', "line 2: length: input should not be true or false."),
+        ('{"temperature": false}', "line 2: temperature: input should not be true or false."),
         ('{"contains": "pub"}', "line 2: contains: input should be a valid list."),
         ('{"length": ' + "9" * 5000 + "}", "line 2"),
         ("[" * 100_000, "line 2 is not JSON"),
@@ -245,6 +247,8 @@ def test_watching_prints_the_text(capsys, tiny_runs):
         (["--show", "--json"], "choose one"),
         (["--show", "--length", "0"], "between 1 and 24"),
         (["--html", "never.html", "--length", "0"], "between 1 and 24"),
+        (["--html", "."], ". is a directory. Give --html the name of a file."),
+        (["--svg", "/dev/null/never.svg"], "/dev/null is a file, so /dev/null/never.svg cannot be in it."),
         (["--dtype", "float16", "--device", "cpu"], "not torch.float16"),
     ],
 )

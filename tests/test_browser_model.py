@@ -159,8 +159,8 @@ def pages(
     sizes = {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.0, "context": 0.5}
     pieces = tiny_run(folder / "runs", "mdlm", model=sizes, steps=60, **changes)
     runs: dict[str, tuple[Path, dict[str, Any]]] = {
-        "vectors": (tiny_runs["difflm"], {}),
-        "ddim": (tiny_runs["difflm"], {"sampler": "ddim", "temperature": 0.8}),
+        "vectors": (tiny_runs["difflm"], {"noise_temperature": 0.9}),
+        "ddim": (tiny_runs["difflm"], {"sampler": "ddim", "temperature": 0.8, "noise_temperature": 0.95}),
         "masks": (tiny_runs["mdlm"], {"temperature": 0.8}),
         "confidence": (tiny_runs["mdlm"], {"sampler": "confidence"}),
         "pieces": (pieces, {"sampler": "first-hitting"}),

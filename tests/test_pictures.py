@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -373,7 +374,7 @@ def test_bad_requests_get_a_line(tiny_runs, tmp_path, monkeypatch, capsys):  # n
 @drawing
 def test_a_place_without_permission_gets_a_line_before_any_work(tmp_path, monkeypatch, capsys):
     """Asked of the system, since tests that run as root may write everywhere."""
-    monkeypatch.setattr(canvas.os, "access", lambda path, mode: Path(path) != tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     assert plot.embeddings("e2e", "tsne", 0, tmp_path / "new" / "a.png", False, False) == 1
     assert "no permission" in capsys.readouterr().err and not (tmp_path / "new").exists()
 

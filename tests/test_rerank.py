@@ -32,7 +32,7 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.errors import UsageError, speak_command
-from difflm.generation.ranking import TOKEN_DRAWS, VECTOR_DRAWS, make_ranking, repair_row
+from difflm.generation.ranking import TOKEN_DRAWS, VECTOR_DRAWS, Ranking, make_ranking, repair_row
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Sampling
 from difflm.models.diffusion import DiffusionModel
@@ -485,9 +485,25 @@ def test_repairs_are_chosen_where_the_ranking_model_finds_them_likelier():
     sizes = [[len(text.tokens) + 1 for text in texts] for texts in (plain, mended)]
     before, after = ([nats / size for nats, size in zip(*one, strict=True)] for one in zip(costs, sizes, strict=True))
     assert all(new <= old + 1e-5 for new, old in zip(after, before, strict=True)) and sum(after) < sum(before) - 0.01
-    assert [b.denoiser_calls - a.denoiser_calls for a, b in zip(plain, mended, strict=True)] == [6] * len(ASKED)
+    more = [b.denoiser_calls - a.denoiser_calls for a, b in zip(plain, mended, strict=True)]
+    assert set(more) <= {0, 3, 6} and max(more) == 6
     alone = [writer.generate(source=source, **asked, repairs=2)[0].text for source in ASKED]
     assert alone[0] == mended[0].text  # of the same seed and number
+
+
+def test_with_enough_repairs_one_candidate_becomes_what_the_ranking_model_writes_greedily():
+    """The first doubt moves on with every repair, until there is none; then nothing is read again."""
+    writer, twin = build("cmlm"), build("encoder-decoder")
+    told = twin.encode_sources(ASKED)
+    drafts = [[writer.tokenizer.encode(text.text)] for text in writer.generate(source=ASKED, steps=1)]
+    ranking = Ranking(twin, told, 0, repairs=50)
+    versions, costs = ranking.read_versions([*range(len(ASKED))], drafts)
+    greedy = [twin.tokenizer.encode(text.text) for text in twin.generate(source=ASKED, temperature=0.0)]
+    mended = [(rows[-1], row) for rows, row in zip(versions, greedy, strict=True) if len(rows) > 1]
+    assert len(mended) == 2 and all(end == row for end, row in mended)  # of the third it would write nothing
+    for rows, some in zip(versions, costs, strict=True):
+        assert len(rows) == len(some) <= 2 * twin.model.max_words
+        assert all(one != other for one, other in itertools.pairwise(rows))
 
 
 @pytest.mark.parametrize(

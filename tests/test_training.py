@@ -10,13 +10,12 @@ import pytest
 import torch
 from tiny import tiny_run
 
-from benchmarks.narrow import quantise_rows
 from difflm.app.bench import SMALL
 from difflm.data.batches import Batch
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Losses, Trainable
 from difflm.networks.bert import PostNormBlock
-from difflm.runtime.tensors import dequantise_rows, load_tensors, save_tensors
+from difflm.runtime.tensors import dequantise_rows, load_tensors, quantise_rows, save_tensors
 from difflm.training.ema import Ema
 from difflm.training.master_weights import MasterWeights
 from difflm.training.recipe import check

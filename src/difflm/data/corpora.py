@@ -54,7 +54,11 @@ KNOWN = {
     ),
 }
 NAMES = (*KNOWN, *PAIRS)
-BUNDLED = {"english": "passages of everyday English"}  # what a bundled model was trained on, by the name of its data
+# What a bundled model was trained on, by the name of its data.
+BUNDLED = {
+    "english": "passages of everyday English",
+    "written-by-e2e": "descriptions of restaurants that the model e2e wrote",
+}
 
 
 def describe_texts(name_or_path: str) -> str:

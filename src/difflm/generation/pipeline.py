@@ -70,8 +70,10 @@ class TextDiffusion(Pretrained, Reader):
     ) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.inference = inference or Inference(model)
-        tokens = isinstance(model, DiffusionModel) and model.denoiser.codec.holds_tokens
-        self.usual_guidance = TOKENS if tokens else STANDARD
+        self._tokens = isinstance(model, DiffusionModel) and model.denoiser.codec.holds_tokens
+        self.usual_guidance = TOKENS if self._tokens else STANDARD
+        if "guidance" in config:
+            self.usual_guidance = parse_guidance(config["guidance"], self.usual_guidance)
         self.name = "this model"
         self.chat: Chat | None = None  # for chat models
         self.fixed_dtype = inference is not None
@@ -352,7 +354,7 @@ class TextDiffusion(Pretrained, Reader):
 
     def guidance_settings(self, asked: GuidanceSettings | None) -> GuidanceSettings:
         """Return the given guidance settings, or the default ones for this kind of model."""
-        if self.usual_guidance is TOKENS and asked is not None and asked.climb == "sign":
+        if self._tokens and asked is not None and asked.climb == "sign":
             raise UsageError("guidance `original` needs word vectors; this model diffuses tokens. Give a number.")
         return asked or self.usual_guidance
 

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar, Union
+from typing import TYPE_CHECKING, Literal, Union
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -17,7 +17,6 @@ from difflm.models.autoregressive import Autoregressive
 if TYPE_CHECKING:
     from difflm.generation.pipeline import TextDiffusion
 
-T = TypeVar("T")
 Rank = Union[Literal["bound"], "TextDiffusion"]  # the writer's own likelihood or bound, or another model's
 VECTOR_DRAWS, TOKEN_DRAWS = 4, 8  # of a bound, per candidate: docs/log.md, "Ranking candidates"
 MOST_REPAIRS = 100
@@ -50,20 +49,30 @@ class Ranking:
             begun = time.perf_counter()
             rows, costs = self.read_versions(numbers[start : start + size], ids[start : start + size])
             seconds = time.perf_counter() - begun
-            for own, some in zip(rows, costs, strict=True):
+            for own, some, group in zip(rows, costs, ids[start : start + size], strict=True):
                 best = min(range(len(some)), key=some.__getitem__)
-                index = best % (len(some) // (self.repairs + 1))
+                index = best % len(group)
                 changed = None if best == index else own[best]
                 found.append(Chosen(index, calls * sum(map(math.isfinite, some)), seconds, ids=changed))
         return found
 
     def read_versions(self, numbers: Sequence[int], ids: list[list[Ids]]) -> tuple[list[list[Ids]], list[list[float]]]:
-        """All candidates of each text, behind them their first repairs, and so on; and the nats per token of each."""
-        rows, costs = [[*group] for group in ids], list[list[float]]()
-        for _ in range(self.repairs):
-            nats, ids = self.nats_and_repairs(numbers, ids)
-            costs, rows = join_groups(costs, nats), join_groups(rows, ids)
-        return rows, join_groups(costs, self.nats_per_token(numbers, ids))
+        """All candidates of each text, behind them their first repairs, and so on; and the nats per token of each. What
+        a repair left as it was is not read again, unless it changed another candidate of this text."""
+        rows, costs = [[*group] for group in ids], [list[float]() for _ in ids]
+        left, current = [*range(len(ids))], ids
+        for repairs in reversed(range(self.repairs + 1)):
+            own = [numbers[k] for k in left]
+            nats, repaired = self.nats_and_repairs(own, current) if repairs else (self.nats_per_token(own, current), [])
+            for k, some in zip(left, nats, strict=True):
+                costs[k] += some
+            changed = [(k, group) for k, group in zip(left, repaired, strict=False) if group != rows[k][-len(group) :]]
+            left, current = [k for k, _ in changed], [group for _, group in changed]
+            for k, group in changed:
+                rows[k] += group
+            if not left:
+                break
+        return rows, costs
 
     def nats_per_token(self, numbers: Sequence[int], ids: list[list[Ids]]) -> list[list[float]]:
         """The nats per token of each candidate of each text; infinite if it is too long for the scorer."""
@@ -104,11 +113,6 @@ class Ranking:
         each = len(rows) // len(ids) if len(held) == len(flat) else 1
         sources = [self.sources[number] for number in own[::each]] if self.sources else []
         return held, own, rows, CPU_TEXTS if self.scorer.device.type == "cpu" else GPU_TEXTS, sources, each
-
-
-def join_groups(first: list[list[T]], second: list[list[T]]) -> list[list[T]]:
-    """The lists of each text, one behind the other."""
-    return [[*one, *other] for one, other in zip(first, second, strict=True)] if first else second
 
 
 def repair_row(row: Ids, place: int, word: int, most: int) -> Ids:

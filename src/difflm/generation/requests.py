@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
 
 from difflm.controls import (
     Avoid,
@@ -102,6 +103,14 @@ class Request(BaseModel):
     edit: str | None = key("A text to rewrite lightly.")
     keep: list[str] = key("With edit: words to keep.", [])
     strength: float | None = key("With edit: how much noise to add, from above 0 (none) to 1 (all). [0.5]")
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def refuse_truth_values(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """JSON's true and false are no numbers, although Python counts them as 1 and 0."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation != bool | None:
+            raise PydanticCustomError("truth_value", "input should not be true or false")
+        return value
 
     @property
     def each(self) -> int:

@@ -19,10 +19,11 @@ from difflm.runtime.files import explain_write_errors, write_json
 from difflm.runtime.hub import fetch_from_hub, is_hub_name, push_to_hub
 from difflm.training.checkpoints import save_weights
 from difflm.training.model_card import write_card
-from difflm.training.run import KEYS, find_run, load_run
+from difflm.training.run import KEYS, check_base, find_run, load_run
 
 BESIDE = ("metrics.jsonl", "tags.json")  # files of a run that are not needed to load its weights
 GUIDE_FILES = ("*.json", "*.safetensors")
+OF_WEIGHTS = ("sha256", "base")  # keys of a config that describe the file of weights
 
 
 class Pretrained:
@@ -80,7 +81,7 @@ class Pretrained:
         inference = Inference(model, fastest_dtype(chosen) if dtype is None else dtype if eight else None, compile)
         made = cls(model, tokenizer, config, inference)
         made.name, made.folder, made.fixed_dtype = name, find_run(name_or_path), dtype is not None
-        made.guides = sorted(made.folder.glob("guide*/"))
+        made.guides = find_guides(made.folder, config)
         check_sampling(model.sampling, model)
         return made
 
@@ -117,7 +118,7 @@ class Pretrained:
 
     def _write_run(self, run: Path) -> None:
         run.mkdir()
-        write_json(run / "config.json", {key: value for key, value in self.config.items() if key != "sha256"})
+        write_json(run / "config.json", {key: value for key, value in self.config.items() if key not in OF_WEIGHTS})
         self.tokenizer.save(run / "tokenizer.json")
         save_weights(run, self.model.state_dict())
         for name in BESIDE:
@@ -129,3 +130,10 @@ class Pretrained:
             for path in (path for pattern in GUIDE_FILES for path in guide.glob(pattern)):
                 shutil.copyfile(path, own / path.name)
         write_card(run)
+
+
+def find_guides(run: Path, config: dict[str, Any]) -> list[Path]:
+    """The directories of a run's classifiers; a run without any has those of the run that its weights are added to,
+    since both have the same word vectors."""
+    found = sorted(run.glob("guide*/"))
+    return found if found or "base" not in config else sorted(find_run(check_base(run, config)[0]).glob("guide*/"))

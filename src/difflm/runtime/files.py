@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from difflm.errors import DifflmError
+from difflm.errors import DifflmError, UsageError
 
 try:
     import fcntl
@@ -38,6 +38,17 @@ def explain_write_errors(path: Path, option: str = "--out") -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             message = f"the disk is full: {path} was not written. Free some space and try again."
         raise DifflmError(message) from None
+
+
+def check_place(path: Path, option: str = "--out") -> None:
+    """Refuse a path that cannot be written, before any work; `option` named it."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory. Give {option} the name of a file.")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is a file, so {path} cannot be in it. Choose another place with {option}.")
+    if not os.access(folder, os.W_OK):
+        raise DifflmError(f"no permission to write {path}. Choose another place with {option}.")
 
 
 @contextmanager

@@ -52,12 +52,12 @@ def check_sha256(path: Path, config: Mapping[str, Any], advice: str = "Copy or t
 SCALE = ".scale"
 
 
-def quantise_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Quantise matrices to int8, with one scale a row."""
+def quantise_rows(weights: Mapping[str, Tensor], largest: int = 127) -> dict[str, Tensor]:
+    """Quantise matrices to int8, with one scale a row. A `largest` below 127 is coarser and compresses better."""
     quantised: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if weight.dim() == 2:
-            scale = (weight.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
+            scale = (weight.float().abs().amax(1, keepdim=True) / largest).clamp(min=1e-12)
             quantised[name + SCALE], quantised[name] = scale, (weight.float() / scale).round().to(torch.int8)
         else:
             quantised[name] = weight.clone()

@@ -1,6 +1,7 @@
 """A run: the directory that holds everything about one trained model. Torch is imported with its weights."""
 
 import os
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from difflm.runtime.files import read_json
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from difflm.models.base import LanguageModel
 
@@ -103,6 +105,27 @@ def check_sizes(vocabulary: int, longest: int, source_longest: Any, source_vocab
             raise ValueError(f"{what} is {size}, and texts have at most {LONGEST} tokens")
 
 
+def check_base(run: Path, config: Mapping[str, Any]) -> tuple[str, str]:
+    """The bundled run whose weights those of a run are added to, and their checksum."""
+    match config["base"]:
+        case {"run": str(name), "sha256": str(sha256)} if name in bundled_runs():
+            return name, sha256
+    raise DifflmError(f"{run}/config.json: 'base' does not name a bundled model and its checksum.")
+
+
+def add_to_base(weights: "Mapping[str, Tensor]", name: str, sha256: str) -> "dict[str, Tensor]":
+    """Add weights that were stored as differences to those of a bundled run; what they lack is as in that run."""
+    from difflm.runtime.tensors import check_sha256, load_tensors
+
+    path = bundled_runs()[name] / "model.safetensors"
+    check_sha256(path, {"sha256": sha256}, "Install difflm again.")
+    base = load_tensors(path)
+    return base | {
+        key: weight if key not in base or base[key].shape != weight.shape else base[key].float() + weight.float()
+        for key, weight in weights.items()
+    }
+
+
 Loaded = tuple["LanguageModel", Tokenizer, dict[str, Any]]
 
 
@@ -120,6 +143,8 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
         raise DifflmError(f"{run}/tokenizer.json is not the tokenizer this model was trained with.")
     path, advice = run / "model.safetensors", advise_resume(run)
     weights = load_tensors(path, advice)
+    if "base" in config:
+        weights = add_to_base(weights, *check_base(run, config))
     part = "model"
     try:
         sources = config["recipe"].get("source_longest", 0), config.get("source_vocabulary", 0)

@@ -33,6 +33,7 @@ from difflm.app.console import Bar, complain, note, to_json
 from difflm.errors import UsageError
 from difflm.generation.requests import Request, generation_to_json, read_requests
 from difflm.models.sampling import FAMILIES, SETTINGS, option_name
+from difflm.runtime.files import check_place
 from difflm.runtime.resumable import ResumableLines
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def generate(
         raise UsageError("--show is for people and --json for programs: choose one.")
     if out and (show or files):
         raise UsageError(f"--{'show' if show else next(iter(files))} and --out cannot be combined: choose one.")
+    for name, path in files.items():
+        check_place(path, f"--{name}")
     if svg:
         from difflm.app.studio.animation import check_animation, write_animation
 

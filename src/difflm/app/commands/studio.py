@@ -11,7 +11,7 @@ from difflm.app.commands.options import Device, check_names, complete_models, lo
 from difflm.app.console import note
 from difflm.errors import UsageError
 
-DEFAULT = ["english", "e2e"]
+DEFAULT = ["english", "e2e", "e2e-fast"]
 
 
 @report_errors
@@ -20,7 +20,7 @@ def studio(
         list[str] | None,
         typer.Argument(
             metavar="MODEL ...",
-            help="Bundled models or directories of runs; a request names one of them. [english e2e]",
+            help="Bundled models or directories of runs; a request names one of them. [english e2e e2e-fast]",
             autocompletion=complete_models,
         ),
     ] = None,

@@ -80,7 +80,7 @@ def describe_model(lm: TextDiffusion, name: str) -> dict[str, Any]:
     if sampling.sampler not in SAMPLERS[state]:
         known = " or ".join(SAMPLERS[state])
         raise UsageError(f"the page samples such models with {known}, not with {sampling.sampler}, as {name} does.")
-    plain = Sampling(sampling.sampler, sampling.steps, sampling.temperature or 1.0)
+    plain = Sampling(sampling.sampler, sampling.steps, sampling.temperature or 1.0, sampling.noise_temperature)
     if other := [key for key in SETTINGS if getattr(plain, key) != getattr(sampling, key)]:
         raise UsageError(f"the page does not support the setting {other[0]} of {name}.")
     if wrong := [one for one in network.modules() if isinstance(one, nn.Linear) and not fits(one)]:
@@ -107,6 +107,7 @@ def describe_model(lm: TextDiffusion, name: str) -> dict[str, Any]:
         "sampler": sampling.sampler,
         "steps": sampling.steps,
         "temperature": sampling.temperature,
+        "noise_temperature": sampling.noise_temperature,
         **describe_noise(model),
     }
 

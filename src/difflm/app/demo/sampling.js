@@ -75,9 +75,10 @@ export class Vectors {
 
 function* denoiseVectors(model, { seed, steps, known, banned }) {
   const { memory, kernels, config: { vocabulary, dim, schedule, warp, temperature, sampler, forbidden } } = model;
+  const scale = model.config.noise_temperature;
   model.vectors ??= new Vectors(model);
   const rows = known.length, places = freePlaces(known), table = memory.slice(model.table, vocabulary * dim);
-  const normal = (step) => Float32Array.from(model.uniform(seed, 0, step, rows, dim), quantile);
+  const normal = (step) => Float32Array.from(model.uniform(seed, 0, step, rows, dim), (u) => scale * quantile(u));
   const grid = Array.from({ length: steps + 1 }, (_, i) => levelAt(interpolate(1 - i / steps, ...warp), schedule));
   let x = normal(0), clean = new Float32Array(rows * dim);
   for (let i = 0; i < steps; i++) {

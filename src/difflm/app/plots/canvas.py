@@ -1,7 +1,6 @@
 """Shared by all plots: a light and a dark theme, colours that the colour-blind can tell apart, atomic writes."""
 
 import io
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from difflm.errors import DifflmError, UsageError
-from difflm.runtime.files import write_atomic
+from difflm.runtime.files import check_place, write_atomic
 
 FORMATS = (".png", ".svg")
 WIDTH, DPI = 8.0, 150  # inches and dots an inch: 1,200 pixels wide
@@ -46,13 +45,7 @@ def check_out(out: Path) -> Path:
     """Refuse a path that cannot be written, before any work."""
     if out.suffix.lower() not in FORMATS:
         raise UsageError(f"{out} should end in {' or '.join(FORMATS)}, such as {out.with_suffix('.png').name}.")
-    if out.is_dir():
-        raise UsageError(f"{out} is a directory. Give --out the name of a file.")
-    folder = next(parent for parent in out.absolute().parents if parent.exists())
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is a file, so {out} cannot be in it. Choose another place with --out.")
-    if not os.access(folder, os.W_OK):
-        raise DifflmError(f"no permission to write {out}. Choose another place with --out.")
+    check_place(out)
     return out
 
 

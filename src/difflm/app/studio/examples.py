@@ -22,4 +22,10 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "words": {"contains": ["coffee shop", "riverside"], "avoid": ["cheap"], "length": 20},
         "best of four": {"field": {"area": "riverside", "price": "high"}, "length": 16, "candidates": 4, "n": 2},
     },
+    "e2e-fast": {
+        "four texts": {"n": 4},
+        "a gap": {"infill": "The ___:2 is a ___ near Café Rouge."},
+        "words": {"contains": ["coffee shop", "riverside"], "avoid": ["cheap"], "length": 20},
+        "a fact": {"field": {"food": "Japanese"}, "length": 18, "candidates": 4},
+    },
 }

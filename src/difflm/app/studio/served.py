@@ -76,8 +76,8 @@ class Served:
 
     @property
     def examples(self) -> dict[str, dict[str, Any]]:
-        """Example requests by name; those of `e2e` suit every model that knows restaurants."""
-        return EXAMPLES.get("e2e" if "food" in self.known("text") else self.name, {})
+        """Example requests by name; those of `e2e` suit every other model that knows restaurants, too."""
+        return EXAMPLES.get(self.name) or (EXAMPLES["e2e"] if "food" in self.known("text") else {})
 
     @property
     def whole_words(self) -> bool:
