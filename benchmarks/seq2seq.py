@@ -248,6 +248,7 @@ def settings_to_try(lm: "TextDiffusion", ranked: bool) -> Iterator[list[dict[str
     if ranked:
         # Steps, candidates and lengths, and how often the twin repairs each.
         sizes = [(9, 2, 0), (5, 3, 0), (4, 4, 0), (3, 5, 0), (4, 3, 1), (3, 4, 1), (3, 3, 2), (2, 4, 2), (5, 2, 3)]
+        sizes += [(3, 2, 5), (4, 1, 15), (6, 1, 15)]  # what a repair leaves as it was is not read again
         yield [{}, *({"steps": s, "mbr": n, "length_beam": n, "rank": True, "repairs": r} for s, n, r in sizes)]
 
 

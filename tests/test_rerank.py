@@ -542,4 +542,8 @@ def test_commands_repair(run, twin, sources, tmp_path, capsys, complaint):
     argv = ["evaluate", run, "--task", "seq2seq", "--pairs", tmp_path / "pairs.jsonl", "--steps", 2, "--mbr", 2]
     assert main([str(arg) for arg in (*argv, "--rank", twin, "--repairs", 1, "--json")]) == 0
     assert "by the twin, best of 2, 1 repair each" in capsys.readouterr().out
+    alone = [*argv[:-1], 1, "--rank", twin]
+    assert "give --mbr 2 or more" in complaint(2, *alone)
+    assert main([str(arg) for arg in (*alone, "--repairs", 9, "--json")]) == 0  # one candidate suffices
+    assert "by the twin, 9 repairs each" in capsys.readouterr().out
     assert "needs a left-to-right" in complaint(2, *argv, "--rank", "bound", "--repairs", 1)

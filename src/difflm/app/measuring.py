@@ -219,7 +219,7 @@ def measure_seq2seq(
     ways = Ways(options.seed, reference.mbr, reference.beams, seq2seq.oracle, settings, seq2seq.repairs)
     ways.check()
     ranks = list(dict.fromkeys(seq2seq.rank or ()))
-    if ranks and reference.mbr < 2:
+    if ranks and reference.mbr < 2 and not seq2seq.repairs:
         raise UsageError("--rank chooses among candidates: give --mbr 2 or more.")
     if len({*ranks} - {"bound"}) > 1:
         raise UsageError("--rank takes one run at most; `bound` may be given as well.")

@@ -187,7 +187,8 @@ def rank_by(lm: TextDiffusion, sources: Sequence[str], ways: Ways) -> dict[str, 
     found = {}
     for rank in ways.ranks:
         own = isinstance(rank, str)
-        name, repairs = f"by {'bound' if own else 'the twin'}, best of {ways.mbr}", 0 if own else ways.repairs
+        best = f", best of {ways.mbr}" if ways.mbr > 1 else ""
+        name, repairs = f"by {'bound' if own else 'the twin'}{best}", 0 if own else ways.repairs
         if repairs:
             check_repairs(repairs, rank)
             name += f", {repairs} {'repair' if repairs == 1 else 'repairs'} each"
@@ -223,21 +224,15 @@ def write_outputs(
         chosen = [most_central([text.tokens for text in group]) for group in made]  # as `translate --mbr` chooses
         own = seconds + time.perf_counter() - start
         yield Outputs(texts, calls, own, "mbr", chosen=chosen, **describe(f"MBR of {ways.mbr}"))
-        for how, ranking in rankings.items():
-            on_progress(f"{name}: ranking", 0, 1)
-            start = time.perf_counter()
-            best = ranking(range(len(ids)), ids)
-            own, cost = seconds + time.perf_counter() - start, sum(one.calls for one in best) / len(best)
-            yield Outputs(
-                put_repairs(lm, texts, best),
-                calls + cost,
-                own,
-                "first",
-                chosen=[one.index for one in best],
-                **describe(how),
-            )
-        if ways.oracle:
-            yield Outputs(texts, calls, seconds, "oracle", **describe(f"oracle of {ways.mbr}"))
+    for how, ranking in rankings.items():
+        on_progress(f"{name}: ranking", 0, 1)
+        start = time.perf_counter()
+        best = ranking(range(len(ids)), ids)
+        own, cost = seconds + time.perf_counter() - start, sum(one.calls for one in best) / len(best)
+        chosen = [one.index for one in best]
+        yield Outputs(put_repairs(lm, texts, best), calls + cost, own, "first", chosen=chosen, **describe(how))
+    if ways.mbr > 1 and ways.oracle:
+        yield Outputs(texts, calls, seconds, "oracle", **describe(f"oracle of {ways.mbr}"))
     if left_to_right and ways.beams:
         search = {**settings, "beams": ways.beams}
         _, made, calls, seconds = write_candidates(name, lm, pairs.sources, 1, ways.seed, search, on_progress)

@@ -178,7 +178,7 @@ def make_ranking(
 ) -> Ranking:
     """Set up the ranking of candidates for this many texts, equally many per source, whose ids the writer encoded.
     Rejects a model that cannot score the writer's texts."""
-    if candidates < 2:
+    if candidates < 2 and not repairs:
         raise UsageError("--rank chooses among candidates: give --candidates 2 or more.")
     if isinstance(rank, str) and rank != "bound":
         raise UsageError(f"rank must be 'bound' or a model, not {rank!r}.")
