@@ -145,6 +145,14 @@ def test_the_student_has_the_vectors_and_classifiers_of_its_base(e2e: TextDiffus
     assert not torch.equal(own["denoiser.network.head.weight"], base["denoiser.network.head.weight"])
 
 
+def test_few_steps_do_not_tell_how_likely_words_are() -> None:
+    few = TextDiffusion.from_pretrained("e2e-fast")
+    with pytest.raises(UsageError, match="cannot tell how likely words are"):
+        few.alternatives(SENTENCES[0])
+    with pytest.raises(UsageError, match="cannot tell how likely words are"):
+        few.infill("The ___ is a pub.", candidates=2)
+
+
 def test_few_steps_are_steered_more_strongly(e2e: TextDiffusion) -> None:
     few = TextDiffusion.from_pretrained("e2e-fast")
     assert few.usual_guidance == replace(e2e.usual_guidance, size=30.0)

@@ -367,6 +367,8 @@ def test_a_model_that_cannot_weigh_words_says_so(tiny_runs: dict[str, Path]) -> 
     assert other.facts()["left_to_right"] and other.controls(Limits())["alternatives"] is None
     with pytest.raises(UsageError, match="how likely other words are"):
         other.find_alternatives("The old pub.")
+    few = Served(TextDiffusion.from_pretrained("e2e-fast"), "e2e-fast")  # where the noise alone tells the text
+    assert few.controls(Limits())["alternatives"] is None and next(iter(few.examples)) == "four texts"
 
 
 @pytest.mark.long

@@ -194,13 +194,17 @@ class Reader:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether the model sees all other tokens of a text at once."""
+        """Whether the model can say how likely a token is, given all others of its text at once. One that follows its
+        teacher's paths cannot: on these the noise alone tells the text."""
         model = self.model
-        return isinstance(model, DiffusionModel) and not isinstance(model, BlockDiffusion) and not model.whole_text
+        known = isinstance(model, DiffusionModel) and not isinstance(model, BlockDiffusion) and not model.whole_text
+        return known and not model.reflow
 
     def check_reads_tokens(self) -> DiffusionModel:
         """Return the model if it sees all other tokens of a text at once, and refuse it otherwise."""
         model = self.model
+        if isinstance(model, DiffusionModel) and model.reflow:
+            raise UsageError(f"{self.name} was trained to write in few steps, and cannot tell how likely words are.")
         if not self.reads_tokens or not isinstance(model, DiffusionModel):
             raise UsageError(
                 f"{self.name} ({self.config['method']}) does not see all other words of a text at once. "

@@ -133,7 +133,7 @@ class Served:
         model = self.lm.model
         if type(model) is not DiffusionModel or not self.whole_words or model.source_longest:
             return False
-        return knows_evidence(model.denoiser) and self.lm.device.type == "cpu"
+        return self.lm.reads_tokens and knows_evidence(model.denoiser) and self.lm.device.type == "cpu"
 
     @torch.no_grad()
     def find_alternatives(self, text: str) -> dict[str, Any]:
