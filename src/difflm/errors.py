@@ -89,5 +89,6 @@ def explain_faults(faults: Iterable[Mapping[str, Any]], known: Iterable[str], pr
         if fault["type"] == "extra_forbidden":
             found.append(f"unknown key {key!r}. {suggest(key, known)}".rstrip())
         else:
-            found.append(": ".join(filter(None, (key, f"{fault['msg'].lower()}."))))
+            said = fault["msg"].removeprefix("Value error, ").lower()
+            found.append(": ".join(filter(None, (key, f"{said}."))))
     return " ".join(found)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import PydanticCustomError
 
 from difflm.controls import (
     Avoid,
@@ -109,7 +108,7 @@ class Request(BaseModel):
     def refuse_truth_values(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         """JSON's true and false are no numbers, although Python counts them as 1 and 0."""
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation != bool | None:
-            raise PydanticCustomError("truth_value", "input should not be true or false")
+            raise ValueError("input should not be true or false")
         return value
 
     @property

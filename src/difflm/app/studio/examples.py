@@ -27,5 +27,6 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "a gap": {"infill": "The ___:2 is a ___ near Café Rouge."},
         "words": {"contains": ["coffee shop", "riverside"], "avoid": ["cheap"], "length": 20},
         "a fact": {"field": {"food": "Japanese"}, "length": 18, "candidates": 4},
+        "tags": {"pos": "PROPN AUX DET ADJ NOUN ADP DET NOUN PUNCT", "candidates": 4},
     },
 }
