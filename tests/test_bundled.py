@@ -17,6 +17,7 @@ from difflm.controls import Field, Tags
 from difflm.data.text_metrics import distinct_n
 from difflm.data.tokenizers import UNK
 from difflm.errors import DifflmError, UsageError
+from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
 from difflm.runtime.files import read_json, write_json
 from difflm.runtime.tensors import SCALE, dequantise_rows, quantise_rows, save_tensors
@@ -158,6 +159,15 @@ def test_few_steps_are_steered_more_strongly(e2e: TextDiffusion) -> None:
     assert few.usual_guidance == replace(e2e.usual_guidance, size=30.0)
     with pytest.raises(UsageError, match="guidance must be a number from 0 to 1,000"):
         TextDiffusion(few.model, few.tokenizer, {**few.config, "guidance": "strong"})
+
+
+def test_a_student_is_measured_on_the_texts_of_its_base(tmp_path: Path) -> None:
+    few = TextDiffusion.from_pretrained("e2e-fast")
+    with pytest.raises(UsageError, match="e2e"):  # as with `e2e`: its corpus is not in this directory
+        corpus_for(few, tmp_path)
+    english = TextDiffusion(few.model, few.tokenizer, {"recipe": {"data": "english", "column": None}})
+    with pytest.raises(UsageError, match="trained on texts that are not in the package"):
+        corpus_for(english, tmp_path)
 
 
 def test_a_student_is_saved_whole(tmp_path: Path) -> None:

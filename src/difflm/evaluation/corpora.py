@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difflm.data.batches import Permutation, held_out
-from difflm.data.corpora import NAMES, corpus, corpus_examples, file_names
+from difflm.data.corpora import BUNDLED, NAMES, corpus, corpus_examples, file_names
 from difflm.data.e2e import Split
 from difflm.data.references import PairSet
 from difflm.data.texts import MOST_CHARACTERS, Example, split_long
 from difflm.data.tokenfile import is_new
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.pipeline import TextDiffusion
+from difflm.training.run import find_run, read_config
 
 MOST_TEXTS = 5000  # texts of a split in memory; a file has at most as many held-out texts
 
@@ -34,9 +35,12 @@ def fits(lm: TextDiffusion, texts: Sequence[str], room: int = 0) -> list[bool]:
 
 
 def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Corpus:
-    """Return a split of the data that `lm` was trained on; for a file, the texts that its training held out."""
-    recipe = lm.config["recipe"]
+    """Return a split of the data that `lm` was trained on; for a file, the texts that its training held out. A student
+    whose weights are added to those of another model is compared with that model's data."""
+    recipe = (read_config(find_run(lm.config["base"]["run"])) if "base" in lm.config else lm.config)["recipe"]
     data, column, chunk = recipe["data"], recipe["column"], recipe.get("chunk", 0)
+    if data in BUNDLED:
+        raise UsageError(f"{lm.name} was trained on texts that are not in the package. Give others: --on NAME or FILE.")
     if split not in ("train", "valid"):
         raise UsageError(f"there is no split {split!r} here: train or valid.")
     if data in NAMES:
