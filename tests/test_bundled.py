@@ -233,8 +233,8 @@ def test_an_ordinary_sentence_keeps_its_words() -> None:
 
 
 @pytest.mark.long
-def test_the_package_stays_below_100_mebibytes() -> None:
-    """PyPI accepts no larger wheel; one is compressed like this and 0.08 megabytes larger."""
+def test_the_package_stays_below_95_megabytes() -> None:
+    """As a wheel, which is compressed like this, 0.08 megabytes larger, without the model that has no room there."""
     package = bundled_runs()["e2e"].parents[1]
-    files = [path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert sum(len(zlib.compress(path.read_bytes())) for path in files) < 100 * 2**20 - 1e5
+    files = [path for path in package.rglob("*") if path.is_file() and not {"__pycache__", "e2e-fast"} & {*path.parts}]
+    assert sum(len(zlib.compress(path.read_bytes())) for path in files) < 94.9e6

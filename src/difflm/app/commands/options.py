@@ -63,7 +63,7 @@ def complete_models() -> list[str]:
     return list(bundled_runs())
 
 
-A_MODEL = "A bundled model (english, e2e, e2e-fast, judge), the directory of a run, or a model on the Hugging Face Hub."
+A_MODEL = "A bundled model (english, e2e, judge), the directory of a run, or a model on the Hugging Face Hub."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=A_MODEL, autocompletion=complete_models)]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=A_MODEL, autocompletion=complete_models)]
 Device = Annotated[str, option("cpu, cuda, cuda:1 or mps; auto uses the GPU if there is one.", panel=HARDWARE)]
@@ -78,7 +78,7 @@ Draws = Annotated[int, option("Noise levels per text when estimating the bound."
 Guidance = Annotated[
     str | None,
     option(
-        "How strongly classifiers steer; `original`: the rule of Li et al. (2022). [10; token models 2; e2e-fast 30]",
+        "How strongly classifiers steer; `original`: the rule of Li et al. (2022). [10; token models 2]",
         "SIZE",
         panel=CONSTRAINTS,
     ),
