@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from difflm.networks.head import weigh_slopes
 from difflm.runtime.kernels import TRITON, has_kernel
 
 if TRITON:
+    from difflm.runtime.kernels.projection import join_gradients
     from difflm.runtime.kernels.short_attention import attend
 
 SHORT = 64  # up to this many words, attention is faster with another order of kernels (docs/log.md)
@@ -94,11 +95,14 @@ def rotary(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if x.is_cuda and x.shape[-2] > SHORT and not torch.is_grad_enabled():
         return rotate_halves(x, cos.to(x.dtype), sin.to(x.dtype))
-    if torch.is_grad_enabled():  # a compiled training step finds flipped halves faster than rolled numbers
-        other = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-    else:
-        other = x.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x * cos, other, sin).to(x.dtype)
+    if torch.is_grad_enabled():
+        return rotate_flipped(x, cos, sin)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
+
+
+def rotate_flipped(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same for a compiled training step, which finds flipped halves faster than rolled numbers."""
+    return torch.addcmul(x * cos, x.unflatten(-1, (2, -1)).flip(-2).flatten(-2), sin).to(x.dtype)
 
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -110,16 +114,34 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-def split_projection(packed: Tensor, turn: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+def split_projection(
+    packed: Tensor, turn: tuple[Tensor, Tensor] | None, kernel: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys (both rotated) and values, [B, heads, L, head_dim], of a projection [B, L, 3, heads, head_dim]. For
     gradients they are taken apart without slices: that of the projection is then a stack of theirs, which a compiler
-    writes at once, where slices are filled with zeros and added."""
+    writes at once, or our `kernel`, where slices are filled with zeros and added."""
     if torch.is_grad_enabled():
+        if turn is not None and kernel:
+            return cast(tuple[Tensor, Tensor, Tensor], SplitProjection.apply(packed, *turn))
         q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
         return (q, k, v) if turn is None else (rotate(q, *turn), rotate(k, *turn), v)
     qkv = packed.permute(2, 0, 3, 1, 4)
     q, k, v = qkv if turn is None else (*rotate(qkv[:2], *turn), qkv[2])
     return q, k, v
+
+
+class SplitProjection(torch.autograd.Function):
+    """`split_projection` with rotations, whose gradient our kernel computes."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
+        return rotate_flipped(q, cos, sin), rotate_flipped(k, cos, sin), v
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return join_gradients(*grads, *ctx.saved_tensors), None, None
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -151,7 +173,7 @@ class Attention(nn.Module):
             seed = torch.randint(2**62, (1,), device=x.device) if dropout else None
             y = attend(packed, mask, *(turn or (None, None)), seed, causal, dropout)
             return self.out(y.flatten(2)), None
-        q, k, v = split_projection(packed, turn)
+        q, k, v = split_projection(packed, turn, kernel=x.is_cuda and not keeps)
         if isinstance(cache, Slots):
             k, v = cache.put(k, v)
         elif cache is not None:

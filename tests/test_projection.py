@@ -1,0 +1,50 @@
+"""Queries, keys and values: their gradients by our kernel, against those of the plain operations."""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from difflm.networks import transformer
+from difflm.networks.transformer import rotary, split_projection
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+
+
+@pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no GPU here, nor Triton's interpreter")
+@pytest.mark.parametrize("across", [False, True])  # gradients as [B, heads, L, D] in memory, or as [B, L, heads, D]
+@pytest.mark.parametrize(("length", "heads", "dim"), [(70, 3, 64), (9, 4, 24), (65, 12, 32)])
+def test_the_kernel_joins_gradients(length, heads, dim, across):
+    """Without a GPU too: TRITON_INTERPRET=1 pytest tests/test_projection.py"""
+    torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    packed = torch.randn(2, length, 3, heads, dim, device=device, requires_grad=True)
+    grads = [torch.randn(2, heads, length, dim, device=device) for _ in range(3)]
+    if across:
+        grads = [grad.transpose(1, 2).contiguous().transpose(1, 2) for grad in grads]
+    turn, found = rotary(length, dim, device), []
+    for kernel in (False, True):
+        parts = split_projection(packed, turn, kernel)
+        found.append((parts, *torch.autograd.grad(parts, packed, grads)))
+    assert all(map(torch.equal, found[0][0], found[1][0]))
+    assert torch.allclose(found[0][1], found[1][1], atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("heads", [2, 12])
+def test_a_compiled_block_trains_with_the_kernel(heads):
+    torch.manual_seed(0)
+    network = transformer.Transformer(8, 8, 64 * heads, 2, heads, dropout=0.0).cuda()
+    for part in network.parameters():
+        torch.nn.init.normal_(part, std=0.05)
+    x, t, found = torch.randn(4, 128, 8, device="cuda"), torch.rand(4, device="cuda"), []
+    for compiled in (False, True):
+        if compiled:
+            for block in network.blocks:
+                block.compile(dynamic=False)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = network(x, t).float().square().mean()
+        found.append(torch.autograd.grad(loss, [*network.parameters()]))
+    for ours, plain in zip(*found, strict=True):
+        assert (ours - plain).norm() < 0.05 * plain.norm() + 1e-6
