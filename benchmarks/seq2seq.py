@@ -14,6 +14,7 @@ model, such as SmolLM2-135M, for the row `smollm2`; without it there is no such 
 """
 
 import argparse
+import itertools
 import json
 import random
 import sys
@@ -21,6 +22,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from benchmarks.timed import UNTIMED, read_results, run_side_by_side, train_for_minutes
@@ -34,16 +36,17 @@ HELD_BACK = 1000  # training sources on which settings are chosen, of a small co
 MOST_SOURCES = 1000  # of the validation set
 MOST_PAIRS = 120_000  # of training, in a seeded order: short runs see no more
 MOST_DISTILLED = 30_000  # sources that the twin answers for those that learn from it
-TWIN = "encoder-decoder"
+TWIN, AGAIN = "encoder-decoder", "twin-again"
 CALLS = 20  # of the network for a text, all candidates counted
+RANKING = ("mbr", "rank", "repairs", "doubt")  # what chooses among candidates
 UNTIMED_PASSES = 3  # over the sources, before speed is measured: sizes are captured at their third use
 
 
 @dataclass(frozen=True)
 class Row:
     """A run of the table: its recipe and what is changed in it. One that is `distilled` trains on what the twin's beam
-    search answers to the sources (Kim & Rush, 2016), alone or beside the pairs, and may have its candidates ranked by
-    the twin; it may also begin with the twin's network."""
+    search answers to the sources (Kim & Rush, 2016), alone or beside the pairs, and may have its candidates ranked and
+    repaired by the twin, or by the twin that was trained again so; it may also begin with the twin's network."""
 
     recipe: str
     changes: Sequence[str] = ()
@@ -65,6 +68,7 @@ TUNED += ["batch_size=64", "accumulate=4", "lr=3e-4", "warmup=50", "ema=0.99"]
 LATENT = ["lr=1e-3", "model.autoencoder_layers=2"]
 ROWS = {
     TWIN: row("multi30k-encoder-decoder", "model.encoder_layers=4"),
+    AGAIN: row("multi30k-encoder-decoder", "model.encoder_layers=4", distilled="both", begun=True),
     "difflm": row("multi30k", "method=difflm"),
     "mdlm": row("multi30k", "method=mdlm"),
     "diff-glat": row("multi30k-diff-glat", "model.settled_at=4000", layers=6),
@@ -210,9 +214,9 @@ def train(run: str, asked: Asked) -> bool:
     return train_for_minutes(recipe, out, asked.minutes, asked.until, asked.device, asked.data)
 
 
-def settings_to_try(lm: "TextDiffusion", ranked: bool) -> Iterator[list[dict[str, Any]]]:
+def settings_to_try(lm: "TextDiffusion", rankers: Iterable[str]) -> Iterator[list[dict[str, Any]]]:
     """Rounds of settings; the best of each round is the base of the next. `mbr` is the number of candidates, of which
-    the most central one is chosen, or by `rank` the one that the twin finds likeliest."""
+    the most central one is chosen, or by `rank` the one that this run finds likeliest."""
     model, own, method = lm.model, lm.model.sampling, lm.config["method"]
     beams = [{"beams": 5, "length_penalty": penalty} for penalty in (0.6, 1.0, 1.4)]
     if "edits" in model.families:
@@ -245,29 +249,35 @@ def settings_to_try(lm: "TextDiffusion", ranked: bool) -> Iterator[list[dict[str
         yield [{}, *fewer, *few, *spread]
     if own.contrast:
         yield [{}, {"contrast": 0.0, "steps": CALLS}, {"contrast": 0.5}, {"contrast": 2.0}, {"sampler": "ddim"}]
-    if ranked:
-        # Steps, candidates and lengths, and how often the twin repairs each.
-        sizes = [(9, 2, 0), (5, 3, 0), (4, 4, 0), (3, 5, 0), (4, 3, 1), (3, 4, 1), (3, 3, 2), (2, 4, 2), (5, 2, 3)]
-        sizes += [(3, 2, 5), (4, 1, 15), (6, 1, 15)]  # what a repair leaves as it was is not read again
-        yield [{}, *({"steps": s, "mbr": n, "length_beam": n, "rank": True, "repairs": r} for s, n, r in sizes)]
+    for ranker in rankers:
+        # Steps, candidates and lengths, and how often each is repaired.
+        sizes = [(4, 4, 0), (4, 2, 4), (3, 2, 6), (4, 1, 8), (4, 1, 15), (6, 1, 15), (8, 1, 15)]
+        yield [{}, *({"steps": s, "mbr": n, "length_beam": n, "rank": ranker, "repairs": r} for s, n, r in sizes)]
+    if rankers:
+        yield [{}, *({"doubt": doubt} for doubt in (0.2, 0.05))]
 
 
 def write(
-    lm: "TextDiffusion", pairs: "PairSet", how: Mapping[str, Any], each: int = 1, twin: "TextDiffusion | None" = None
+    lm: "TextDiffusion",
+    pairs: "PairSet",
+    how: Mapping[str, Any],
+    each: int = 1,
+    rankers: "Mapping[str, TextDiffusion]" = MappingProxyType({}),
 ) -> "Outputs":
     """What the model writes for all sources with these settings."""
     from difflm.data.text_metrics import most_central
     from difflm.evaluation.seq2seq import Outputs, put_repairs, write_candidates
     from difflm.generation.ranking import make_ranking
 
-    settings = {key: value for key, value in how.items() if key not in ("mbr", "rank", "repairs")}
+    settings = {key: value for key, value in how.items() if key not in RANKING}
     count, sources, chosen = max(each, how.get("mbr", 1)), pairs.sources, None
     ids, made, calls, seconds = write_candidates("", lm, sources, count, 0, settings, lambda *_: None)
     texts = [[text.text for text in group] for group in made]
     if how.get("rank"):
-        assert twin is not None
+        twin = rankers[how["rank"]]
         begun = time.perf_counter()
         ranking = make_ranking(lm, twin, count, lm.encode_sources(sources), len(sources), 0, how.get("repairs", 0))
+        ranking = replace(ranking, doubt=how.get("doubt", ranking.doubt))
         best = ranking(range(len(ids)), ids)
         texts = put_repairs(lm, texts, best)
         chosen, seconds = [one.index for one in best], seconds + time.perf_counter() - begun
@@ -276,6 +286,24 @@ def write(
         chosen = [most_central([text.tokens for text in group]) for group in made]
     words = ", ".join(f"{key}={value}" for key, value in how.items())
     return Outputs(texts, calls, seconds, "first", how=words, chosen=chosen)
+
+
+def write_repaired(
+    lm: "TextDiffusion", pairs: "PairSet", how: Mapping[str, Any], each: int, twin: "TextDiffusion"
+) -> "Outputs":
+    """What the model writes for all sources, every sample repaired by the twin; none is preferred to another."""
+    from difflm.evaluation.seq2seq import Outputs, write_candidates
+    from difflm.generation.ranking import make_ranking
+
+    settings = {key: value for key, value in how.items() if key not in RANKING}
+    ids, _, calls, seconds = write_candidates("", lm, pairs.sources, each, 0, settings, lambda *_: None)
+    begun = time.perf_counter()
+    ranking = make_ranking(lm, twin, each, lm.encode_sources(pairs.sources), len(ids), 0, how["repairs"])
+    versions = ranking.read_versions(range(len(ids)), ids)
+    texts = [[lm.tokenizer.decode(one.ids) for one in group] for group in versions]
+    calls += sum(one.readings for group in versions for one in group) / len(ids)
+    words = ", ".join(f"{key}={value}" for key, value in how.items())
+    return Outputs(texts, calls, seconds + time.perf_counter() - begun, "first", how=words)
 
 
 def measure(run: str, asked: Asked) -> dict[str, Any]:
@@ -291,34 +319,49 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     choose, report = (read_pair_set(str(asked.out / f"{k}.jsonl"), None, None, "valid") for k in ("choose", "report"))
     choose, report = choose.keep(fits(lm, choose.sources)), report.keep(fits(lm, report.sources))
     name, seed = run.rsplit("-", 1)
-    twin = load_model(str(asked.out / f"{TWIN}-{seed}"), asked.device) if ROWS[name].distilled else None
+    ranked = ROWS[name].distilled and "left-to-right" not in lm.model.families
+    names = wait_for(seed, asked) if ranked else []
+    rankers = {name: load_model(str(asked.out / f"{name}-{seed}"), asked.device) for name in names}
     best: tuple[float, dict[str, Any]] = (-1.0, {})
     tried: list[tuple[dict[str, Any], float, float]] = []
-    for settings in settings_to_try(lm, twin is not None):
+    for settings in settings_to_try(lm, rankers):
         base = best[1]
         for some in settings:
             how = {**base, **some}
             if how in (one for one, _, _ in tried):
                 continue
-            made = write(lm, choose, how, twin=twin)
+            made = write(lm, choose, how, rankers=rankers)
             bleu, _ = corpus_sacrebleu(made.choose(choose.references), choose.references)
             tried.append((how, bleu, made.calls))
             if bleu > best[0] and (made.calls <= CALLS or "left-to-right" in lm.model.families):
                 best = (bleu, how)
-    ways = {"chosen": write(lm, report, best[1], twin=twin)}
-    candidates = ("mbr", "rank", "repairs", "length_beam", "beams", "length_penalty", "revisions")
+    ways = {"chosen": write(lm, report, best[1], rankers=rankers)}
+    candidates = (*RANKING, "length_beam", "beams", "length_penalty", "revisions")
     sample = {k: v for k, v in best[1].items() if k not in candidates}
     drawn = [{"temperature": value} for value in (0.3, 0.5, 0.7, 1.0)] if lm.model.predicts_words else [{}]
-    if twin is not None:  # its few steps were chosen for the sake of several candidates
+    if rankers:  # its few steps were chosen for the sake of several candidates
         sample["steps"] = CALLS
     for some in drawn:  # variety, and what it costs
         ways[f"three samples, {some.get('temperature', 'as chosen')}"] = write(lm, report, {**sample, **some}, 3)
+    for (name, twin), drawn_at in itertools.product(rankers.items(), (0.5, 1.0)):
+        how = {**sample, "temperature": drawn_at, "steps": 10, "repairs": 8}
+        ways[f"three samples, {drawn_at}, repaired by {name}"] = write_repaired(lm, report, how, 3, twin)
     (asked.out / f"{run}.texts.json").write_text(json.dumps(ways["chosen"].candidates, ensure_ascii=False))
     rows = measure_outputs(report.sources, report.references, ways).rows
     parameters = sum(p.numel() for p in lm.model.parameters())
     trained = json.loads((asked.out / run / "done").read_text())
     found = {row.name: {"how": row.about["how"], **row.figures} for row in rows}
     return {"run": run, "parameters": parameters, **trained, "settings": best[1], "rows": found, "tried": tried}
+
+
+def wait_for(seed: str, asked: Asked) -> list[str]:
+    """The runs that rank: the twin, and the one that was trained again, if it is asked for, once it is done."""
+    names = [TWIN, *([AGAIN] if AGAIN in asked.only else [])]
+    while not (done := all((asked.out / f"{name}-{seed}" / "done").exists() for name in names)):
+        if asked.until and time.time() > asked.until:
+            break
+        time.sleep(0.5)
+    return names if done else [TWIN]
 
 
 def fits(lm: "TextDiffusion", sources: Sequence[str]) -> Iterable[bool]:
@@ -394,9 +437,10 @@ def put_speed(asked: Asked) -> None:
             continue
         how, given = dict(record["settings"]), dict[str, Any]()
         lm = load_model(str(asked.out / record["run"]), asked.device)
-        count, ranked = how.pop("mbr", 1), how.pop("rank", False)
+        how.pop("doubt", None)  # takes no time
+        count, ranked = how.pop("mbr", 1), how.pop("rank", "")
         if ranked:
-            twin = load_model(str(asked.out / f"{TWIN}-{seed}"), asked.device)
+            twin = load_model(str(asked.out / f"{ranked}-{seed}"), asked.device)
             given = {"candidates": count, "rank": twin, "repairs": how.pop("repairs", 0)}
         elif count > 1:
             given = {"mbr": count}

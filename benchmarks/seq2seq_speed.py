@@ -17,7 +17,7 @@ from benchmarks.seq2seq import TWIN, Asked, answers, put_speed, train, write_pai
 FLAGSHIP = "begun-both"
 SETTINGS = {
     TWIN: {"beams": 5, "length_penalty": 1.0},
-    FLAGSHIP: {"sampler": "confidence", "temperature": 0.2, "steps": 4, "mbr": 4, "length_beam": 4, "rank": True},
+    FLAGSHIP: {"sampler": "confidence", "temperature": 0.2, "steps": 4, "mbr": 4, "length_beam": 4, "rank": TWIN},
 }
 TWIN_MINUTES, FLAGSHIP_MINUTES = 0.8, 0.4  # the first steps, which are captured, take most of half a minute
 

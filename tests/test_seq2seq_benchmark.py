@@ -40,6 +40,21 @@ def test_a_pretrained_model_is_fine_tuned_and_measured(tmp_path, data, monkeypat
 
 
 @pytest.mark.long
+def test_the_flagship_is_ranked_by_the_twin_that_was_trained_again(tmp_path, data, monkeypatch):  # noqa: F811
+    for name in ("Trainer", "check_same_recipe"):
+        monkeypatch.setattr(fit, name, getattr(fit, name))
+    monkeypatch.setattr(seq2seq, "MOST_SOURCES", 8)
+    sizes = ["model.hidden=16", "model.heads=2", "model.layers=1", "model.encoder_layers=1"]
+    names = [seq2seq.TWIN, seq2seq.AGAIN, "begun-both"]
+    asked = ask(tmp_path, data, only=names, more=[*SMALL, *sizes])
+    seq2seq.write_pairs(asked)
+    for name in names:
+        seq2seq.make(f"{name}-0", asked)
+    tried = [how for how, _, _ in seq2seq.read_results(asked.results)[-1]["tried"]]
+    assert {how.get("rank") for how in tried} == {None, seq2seq.TWIN, seq2seq.AGAIN}
+
+
+@pytest.mark.long
 def test_the_flagship_and_its_twin_are_timed(tmp_path, data, monkeypatch, capsys):  # noqa: F811
     for name in ("Trainer", "check_same_recipe"):
         monkeypatch.setattr(fit, name, getattr(fit, name))

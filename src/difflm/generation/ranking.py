@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, Union
 import torch
 from torch.nn.functional import cross_entropy
 
-from difflm.data.tokenizers import END
 from difflm.errors import UsageError
 from difflm.generation.jobs import Chosen, Ids
+from difflm.generation.texts import Repaired
 from difflm.models.autoregressive import Autoregressive
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Rank = Union[Literal["bound"], "TextDiffusion"]  # the writer's own likelihood or bound, or another model's
 VECTOR_DRAWS, TOKEN_DRAWS = 4, 8  # of a bound, per candidate: docs/log.md, "Ranking candidates"
 MOST_REPAIRS = 100
+DOUBT = 0.1  # a word with less than this share of the likeliest one's probability is repaired: docs/log.md
 CPU_TEXTS, GPU_TEXTS = 64, 1024  # candidates that are scored at once
 
 
@@ -28,13 +29,14 @@ class Ranking:
     """Chooses the candidate with the fewest nats per token (words and END) under `scorer`. Candidates of one text share
     the noise of a bound, so that only their words differ. Those too long for the scorer come last.
 
-    Before that, a left-to-right scorer may repair every candidate `repairs` times (`repair_row`); the original and all
-    its repairs compete."""
+    Before that, a left-to-right scorer may repair every candidate `repairs` times; the original and all its repairs
+    compete."""
 
     scorer: "TextDiffusion"
     sources: Sequence[Ids]  # by the number of the text, as the scorer reads them; empty if texts have no source
     seed: int
     repairs: int = 0
+    doubt: float = DOUBT
 
     @property
     def draws(self) -> int:
@@ -42,88 +44,39 @@ class Ranking:
 
     def __call__(self, numbers: Sequence[int], ids: list[list[Ids]], _: object = None) -> list[Chosen]:
         """On a CPU each text is ranked by itself, so that no choice depends on how a batch is rounded."""
-        calls = self.scorer.model.nats_calls(self.draws)
         size = 1 if self.scorer.device.type == "cpu" else max(1, len(ids))
         found = []
         for start in range(0, len(ids), size):
             begun = time.perf_counter()
-            rows, costs = self.read_versions(numbers[start : start + size], ids[start : start + size])
+            versions = self.read_versions(numbers[start : start + size], ids[start : start + size])
             seconds = time.perf_counter() - begun
-            for own, some, group in zip(rows, costs, ids[start : start + size], strict=True):
-                best = min(range(len(some)), key=some.__getitem__)
-                index = best % len(group)
-                changed = None if best == index else own[best]
-                found.append(Chosen(index, calls * sum(map(math.isfinite, some)), seconds, ids=changed))
+            for own, group in zip(versions, ids[start : start + size], strict=True):
+                index = min(range(len(own)), key=lambda k: own[k].nats_per_token)
+                changed = None if own[index].ids == group[index] else own[index].ids
+                found.append(Chosen(index, sum(one.readings for one in own), seconds, ids=changed))
         return found
 
-    def read_versions(self, numbers: Sequence[int], ids: list[list[Ids]]) -> tuple[list[list[Ids]], list[list[float]]]:
-        """All candidates of each text, behind them their first repairs, and so on; and the nats per token of each. What
-        a repair left as it was is not read again, unless it changed another candidate of this text."""
-        rows, costs = [[*group] for group in ids], [list[float]() for _ in ids]
-        left, current = [*range(len(ids))], ids
-        for repairs in reversed(range(self.repairs + 1)):
-            own = [numbers[k] for k in left]
-            nats, repaired = self.nats_and_repairs(own, current) if repairs else (self.nats_per_token(own, current), [])
-            for k, some in zip(left, nats, strict=True):
-                costs[k] += some
-            changed = [(k, group) for k, group in zip(left, repaired, strict=False) if group != rows[k][-len(group) :]]
-            left, current = [k for k, _ in changed], [group for _, group in changed]
-            for k, group in changed:
-                rows[k] += group
-            if not left:
-                break
-        return rows, costs
-
-    def nats_per_token(self, numbers: Sequence[int], ids: list[list[Ids]]) -> list[list[float]]:
-        """The nats per token of each candidate of each text; infinite if it is too long for the scorer."""
-        costs = torch.full((sum(map(len, ids)),), math.inf)
-        if (reading := self.lay_out(numbers, ids)) is not None:
-            held, own, rows, size, sources, each = reading
-            nats = self.scorer.score_ids(rows, self.seed, self.draws, size, own, sources, each)
-            costs[held] = nats / torch.tensor([len(row) + 1 for row in rows])
-        found: list[list[float]] = costs.view(len(ids), -1).tolist()
-        return found
-
-    def nats_and_repairs(
-        self, numbers: Sequence[int], ids: list[list[Ids]]
-    ) -> tuple[list[list[float]], list[list[Ids]]]:
-        """The same, and each candidate repaired, from one reading."""
-        flat = [row for group in ids for row in group]
-        costs, repaired = torch.full((len(flat),), math.inf), [*flat]
-        if (reading := self.lay_out(numbers, ids)) is not None:
-            held, _, rows, size, sources, each = reading
-            nats, places, words = self.scorer.doubt_ids(rows, size, sources, each)
-            costs[held] = nats / torch.tensor([len(row) + 1 for row in rows])
-            most = self.scorer.model.max_words
-            for k, place, word in zip(held, places.tolist(), words.tolist(), strict=True):
-                repaired[k] = repair_row(flat[k], place, word, most)
-        rest = iter(repaired)
-        return costs.view(len(ids), -1).tolist(), [[next(rest) for _ in group] for group in ids]
-
-    def lay_out(
-        self, numbers: Sequence[int], ids: list[list[Ids]]
-    ) -> tuple[list[int], list[int], list[Ids], int, list[Ids], int] | None:
-        """The indices of those candidates that the scorer can read, their texts' numbers, their ids, how many are read
-        at once, their sources, and how many candidates in a row have the same one; None: it can read none."""
+    def read_versions(self, numbers: Sequence[int], ids: list[list[Ids]]) -> list[list[Repaired]]:
+        """The likeliest version of each candidate of each text. One that is too long for the scorer is not read and has
+        infinite nats."""
         flat = [(number, row) for number, group in zip(numbers, ids, strict=True) for row in group]
         held = [k for k, (_, row) in enumerate(flat) if 0 < len(row) <= self.scorer.model.max_words]
-        if not held:
-            return None
-        own, rows = [flat[k][0] for k in held], [flat[k][1] for k in held]
-        each = len(rows) // len(ids) if len(held) == len(flat) else 1
-        sources = [self.sources[number] for number in own[::each]] if self.sources else []
-        return held, own, rows, CPU_TEXTS if self.scorer.device.type == "cpu" else GPU_TEXTS, sources, each
-
-
-def repair_row(row: Ids, place: int, word: int, most: int) -> Ids:
-    """The text as a reader expects it up to `place`, where `word` is likelier than what is there; −1: nowhere. It is
-    put there, unless it comes next anyway, in which case the word before it is left out. After END there is nothing."""
-    if place < 0 or (place == len(row) and len(row) >= most):
-        return row
-    if word == END:
-        return row[:place] or row
-    following = row[place + 1 :]
-    return [*row[:place], *following] if following[:1] == [word] else [*row[:place], word, *following]
+        found = [Repaired(row, math.inf, 0) for _, row in flat]
+        if held:
+            rows, own = [flat[k][1] for k in held], [flat[k][0] for k in held]
+            each = len(rows) // len(ids) if len(held) == len(flat) else 1
+            sources = [self.sources[number] for number in own[::each]] if self.sources else []
+            size = CPU_TEXTS if self.scorer.device.type == "cpu" else GPU_TEXTS
+            if self.repairs:
+                read = self.scorer.repair_ids(rows, self.repairs, self.doubt, size, sources, each)
+            else:
+                nats = self.scorer.score_ids(rows, self.seed, self.draws, size, own, sources, each).tolist()
+                calls = self.scorer.model.nats_calls(self.draws)
+                read = [Repaired(row, cost / (len(row) + 1), calls) for row, cost in zip(rows, nats, strict=True)]
+            for k, one in zip(held, read, strict=True):
+                found[k] = one
+        rest = iter(found)
+        return [[next(rest) for _ in group] for group in ids]
 
 
 def check_repairs(repairs: int, rank: Rank | None, controls: Sequence[object] = ()) -> None:
@@ -193,4 +146,4 @@ def make_ranking(
         raise UsageError(f"{scorer.name} scores texts that are written from a source, and none is given.")
     if scorer is not writer and sources:
         scorer.check_sources(sources)
-    return Ranking(scorer, [row for row in sources for _ in range(texts // len(sources))], seed, repairs)
+    return Ranking(scorer, [row for row in sources for _ in range(texts // len(sources))], seed, repairs, DOUBT)

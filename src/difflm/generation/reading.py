@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any, overload
 
 import torch
+from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import SPECIALS, Tokenizer
@@ -12,7 +13,7 @@ from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
-from difflm.generation.texts import TokenBelief
+from difflm.generation.texts import Repaired, TokenBelief
 from difflm.models.base import LanguageModel
 from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.block_diffusion import BlockDiffusion
@@ -135,15 +136,27 @@ class Reader:
         return nats, errors
 
     @torch.no_grad()
-    def doubt_ids(
-        self, rows: list[list[int]], batch_size: int = 64, sources: Sequence[Sequence[int]] = (), each: int = 1
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return, for texts given as ids, what a left-to-right model finds: their nats, the place of the first word
-        that it would have written otherwise, or −1, and the word that it would have written; `sources` as above."""
-        nats, places, words = self._read_rows(
-            rows, lambda batch, _: self.inference.first_doubts(batch), batch_size, sources, each
-        )
-        return nats, places.long(), words.long()
+    def repair_ids(
+        self,
+        rows: list[list[int]],
+        repairs: int,
+        doubt: float,
+        batch_size: int = 64,
+        sources: Sequence[Sequence[int]] = (),
+        each: int = 1,
+    ) -> list[Repaired]:
+        """Return what a left-to-right model makes of texts given as ids, each repaired as often as given: its
+        likeliest version; `doubt` as in `Repairs`, `sources` as above."""
+        room = self.model.max_words
+
+        def read(batch: Batch, _: object) -> torch.Tensor:
+            found = self.inference.repair(batch, repairs, doubt)
+            return F.pad(found, (0, 0, 0, 3 + room - len(found)))
+
+        best, readings, lengths, *_ = found = self._read_rows(rows, read, batch_size, sources, each)
+        ids, sizes = found[3:].T.long().tolist(), lengths.long().tolist()
+        costs = best.tolist(), readings.long().tolist()
+        return [Repaired(row[:size], *cost) for row, size, *cost in zip(ids, sizes, *costs, strict=True)]
 
     def _read_rows(
         self,

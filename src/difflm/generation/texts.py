@@ -32,6 +32,15 @@ class DrawnDraft(Draft):
 
 
 @dataclass(frozen=True)
+class Repaired:
+    """The likeliest version of a text that a left-to-right model has repaired, as ids."""
+
+    ids: list[int]
+    nats_per_token: float  # END included
+    readings: int  # versions that were read
+
+
+@dataclass(frozen=True)
 class TokenBelief:
     """A model's belief about one token of a finished text, given all other tokens."""
 

@@ -149,9 +149,9 @@ class Autoregressive(LanguageModel):
         inputs, targets, mask, memory = self.lay_out(batch)
         return cross_entropy(self.read(inputs, memory=memory, documents=batch.documents)[0], targets), mask
 
-    def lay_out(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Memory | None]:
+    def lay_out(self, batch: Batch, memory: Memory | None = None) -> tuple[Tensor, Tensor, Tensor, Memory | None]:
         """The inputs of a batch [B, L], the word that follows each, the mask of those that have a loss, and the
-        sources' memory: an encoder reads the sources, or they are prompts before the texts."""
+        sources' memory, unless it is given: an encoder reads the sources, or they are prompts before the texts."""
         if batch.documents is not None:
             return *self.lay_out_documents(batch.ids, batch.documents), None
         if batch.source is None or batch.source_lengths is None:
@@ -160,7 +160,8 @@ class Autoregressive(LanguageModel):
         position, lengths = torch.arange(batch.source.shape[1], device=batch.ids.device), batch.source_lengths
         if isinstance(self.network, EncoderDecoder):
             inputs = start_words(batch.ids)
-            memory = self.encode_source(batch.source, position < lengths.unsqueeze(1))
+            if memory is None:
+                memory = self.encode_source(batch.source, position < lengths.unsqueeze(1))
             return inputs, *following_words(inputs, batch.lengths + 1), memory
         inputs = join_rows(batch.source, lengths, batch.ids)
         targets, mask = following_words(inputs, lengths + batch.lengths)
@@ -185,20 +186,6 @@ class Autoregressive(LanguageModel):
     def nats(self, batch: Batch, noise: Noise | None = None, draws: int = 1) -> Tensor:
         nats, mask = self.batch_nats(batch)
         return (nats * mask).sum(-1)
-
-    @torch.no_grad()
-    def first_doubts(self, batch: Batch) -> Tensor:
-        """[3, B]: the nats of each text, the first place at which another word is likelier than the one there, or END
-        than a word, or a word than END; −1: none; and what is likeliest there."""
-        inputs, targets, mask, memory = self.lay_out(batch)
-        logits = self.read(inputs, memory=memory, documents=batch.documents)[0]
-        nats = (cross_entropy(logits, targets) * mask).sum(-1)
-        likeliest = logits.masked_fill(self.banned, float("-inf")).argmax(-1)
-        doubted = (likeliest != targets) & mask
-        place = doubted.int().argmax(-1, keepdim=True)  # the first one
-        word = likeliest.gather(1, place).squeeze(1)
-        begin = mask.int().argmax(-1)  # behind a prompt
-        return torch.stack([nats, torch.where(doubted.any(-1), place.squeeze(1) - begin, -1), word])
 
     def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
         return torch.full_like(noise.samples, self.longest)

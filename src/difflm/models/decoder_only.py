@@ -25,7 +25,7 @@ class DecoderOnly(Autoregressive):
         super().__init__(**parts)
         self.source_longest = source_longest
 
-    def lay_out(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Memory | None]:
+    def lay_out(self, batch: Batch, memory: Memory | None = None) -> tuple[Tensor, Tensor, Tensor, Memory | None]:
         if batch.source is None or batch.source_lengths is None:
             raise UsageError(NO_SOURCE)
         lengths = batch.source_lengths

@@ -27,6 +27,7 @@ from difflm.models.joinable import JoinableSampler, RowStates
 from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
 from difflm.models.recorded_blocks import recorder_of
+from difflm.models.repairs import GROWTH, Repairs
 from difflm.networks.transformer import Transformer
 from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool
 from difflm.runtime.eight_bit import use_eight_bits
@@ -63,7 +64,8 @@ class Inference:
         self._joinable: GraphPool[JoinableSampler] = GraphPool(MAX_RECORDED)
         self._decoder_copies: dict[tuple[torch.dtype | None, bool, torch.device], Autoregressive] = {}
         self._decoders: GraphPool[RecordedDecoder] = GraphPool(MAX_DECODERS)
-        self._readers: dict[tuple[str, int], CapturedCalls] = {}  # by what is read and the number of a batch's tensors
+        self._readers: dict[int, CapturedCalls] = {}  # by the number of a batch's tensors
+        self._repairs: GraphPool[Repairs] = GraphPool(MAX_RECORDED)
         self._lock = threading.Lock()
 
     @property
@@ -221,15 +223,31 @@ class Inference:
         """Like the model's own method. A left-to-right model reads few texts by a captured pass, with padding."""
         if not self._can_capture(batch):
             return self.model.nats_and_error(batch, noise, draws)
-        nats = self._read_captured("nats", batch)
+        model, padded = self.model, self._pad(batch)
+        if model.training:
+            model.eval()
+        given = padded.ids, padded.lengths, padded.source, padded.source_lengths
+        there = [one for one in given if one is not None]
+        assert isinstance(model, Autoregressive)
+        read = self._readers.setdefault(len(there), CapturedCalls(lambda *own: model.nats(Batch(*own)), model))
+        nats = read(*there)
         return nats, torch.zeros_like(nats)
 
     @torch.no_grad()
-    def first_doubts(self, batch: Batch) -> Tensor:
-        """Like the method of `Autoregressive`, by a captured pass where scores are computed by one."""
-        assert isinstance(self.model, Autoregressive)
-        captured = self._can_capture(batch)
-        return self._read_captured("first_doubts", batch) if captured else self.model.first_doubts(batch)
+    def repair(self, batch: Batch, repairs: int, doubt: float) -> Tensor:
+        """What a left-to-right model makes of texts (`Repairs`), by captured readings where scores are captured."""
+        model = self.model
+        assert isinstance(model, Autoregressive)
+        if model.training:
+            model.eval()
+        room = max(batch.ids.shape[1], min(batch.ids.shape[1] + GROWTH, model.max_words))
+        batch = replace(batch, ids=F.pad(batch.ids, (0, room - batch.ids.shape[1]), value=PAD))
+        if not self._can_capture(batch):
+            return Repairs(model, batch, doubt, capture=False)(batch, repairs)
+        batch = self._pad(batch)
+        key = doubt, capture_key(batch), storage_addresses(model)
+        with self._repairs.acquire(key, lambda: Repairs(model, batch, doubt, capture=True)) as captured:
+            return captured(batch, repairs)
 
     def _can_capture(self, batch: Batch) -> bool:
         """Whether a left-to-right model reads these texts by a captured pass: not too many at a time."""
@@ -237,25 +255,17 @@ class Inference:
             self.captures_nats and batch.documents is None and batch.ids.numel() * self.model.vocabulary <= MAX_LOGITS
         )
 
-    def _read_captured(self, what: str, batch: Batch) -> Tensor:
-        """The answer of this method of the model to a batch, with padding."""
-        model = self.model
-        if model.training:
-            model.eval()
-        parts, most = (
-            (batch.ids, batch.lengths, batch.source, batch.source_lengths),
-            (model.max_words, 0, model.source_longest, 0),
-        )
-        there = [pad_width(one, room) for one, room in zip(parts, most, strict=True) if one is not None]
-        ask = getattr(model, what)
-        calls = self._readers.setdefault((what, len(there)), CapturedCalls(lambda *own: ask(Batch(*own)), model))
-        return calls(*there)
+    def _pad(self, batch: Batch) -> Batch:
+        """With rows of texts and sources as wide as a multiple of WIDTH, so that few shapes are captured."""
+        ids, source = pad_width(batch.ids, self.model.max_words), batch.source
+        return replace(batch, ids=ids, source=None if source is None else pad_width(source, self.model.source_longest))
 
     def clear_recorded(self) -> None:
         """Free what was captured for earlier requests; the next one captures again."""
         self._recorded.clear()
         self._joinable.clear()
         self._decoders.clear()
+        self._repairs.clear()
         for reader in [*self._readers.values()]:
             reader.clear_recorded()
         if isinstance(self.model, DiffusionModel):
@@ -263,9 +273,7 @@ class Inference:
 
 
 def pad_width(ids: Tensor, most: int) -> Tensor:
-    """Pad rows [B, L] to a multiple of WIDTH, or to `most`; lengths [B] are returned unchanged."""
-    if ids.dim() == 1:
-        return ids
+    """Pad rows [B, L] to a multiple of WIDTH, or to `most`."""
     return F.pad(ids, (0, max(0, min(-(-ids.shape[1] // WIDTH) * WIDTH, most) - ids.shape[1])), value=PAD)
 
 

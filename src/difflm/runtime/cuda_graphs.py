@@ -206,10 +206,11 @@ class CapturedCalls:
 
 
 class DelayedFlag:
-    """Reads a device flag as it was FLAG_DELAY calls ago. Reading its present value would wait for all queued work, and
+    """Reads a device flag as it was `delay` calls ago. Reading its present value would wait for all queued work, and
     the device would then wait for more. On a CPU there is no delay."""
 
-    def __init__(self) -> None:
+    def __init__(self, delay: int = FLAG_DELAY) -> None:
+        self.delay = delay
         self.pending: deque[tuple[Tensor, torch.cuda.Event]] = deque()
 
     @staticmethod
@@ -223,7 +224,7 @@ class DelayedFlag:
         copied = torch.cuda.Event()
         self.pending.append((flag.to("cpu", non_blocking=True), copied))
         copied.record()
-        if len(self.pending) <= FLAG_DELAY:
+        if len(self.pending) <= self.delay:
             return False
         value, copied = self.pending.popleft()
         copied.synchronize()
