@@ -39,6 +39,7 @@ MOST_DISTILLED = 30_000  # sources that the twin answers for those that learn fr
 TWIN, AGAIN = "encoder-decoder", "twin-again"
 CALLS = 20  # of the network for a text, all candidates counted
 RANKING = ("mbr", "rank", "repairs", "doubt")  # what chooses among candidates
+MEASURING = 120  # seconds that it takes to choose settings and measure them
 UNTIMED_PASSES = 3  # over the sources, before speed is measured: sizes are captured at their third use
 
 
@@ -299,6 +300,7 @@ def write_repaired(
     ids, _, calls, seconds = write_candidates("", lm, pairs.sources, each, 0, settings, lambda *_: None)
     begun = time.perf_counter()
     ranking = make_ranking(lm, twin, each, lm.encode_sources(pairs.sources), len(ids), 0, how["repairs"])
+    ranking = replace(ranking, doubt=how.get("doubt", ranking.doubt))
     versions = ranking.read_versions(range(len(ids)), ids)
     texts = [[lm.tokenizer.decode(one.ids) for one in group] for group in versions]
     calls += sum(one.readings for group in versions for one in group) / len(ids)
@@ -344,7 +346,8 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     for some in drawn:  # variety, and what it costs
         ways[f"three samples, {some.get('temperature', 'as chosen')}"] = write(lm, report, {**sample, **some}, 3)
     for (name, twin), drawn_at in itertools.product(rankers.items(), (0.5, 1.0)):
-        how = {**sample, "temperature": drawn_at, "steps": 10, "repairs": 8}
+        doubt = {key: best[1][key] for key in ("doubt",) if key in best[1]}
+        how = {**sample, "temperature": drawn_at, "steps": 10, "repairs": 8, **doubt}
         ways[f"three samples, {drawn_at}, repaired by {name}"] = write_repaired(lm, report, how, 3, twin)
     (asked.out / f"{run}.texts.json").write_text(json.dumps(ways["chosen"].candidates, ensure_ascii=False))
     rows = measure_outputs(report.sources, report.references, ways).rows
@@ -355,13 +358,12 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
 
 
 def wait_for(seed: str, asked: Asked) -> list[str]:
-    """The runs that rank: the twin, and the one that was trained again, if it is asked for, once it is done."""
-    names = [TWIN, *([AGAIN] if AGAIN in asked.only else [])]
-    while not (done := all((asked.out / f"{name}-{seed}" / "done").exists() for name in names)):
-        if asked.until and time.time() > asked.until:
-            break
+    """The runs that rank: the twin, and the one that was trained again if it is asked for and done before time is
+    nearly up."""
+    again = asked.out / f"{AGAIN}-{seed}" / "done"
+    while AGAIN in (asked.only or ROWS) and not again.exists() and time.time() < asked.until - MEASURING:
         time.sleep(0.5)
-    return names if done else [TWIN]
+    return [TWIN, *([AGAIN] if again.exists() else [])]
 
 
 def fits(lm: "TextDiffusion", sources: Sequence[str]) -> Iterable[bool]:
@@ -430,6 +432,8 @@ def put_speed(asked: Asked) -> None:
     """Milliseconds from a request to its texts, with the settings that were chosen, one source and 64 at a time."""
     from difflm.app.commands.options import load_model
     from difflm.data.references import read_pair_set
+    from difflm.generation import ranking
+    from difflm.generation.ranking import DOUBT
 
     for record in read_results(asked.results):
         name, seed = record["run"].rsplit("-", 1)
@@ -437,7 +441,7 @@ def put_speed(asked: Asked) -> None:
             continue
         how, given = dict(record["settings"]), dict[str, Any]()
         lm = load_model(str(asked.out / record["run"]), asked.device)
-        how.pop("doubt", None)  # takes no time
+        ranking.DOUBT = how.pop("doubt", DOUBT)
         count, ranked = how.pop("mbr", 1), how.pop("rank", "")
         if ranked:
             twin = load_model(str(asked.out / f"{ranked}-{seed}"), asked.device)
@@ -497,7 +501,7 @@ def main() -> None:
 
     if not show:
         names = [f"{one.task}:{name}" for one in every for name in one.names()]
-        order = [TWIN, *(asked.only or ROWS)]  # others wait for the twin's answers
+        order = [TWIN, AGAIN, *(asked.only or ROWS)]  # others wait for the twin's answers, some for the second
         names.sort(key=lambda name: order.index(name.split(":")[1].rsplit("-", 1)[0]))
         run_side_by_side(names, asked.out, asked.jobs, asked.seconds, ready, sys.argv[1:])
     for one in every:

@@ -13,9 +13,10 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") 
 
 
 @pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no GPU here, nor Triton's interpreter")
+@pytest.mark.parametrize("packed_rows", [False, True])  # then each text has its own places
 @pytest.mark.parametrize("across", [False, True])  # gradients as [B, heads, L, D] in memory, or as [B, L, heads, D]
 @pytest.mark.parametrize(("length", "heads", "dim"), [(70, 3, 64), (9, 4, 24), (65, 12, 32)])
-def test_the_kernel_joins_gradients(length, heads, dim, across):
+def test_the_kernel_joins_gradients(length, heads, dim, across, packed_rows):
     """Without a GPU too: TRITON_INTERPRET=1 pytest tests/test_projection.py"""
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -24,6 +25,9 @@ def test_the_kernel_joins_gradients(length, heads, dim, across):
     if across:
         grads = [grad.transpose(1, 2).contiguous().transpose(1, 2) for grad in grads]
     turn, found = rotary(length, dim, device), []
+    if packed_rows:
+        places = torch.stack([torch.arange(length), (torch.arange(length) + 3) % 5]).to(device)
+        turn = turn[0][places].unsqueeze(1), turn[1][places].unsqueeze(1)
     for kernel in (False, True):
         parts = split_projection(packed, turn, kernel)
         found.append((parts, *torch.autograd.grad(parts, packed, grads)))
@@ -32,19 +36,22 @@ def test_the_kernel_joins_gradients(length, heads, dim, across):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("packed_rows", [False, True])
 @pytest.mark.parametrize("heads", [2, 12])
-def test_a_compiled_block_trains_with_the_kernel(heads):
+def test_blocks_train_with_the_kernel_as_without(heads, packed_rows, monkeypatch):
     torch.manual_seed(0)
     network = transformer.Transformer(8, 8, 64 * heads, 2, heads, dropout=0.0).cuda()
     for part in network.parameters():
         torch.nn.init.normal_(part, std=0.05)
     x, t, found = torch.randn(4, 128, 8, device="cuda"), torch.rand(4, device="cuda"), []
-    for compiled in (False, True):
+    documents = torch.randint(1, 3, (4, 128), device="cuda").sort(-1).values if packed_rows else None
+    for plain, compiled in ((True, False), (False, False), (False, True)):
+        monkeypatch.setattr(transformer, "has_kernel", lambda _, plain=plain: not plain)
         if compiled:
             for block in network.blocks:
                 block.compile(dynamic=False)
         with torch.autocast("cuda", torch.bfloat16):
-            loss = network(x, t).float().square().mean()
+            loss = network(x, t, documents).float().square().mean()
         found.append(torch.autograd.grad(loss, [*network.parameters()]))
-    for ours, plain in zip(*found, strict=True):
-        assert (ours - plain).norm() < 0.05 * plain.norm() + 1e-6
+    for wanted, *others in zip(*found, strict=True):
+        assert all((one - wanted).norm() < 0.05 * wanted.norm() + 1e-6 for one in others)

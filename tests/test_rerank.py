@@ -239,20 +239,22 @@ def test_what_the_twin_cannot_hold_is_last():
     assert [one.calls for one in job.choose([0, 0], [[long, empty, short], [empty, long, long]], [])] == [1, 0]
 
 
-@pytest.mark.parametrize("candidates", [1, 4])
-def test_a_captured_score_reads_each_source_once(candidates, monkeypatch):
+@pytest.mark.parametrize(("candidates", "repairs"), [(1, 0), (4, 0), (4, 6)])
+def test_a_captured_score_reads_each_source_once(candidates, repairs, monkeypatch):
     """As on a GPU: texts of one source share its row, unless one of them cannot be held."""
     lm, twin = build("mdlm"), build("encoder-decoder")
     sources = [lm.tokenizer.encode(source) for source in ASKED]
     ids = [[[4 + (k + n) % 8] * (1 + (2 * k + n) % 5) for k in range(candidates)] for n in range(len(ASKED))]
-    ranking = make_ranking(lm, twin, 2, sources, len(sources), 7)
+    monkeypatch.setattr("difflm.generation.ranking.DOUBT", 0.8)  # an untrained twin finds nothing unlikely
+    ranking = make_ranking(lm, twin, 2, sources, len(sources), 7, repairs)
     monkeypatch.setattr("difflm.generation.ranking.CPU_TEXTS", 1024)
 
     def costs() -> list[float]:
         return [one.nats_per_token for group in ranking.read_versions(range(len(ids)), ids) for one in group]
 
     apart = costs()
-    monkeypatch.setattr("difflm.runtime.cuda_graphs.CapturedFunction", Strict)
+    for module in ("difflm.runtime.cuda_graphs", "difflm.models.repairs"):
+        monkeypatch.setattr(f"{module}.CapturedFunction", Strict)
     twin.inference.record, read, encode = True, [], twin.model.network.encode
     monkeypatch.setattr(twin.model.network, "encode", lambda ids, mask: read.append(len(ids)) or encode(ids, mask))
     for _ in range(3):  # the third one as if captured
@@ -479,12 +481,13 @@ def test_texts_that_are_written_greedily_are_settled_and_others_become_so(record
     held = [k for k, row in enumerate(greedy) if len(row) > 2]
     rows, own = [greedy[k] for k in held], [sources[k] for k in held]
     assert rows
-    for one, nats in zip(twin.repair_ids(rows, 3, 1.0, sources=own), twin.score_ids(rows, sources=own), strict=True):
-        assert one.readings == 1 and one.ids in rows
+    costs = twin.score_ids(rows, sources=own)
+    for one, row, nats in zip(twin.repair_ids(rows, 3, 1.0, sources=own), rows, costs, strict=True):
+        assert one.readings == 1 and one.ids == row
         assert one.nats_per_token == pytest.approx(float(nats) / (len(one.ids) + 1), abs=1e-4)
     changed = [[*row[:1], 4 + (row[1] - 3) % 8, *row[2:]] for row in rows]
     for one, row in zip(twin.repair_ids(changed, 50, 1.0, sources=own), rows, strict=True):
-        assert one.readings > 1 and (one.ids == row or one.nats_per_token < 3)
+        assert one.readings > 1 and one.ids == row
     drafts = [writer.tokenizer.encode(text.text) for text in writer.generate(source=ASKED, steps=1)]
     counts = [[r.readings for r in twin.repair_ids(drafts, 50, doubt, sources=sources)] for doubt in (1.0, 0.1, 1e-9)]
     assert max(counts[0]) > 2 and all(a >= b >= c == 1 for a, b, c in zip(*counts, strict=True))

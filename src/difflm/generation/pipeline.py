@@ -161,9 +161,9 @@ class TextDiffusion(Pretrained, Reader):
         With `candidates=N`, N candidates are generated for each text, and the one that the classifiers score highest is
         kept; if gaps are filled and no classifier is asked, the one that fits best. With `rank` it is the likeliest
         one, by this model's own likelihood ("bound") or by another model. If that is a left-to-right model, it can also
-        repair each candidate up to `repairs` times: the first word that it finds far less likely than another one is
-        replaced by that. With `mbr=N` the candidate most like the others is kept. `guidance` is how strongly classifiers steer; `method` is
-        the decoding method by which a left-to-right model takes controls.
+        repair each candidate, at most `repairs` times: the first word that it finds far less likely than another one is
+        replaced by that. With `mbr=N` the candidate most like the others is kept. `guidance` is how strongly
+        classifiers steer; `method` is the decoding method by which a left-to-right model takes controls.
 
         `progress=True` draws a progress bar; a function is called after every step with the number of finished steps
         and the total. `watch` is called after every step with the drafts of the texts. With `frames=True` each text

@@ -148,6 +148,8 @@ class Reader:
         """Return what a left-to-right model makes of texts given as ids, each repaired as often as given: its
         likeliest version; `doubt` as in `Repairs`, `sources` as above."""
         room = self.model.max_words
+        if not rows:
+            return []
 
         def read(batch: Batch, _: object) -> torch.Tensor:
             found = self.inference.repair(batch, repairs, doubt)

@@ -40,6 +40,8 @@ class Repairs:
         read, how many tokens that one has, and its ids."""
         copy_into(batch, self.batch)
         self.longest.copy_((batch.lengths + GROWTH).clamp(max=self.model.max_words))
+        self.ids.copy_(batch.ids)
+        self.lengths.copy_(batch.lengths)
         self.readings.zero_()
         self.settled.zero_()
         self.cost.fill_(math.inf)

@@ -131,7 +131,7 @@ def split_projection(
 
 
 class SplitProjection(torch.autograd.Function):
-    """`split_projection` with rotations, whose gradient our kernel computes."""
+    """`split_projection` with rotations, whose gradient our kernel computes, in float32. It has no second gradient."""
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

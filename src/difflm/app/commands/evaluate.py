@@ -162,7 +162,7 @@ class Seq2SeqOptions:
         ),
     ] = None
     repairs: Annotated[
-        int, option("How often a left-to-right --rank RUN repairs each candidate first.", "N", panel=SEQ2SEQ)
+        int, option("At most how often a left-to-right --rank RUN repairs each candidate first.", "N", panel=SEQ2SEQ)
     ] = 0
     oracle: Annotated[
         bool, option("Add the candidate closest to the references, as an upper limit.", panel=SEQ2SEQ)

@@ -60,7 +60,9 @@ def translate(
     ] = None,
     repairs: Annotated[
         int,
-        option("How often the ranking run, if left-to-right, repairs each candidate first.", "N", panel=CANDIDATES),
+        option(
+            "At most how often the ranking run, if left-to-right, repairs each candidate first.", "N", panel=CANDIDATES
+        ),
     ] = 0,
     guide: Guide = None,
     guidance: Guidance = None,

@@ -14,15 +14,18 @@ POSITIONS = 4  # that a program writes
 
 @library.custom_op("difflm::join_gradients", mutates_args=())
 def join_gradients(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[B, L, 3, heads, D] from gradients [B, heads, L, D] of rotated queries and keys, and of values."""
+    """[B, L, 3, heads, D] from gradients [B, heads, L, D] of rotated queries and keys, and of values. The rotations are
+    those of all texts, [L, D], or of each, [B, 1, L, D]."""
     batch, heads, length, dim = q.shape
     q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in (q, k, v))
     out = q.new_empty(batch, length, 3, heads, dim)
+    cos, sin = cos.contiguous(), sin.contiguous()
     strides = [stride for part in (q, k, v) for stride in part.stride()[:3]]
+    strides.append(cos.stride(0) if cos.dim() > 2 else 0)
     sizes = {"DIM": triton.next_power_of_2(dim), "HEADS": triton.next_power_of_2(heads), "POSITIONS": POSITIONS}
     with torch.cuda.device_of(q):
         _join[(triton.cdiv(length, POSITIONS), batch, 3)](
-            q, k, v, cos.contiguous(), sin.contiguous(), out, *strides, length, heads, dim, **sizes, num_warps=4
+            q, k, v, cos, sin, out, *strides, length, heads, dim, **sizes, num_warps=4
         )
     return out
 
@@ -36,7 +39,7 @@ def _(q: Tensor, *rest: Any) -> Tensor:
 @triton.jit
 def _join(  # type: ignore[no-untyped-def]
     q, k, v, cos, sin, out, q_text, q_head, q_place, k_text, k_head, k_place, v_text, v_head, v_place,
-    length, heads, dim, DIM: tl.constexpr, HEADS: tl.constexpr, POSITIONS: tl.constexpr,
+    turn_text, length, heads, dim, DIM: tl.constexpr, HEADS: tl.constexpr, POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """Some positions of one text, one of the three parts: [POSITIONS, HEADS, DIM]."""
     place = (tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS))[:, None, None]
@@ -52,7 +55,7 @@ def _join(  # type: ignore[no-untyped-def]
             base = q + text * q_text + head * q_head + place * q_place
         else:
             base = k + text * k_text + head * k_head + place * k_place
-        inside = (place < length) & (column < dim)
-        straight = tl.load(base + column, there, 0.0).to(tl.float32) * tl.load(cos + place * dim + column, inside, 0.0)
-        crossed = tl.load(base + other, there, 0.0).to(tl.float32) * tl.load(sin + place * dim + other, inside, 0.0)
+        inside, turn = (place < length) & (column < dim), text * turn_text + place * dim
+        straight = tl.load(base + column, there, 0.0).to(tl.float32) * tl.load(cos + turn + column, inside, 0.0)
+        crossed = tl.load(base + other, there, 0.0).to(tl.float32) * tl.load(sin + turn + other, inside, 0.0)
         tl.store(target, (straight + crossed).to(out.dtype.element_ty), there)
