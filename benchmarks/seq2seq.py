@@ -322,7 +322,7 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     choose, report = choose.keep(fits(lm, choose.sources)), report.keep(fits(lm, report.sources))
     name, seed = run.rsplit("-", 1)
     ranked = ROWS[name].distilled and "left-to-right" not in lm.model.families
-    names = wait_for(seed, asked) if ranked else []
+    names = find_rankers(seed, asked) if ranked else []
     rankers = {name: load_model(str(asked.out / f"{name}-{seed}"), asked.device) for name in names}
     best: tuple[float, dict[str, Any]] = (-1.0, {})
     tried: list[tuple[dict[str, Any], float, float]] = []
@@ -357,7 +357,7 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     return {"run": run, "parameters": parameters, **trained, "settings": best[1], "rows": found, "tried": tried}
 
 
-def wait_for(seed: str, asked: Asked) -> list[str]:
+def find_rankers(seed: str, asked: Asked) -> list[str]:
     """The runs that rank: the twin, and the one that was trained again if it is asked for and done before time is
     nearly up."""
     again = asked.out / f"{AGAIN}-{seed}" / "done"
