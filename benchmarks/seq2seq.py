@@ -19,7 +19,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -215,7 +215,7 @@ def train(run: str, asked: Asked) -> bool:
     return train_for_minutes(recipe, out, asked.minutes, asked.until, asked.device, asked.data)
 
 
-def settings_to_try(lm: "TextDiffusion", rankers: Iterable[str]) -> Iterator[list[dict[str, Any]]]:
+def settings_to_try(lm: "TextDiffusion", rankers: Collection[str]) -> Iterator[list[dict[str, Any]]]:
     """Rounds of settings; the best of each round is the base of the next. `mbr` is the number of candidates, of which
     the most central one is chosen, or by `rank` the one that this run finds likeliest."""
     model, own, method = lm.model, lm.model.sampling, lm.config["method"]
@@ -345,10 +345,10 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
         sample["steps"] = CALLS
     for some in drawn:  # variety, and what it costs
         ways[f"three samples, {some.get('temperature', 'as chosen')}"] = write(lm, report, {**sample, **some}, 3)
-    for (name, twin), drawn_at in itertools.product(rankers.items(), (0.5, 1.0)):
+    for (ranker, twin), drawn_at in itertools.product(rankers.items(), (0.5, 1.0)):
         doubt = {key: best[1][key] for key in ("doubt",) if key in best[1]}
         how = {**sample, "temperature": drawn_at, "steps": 10, "repairs": 8, **doubt}
-        ways[f"three samples, {drawn_at}, repaired by {name}"] = write_repaired(lm, report, how, 3, twin)
+        ways[f"three samples, {drawn_at}, repaired by {ranker}"] = write_repaired(lm, report, how, 3, twin)
     (asked.out / f"{run}.texts.json").write_text(json.dumps(ways["chosen"].candidates, ensure_ascii=False))
     rows = measure_outputs(report.sources, report.references, ways).rows
     parameters = sum(p.numel() for p in lm.model.parameters())

@@ -505,7 +505,7 @@ def test_captured_readings_repair_as_others_do(monkeypatch):
         if turn == 4:
             with torch.no_grad():
                 twin.model.network.head.weight.mul_(1.5)
-        made = [one.repair(Batch(ids, lengths, source, told), turn, 0.5) for one in (plain, captured)]
+        made = [one.repair_texts(Batch(ids, lengths, source, told), turn, 0.5) for one in (plain, captured)]
         assert torch.allclose(made[0][:3], made[1][:3], atol=1e-4)
         for row, other, size in zip(made[0][3:].T, made[1][3:].T, made[0][2].long(), strict=True):
             assert torch.equal(row[:size], other[:size])

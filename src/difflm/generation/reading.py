@@ -152,7 +152,7 @@ class Reader:
             return []
 
         def read(batch: Batch, _: object) -> torch.Tensor:
-            found = self.inference.repair(batch, repairs, doubt)
+            found = self.inference.repair_texts(batch, repairs, doubt)
             return F.pad(found, (0, 0, 0, 3 + room - len(found)))
 
         best, readings, lengths, *_ = found = self._read_rows(rows, read, batch_size, sources, each)

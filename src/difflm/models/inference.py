@@ -234,7 +234,7 @@ class Inference:
         return nats, torch.zeros_like(nats)
 
     @torch.no_grad()
-    def repair(self, batch: Batch, repairs: int, doubt: float) -> Tensor:
+    def repair_texts(self, batch: Batch, repairs: int, doubt: float) -> Tensor:
         """What a left-to-right model makes of texts (`Repairs`), by captured readings where scores are captured."""
         model = self.model
         assert isinstance(model, Autoregressive)
