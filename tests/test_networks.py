@@ -1,5 +1,7 @@
 """Bodies: sizes, times, masks and how they start."""
 
+import os
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -17,10 +19,12 @@ from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine
 from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM, TextSpec
 from difflm.networks import BertLayout, Transformer
-from difflm.networks.gelu import FastGelu, Gelu
+from difflm.networks.gelu import FastGelu, Gelu, LinearGelu
+from difflm.networks.residual_norm import SumAndNorm, add_and_norm
 from difflm.networks.transformer import (
     Attention,
     Dropout,
+    FeedForward,
     additive,
     at_once,
     dropped,
@@ -30,6 +34,8 @@ from difflm.networks.transformer import (
     sinusoid,
     split_projection,
 )
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 
 
 def shaken(module: nn.Module) -> nn.Module:
@@ -366,9 +372,63 @@ def test_the_fast_gelu_in_bfloat16_is_rounded_once():
         assert torch.allclose(own.float(), exact, rtol=2**-8, atol=1e-6)
 
 
+@pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no GPU here, nor Triton's interpreter")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "hidden", "inner"), [(32, 8, 1024), (77, 24, 100), (130, 8, 1030)])
+def test_a_layer_with_gelu_has_the_gradients_of_the_plain_operations(rows, hidden, inner, dtype):
+    """Without a GPU too: TRITON_INTERPRET=1 pytest tests/test_networks.py -k gelu"""
+    torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    scales = {(rows, hidden): 1.0, (inner, hidden): hidden**-0.5, (inner,): 1.0}
+    given = [(scale * torch.randn(*size, device=device)).to(dtype).requires_grad_() for size, scale in scales.items()]
+    wanted = nn.functional.gelu(nn.functional.linear(*(part.double() for part in given)))
+    found = LinearGelu.apply(*given)
+    near = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 0.02}[dtype]
+    assert (wanted - found).norm() < near * wanted.norm()
+    grad = torch.randn(rows, inner, device=device).to(dtype)
+    slopes = torch.autograd.grad(wanted, given, grad.double()), torch.autograd.grad(found, given, grad)
+    for one, other in zip(*slopes, strict=True):
+        assert (one.double() - other.double()).norm() < near * one.double().norm()
+
+
+@pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no GPU here, nor Triton's interpreter")
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(2, 32, 64), (3, 7, 24), (1, 77, 100)])
+def test_a_sum_and_its_norm_have_the_gradients_of_the_plain_operations(shape, dtype, single):
+    """Without a GPU too: TRITON_INTERPRET=1 pytest tests/test_networks.py -k norm"""
+    torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    x, y = ((3 + torch.randn(*shape, device=device)).to(dtype).requires_grad_() for _ in range(2))
+    weights = [torch.randn(shape[-1], device=device).requires_grad_() for _ in range(2)]
+    total = x.double() if single else x.double() + y.double()
+    wanted = total, nn.functional.layer_norm(total, shape[-1:], *(part.double() for part in weights), 1e-5)
+    found = SumAndNorm.apply(x, None if single else y, *weights, 1e-5, dtype)
+    near = {torch.float32: 2e-6, torch.float16: 2e-3}[dtype]
+    assert all((one - other).norm() < near * one.norm() for one, other in zip(wanted, found, strict=True))
+    given, grads = [x, *([] if single else [y]), *weights], [torch.randn(*shape, device=device).to(dtype) for _ in "12"]
+    slopes = (
+        torch.autograd.grad(wanted, given, [grad.double() for grad in grads]),
+        torch.autograd.grad(found, given, grads),
+    )
+    for one, other in zip(*slopes, strict=True):
+        assert one.dtype is other.dtype and (one.double() - other.double()).norm() < near * one.double().norm()
+
+
+@pytest.mark.parametrize("y", [None, torch.ones(2, 3, 8)])
+def test_a_sum_and_its_norm_are_plain_ones_elsewhere(y):
+    norm, x = nn.LayerNorm(8), torch.randn(2, 3, 8)
+    for kernel in (False, True):
+        total, normed = add_and_norm(norm, x, y, kernel)
+        assert torch.equal(total, x if y is None else x + y) and torch.equal(normed, norm(total))
+
+
 def test_gelu_that_is_not_compiled_for_a_gpu_is_the_usual_one():
     x = torch.randn(3, 8)
     assert torch.equal(Gelu()(x), nn.functional.gelu(x)) and not Gelu().state_dict()
+    layer = FeedForward(8, 32)
+    plain = nn.functional.linear(nn.functional.gelu(layer[0](x)), layer[2].weight, layer[2].bias)
+    assert torch.equal(layer(x), plain) and torch.equal(layer(x, kernel=True), plain)
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

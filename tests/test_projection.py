@@ -5,9 +5,10 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from difflm.networks import transformer
-from difflm.networks.transformer import rotary, split_projection
+from difflm.networks.transformer import SplitProjection, rotary, split_projection
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 
@@ -15,32 +16,36 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") 
 @pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no GPU here, nor Triton's interpreter")
 @pytest.mark.parametrize("packed_rows", [False, True])  # then each text has its own places
 @pytest.mark.parametrize("across", [False, True])  # gradients as [B, heads, L, D] in memory, or as [B, L, heads, D]
-@pytest.mark.parametrize(("length", "heads", "dim"), [(70, 3, 64), (9, 4, 24), (65, 12, 32)])
+@pytest.mark.parametrize(("length", "heads", "dim"), [(70, 3, 64), (9, 4, 24), (129, 12, 32)])
 def test_the_kernel_joins_gradients(length, heads, dim, across, packed_rows):
     """Without a GPU too: TRITON_INTERPRET=1 pytest tests/test_projection.py"""
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    packed = torch.randn(2, length, 3, heads, dim, device=device, requires_grad=True)
+    hidden = heads * dim
+    given = [
+        torch.randn(*size, device=device) / 8 for size in ((2, length, hidden), (3 * hidden, hidden), (3 * hidden,))
+    ]
     grads = [torch.randn(2, heads, length, dim, device=device) for _ in range(3)]
     if across:
         grads = [grad.transpose(1, 2).contiguous().transpose(1, 2) for grad in grads]
-    turn, found = rotary(length, dim, device), []
+    turn = rotary(length, dim, device)
     if packed_rows:
         places = torch.stack([torch.arange(length), (torch.arange(length) + 3) % 5]).to(device)
         turn = turn[0][places].unsqueeze(1), turn[1][places].unsqueeze(1)
-    for kernel in (False, True):
-        parts = split_projection(packed, turn, kernel)
-        found.append((parts, *torch.autograd.grad(parts, packed, grads)))
-    assert all(map(torch.equal, found[0][0], found[1][0]))
-    assert torch.allclose(found[0][1], found[1][1], atol=1e-5)
+    given = [part.requires_grad_() for part in given]
+    wanted = split_projection(F.linear(*given).view(2, length, 3, heads, dim), turn)
+    found = SplitProjection.apply(*given, *turn, heads)
+    assert all(map(torch.equal, wanted, found))
+    slopes = [torch.autograd.grad(parts, given, grads) for parts in (wanted, found)]
+    assert all((one - other).norm() < 1e-5 * one.norm() for one, other in zip(*slopes, strict=True))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("packed_rows", [False, True])
-@pytest.mark.parametrize("heads", [2, 12])
-def test_blocks_train_with_the_kernel_as_without(heads, packed_rows, monkeypatch):
+@pytest.mark.parametrize(("heads", "time"), [(2, "adaptive"), (12, "adaptive"), (2, "none"), (12, "none")])
+def test_blocks_train_with_the_kernels_as_without(heads, time, packed_rows, monkeypatch):
     torch.manual_seed(0)
-    network = transformer.Transformer(8, 8, 64 * heads, 2, heads, dropout=0.0).cuda()
+    network = transformer.Transformer(8, 8, 64 * heads, 2, heads, dropout=0.0, time=time).cuda()
     for part in network.parameters():
         torch.nn.init.normal_(part, std=0.05)
     x, t, found = torch.randn(4, 128, 8, device="cuda"), torch.rand(4, device="cuda"), []

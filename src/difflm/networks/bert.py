@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from difflm.networks.transformer import Attention, Dropout, TimeEmbedding, additive, feed_forward
+from difflm.networks.transformer import Attention, Dropout, FeedForward, TimeEmbedding, additive
 from difflm.runtime.kernels import has_kernel
 
 
@@ -11,7 +11,7 @@ class PostNormBlock(nn.Module):
 
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.attention, self.feed = Attention(hidden, heads, dropout), feed_forward(hidden, 4 * hidden)
+        self.attention, self.feed = Attention(hidden, heads, dropout), FeedForward(hidden, 4 * hidden)
         self.norm_1, self.norm_2 = nn.LayerNorm(hidden, eps=1e-12), nn.LayerNorm(hidden, eps=1e-12)
         self.drop = Dropout(dropout)
 

@@ -5,6 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from difflm.runtime.kernels import TRITON
+
+if TRITON:
+    from difflm.runtime.kernels.gelu import sum_gelu_slopes
+
 # Φ(-|x|) = exp(-x²/2) · (t·c₁ + t²·c₂ + …), t = 1 / (1 + SLOPE·|x|), to 7.5e-8 (Abramowitz & Stegun, 26.2.17).
 SLOPE = 0.2316419
 TERMS = 0.127414796, -0.142248368, 0.7107068705, -0.7265760135, 0.5307027145
@@ -19,14 +24,30 @@ class Gelu(nn.GELU):
         return out
 
 
+class LinearGelu(torch.autograd.Function):
+    """GELU(x·Wᵀ + b) of x [N, in]. Our kernel computes its gradient, and that of the bias on the way. There is no
+    second gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        inner = torch.addmm(bias, x, weight.t())
+        ctx.save_for_backward(x, weight, inner)
+        return fast_gelu(inner)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight, inner = ctx.saved_tensors
+        slopes, sums = sum_gelu_slopes(inner, grad)
+        return slopes @ weight, slopes.t() @ x, sums.sum(0).to(weight.dtype)
+
+
 class FastGelu(torch.autograd.Function):
     """The same in float32, up to 5e-7, with one exponential that Φ and its derivative share."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        wide = x.float()
-        return (wide * normal_distribution(wide)[0]).to(x.dtype)
+        return fast_gelu(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -34,6 +55,11 @@ class FastGelu(torch.autograd.Function):
         wide = x.float()
         below, density = normal_distribution(wide)
         return (grad.float() * (below + wide * density)).to(x.dtype)
+
+
+def fast_gelu(x: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * normal_distribution(wide)[0]).to(x.dtype)
 
 
 def normal_distribution(x: Tensor) -> tuple[Tensor, Tensor]:

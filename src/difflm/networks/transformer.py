@@ -20,8 +20,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from difflm.networks.documents import document_ends, same_document
-from difflm.networks.gelu import Gelu
+from difflm.networks.gelu import Gelu, LinearGelu
 from difflm.networks.head import weigh_slopes
+from difflm.networks.residual_norm import add_and_norm, working_dtype
 from difflm.runtime.kernels import TRITON, has_kernel
 
 if TRITON:
@@ -114,15 +115,11 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-def split_projection(
-    packed: Tensor, turn: tuple[Tensor, Tensor] | None, kernel: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
+def split_projection(packed: Tensor, turn: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys (both rotated) and values, [B, heads, L, head_dim], of a projection [B, L, 3, heads, head_dim]. For
     gradients they are taken apart without slices: that of the projection is then a stack of theirs, which a compiler
-    writes at once, or our `kernel`, where slices are filled with zeros and added."""
+    writes at once, where slices are filled with zeros and added."""
     if torch.is_grad_enabled():
-        if turn is not None and kernel:
-            return cast(tuple[Tensor, Tensor, Tensor], SplitProjection.apply(packed, *turn))
         q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
         return (q, k, v) if turn is None else (rotate(q, *turn), rotate(k, *turn), v)
     qkv = packed.permute(2, 0, 3, 1, 4)
@@ -131,17 +128,25 @@ def split_projection(
 
 
 class SplitProjection(torch.autograd.Function):
-    """`split_projection` with rotations, whose gradient our kernel computes, in float32. It has no second gradient."""
+    """The projection x·Wᵀ + b with its `split_projection`, rotated. Our kernel computes the gradients of the projection
+    and of the bias, in float32. There is no second gradient."""
 
     @staticmethod
-    def forward(ctx: Any, packed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(cos, sin)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, cos: Tensor, sin: Tensor, heads: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(x, weight, cos, sin)
+        packed = F.linear(x, weight, bias).view(*x.shape[:2], 3, heads, -1)
         q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
         return rotate_flipped(q, cos, sin), rotate_flipped(k, cos, sin), v
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return join_gradients(*grads, *ctx.saved_tensors), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, cos, sin = ctx.saved_tensors
+        packed, sums = join_gradients(*grads, cos, sin)
+        packed = packed.view(-1, len(weight))
+        slopes = (packed @ weight).view(x.shape), packed.t() @ x.flatten(0, 1), sums.sum(0).flatten().to(weight.dtype)
+        return *slopes, None, None, None
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -167,13 +172,13 @@ class Attention(nn.Module):
         """Also return keys and values, with the cached ones, if the caller `keeps` them; else our kernel may run, and a
         compiled block has no outputs whose gradients, zeros, it would have to add."""
         batch, length, hidden = x.shape
-        packed = self.qkv(x).view(batch, length, 3, self.heads, -1)
         dropout = self.dropout if self.training else 0.0
-        if not keeps and is_short(packed, mask):
+        if not keeps and is_short(x, self.heads, mask):
+            packed = self.qkv(x).view(batch, length, 3, self.heads, -1)
             seed = torch.randint(2**62, (1,), device=x.device) if dropout else None
             y = attend(packed, mask, *(turn or (None, None)), seed, causal, dropout)
             return self.out(y.flatten(2)), None
-        q, k, v = split_projection(packed, turn, kernel=x.is_cuda and not keeps)
+        q, k, v = self.project(x, turn, kernel=x.is_cuda and not keeps)
         if isinstance(cache, Slots):
             k, v = cache.put(k, v)
         elif cache is not None:
@@ -185,6 +190,14 @@ class Attention(nn.Module):
                 q, k, v, attn_mask=keep, dropout_p=dropout, is_causal=causal and not cache
             )
         return self.out(y.transpose(1, 2).reshape(batch, length, hidden)), (k, v) if keeps else None
+
+    def project(self, x: Tensor, turn: tuple[Tensor, Tensor] | None, kernel: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [B, heads, L, head_dim]."""
+        if not kernel or turn is None or not torch.is_grad_enabled():
+            return split_projection(self.qkv(x).view(*x.shape[:2], 3, self.heads, -1), turn)
+        given = [part.to(working_dtype(x)) for part in (x, self.qkv.weight, self.qkv.bias)]
+        with torch.autocast("cuda", enabled=False):
+            return cast(tuple[Tensor, Tensor, Tensor], SplitProjection.apply(*given, *turn, self.heads))
 
 
 class SourceAttention(nn.Module):
@@ -206,11 +219,11 @@ class SourceAttention(nn.Module):
         return out
 
 
-def is_short(qkv: Tensor, mask: Tensor | None) -> bool:
-    """Whether a whole head fits on a GPU's chip at once."""
-    narrow = qkv.dtype in (torch.bfloat16, torch.float16) and qkv.shape[-1] in (32, 64, 128)
+def is_short(x: Tensor, heads: int, mask: Tensor | None) -> bool:
+    """Whether a whole head of x [B, L, hidden] fits on a GPU's chip at once."""
+    narrow = working_dtype(x) in (torch.bfloat16, torch.float16) and x.shape[-1] // heads in (32, 64, 128)
     plain = mask is None or (mask.dim() == 2 and mask.is_floating_point())
-    return narrow and plain and qkv.shape[1] <= SHORT
+    return narrow and plain and x.shape[1] <= SHORT
 
 
 class Dropout(nn.Dropout):
@@ -233,8 +246,21 @@ def dropped(x: Tensor, share: int) -> Tensor:
     return torch.where((bytes_ >= share).view(x.shape), x * (256 / (256 - share)), 0)
 
 
-def feed_forward(hidden: int, inner: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(hidden, inner), Gelu(), nn.Linear(inner, hidden))
+class FeedForward(nn.Sequential):
+    """Linear → GELU → Linear; our `kernel` computes the slopes of GELU in a compiled training step."""
+
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__(nn.Linear(hidden, inner), Gelu(), nn.Linear(inner, hidden))
+
+    def forward(self, x: Tensor, kernel: bool = False) -> Tensor:
+        if not (kernel and torch.compiler.is_compiling() and torch.is_grad_enabled()):
+            out: Tensor = super().forward(x)
+            return out
+        first, _, second = self
+        given = [part.to(working_dtype(x)) for part in (x.flatten(0, -2), first.weight, first.bias)]
+        with torch.autocast("cuda", enabled=False):
+            active = LinearGelu.apply(*given)
+        return cast(Tensor, second(active)).view(x.shape)
 
 
 def at_once(layers: Sequence[nn.Linear], x: Tensor) -> Tensor:
@@ -256,7 +282,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm_1 = nn.LayerNorm(hidden, elementwise_affine=not condition)
         self.norm_2 = nn.LayerNorm(hidden, elementwise_affine=not condition)
-        self.attention, self.feed = Attention(hidden, heads, dropout), feed_forward(hidden, 4 * hidden)
+        self.attention, self.feed = Attention(hidden, heads, dropout), FeedForward(hidden, 4 * hidden)
         self.drop = Dropout(dropout)
         self.source = SourceAttention(hidden, heads, dropout) if reads_source else None
         self.modulation = nn.Linear(condition, 6 * hidden) if condition else None
@@ -275,18 +301,22 @@ class Block(nn.Module):
         keeps: bool = True,
         memory: Memory | None = None,
     ) -> tuple[Tensor, Cache | None]:
+        kernel = x.is_cuda and not keeps
         if modulation is None:
-            y, grown = self.attention(self.norm_1(x), mask, turn, causal, cache, keeps)
-            x = x + self.drop(y)
+            x, normed = add_and_norm(self.norm_1, x, None, kernel)
+            y, grown = self.attention(normed, mask, turn, causal, cache, keeps)
+            y = self.drop(y)
             if memory is not None and self.source is not None:
-                x = x + self.drop(self.source(x, memory))
-            return x + self.drop(self.feed(self.norm_2(x))), grown
+                x = x + y
+                y = self.drop(self.source(x, memory))
+            x, normed = add_and_norm(self.norm_2, x, y, kernel)
+            return x + self.drop(self.feed(normed, kernel)), grown
         (shift_1, shift_2), (scale_1, scale_2), (gate_1, gate_2) = modulation
         y, grown = self.attention(torch.addcmul(shift_1, self.norm_1(x), scale_1), mask, turn, causal, cache, keeps)
         x = torch.addcmul(x, gate_1, self.drop(y))
         if memory is not None and self.source is not None:
             x = x + self.drop(self.source(x, memory))
-        y = self.feed(torch.addcmul(shift_2, self.norm_2(x), scale_2))
+        y = self.feed(torch.addcmul(shift_2, self.norm_2(x), scale_2), kernel)
         return torch.addcmul(x, gate_2, self.drop(y)), grown
 
 

@@ -1,0 +1,56 @@
+"""The gradient of a layer norm whose input also goes on beside it: one kernel adds both gradients and sums those of the
+norm's weight and bias. A compiler's kernel leaves many parts of these sums to five others (docs/log.md)."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, library
+
+ROWS, WARPS = 32, 2  # of a program, one row after the other
+
+
+@library.custom_op("difflm::norm_gradients", mutates_args=())
+def norm_gradients(x: Tensor, weight: Tensor, grad: Tensor, beside: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The gradient of x [N, D] from that of its norm, `grad`, and from that of x itself, `beside`; and those of weight
+    and bias, a sum for each program, in float32, [programs, 2, D]."""
+    x, grad, beside = x.contiguous(), grad.contiguous(), beside.contiguous()
+    (rows, dim), slopes = x.shape, torch.empty_like(x)
+    sums = x.new_empty(triton.cdiv(rows, ROWS), 2, dim, dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        _differentiate_norm[(len(sums),)](
+            x, weight, grad, beside, slopes, sums, rows, dim, eps,
+            ROWS=ROWS, DIM=triton.next_power_of_2(dim), num_warps=WARPS,
+        )  # fmt: skip
+    return slopes, sums
+
+
+@norm_gradients.register_fake
+def _(x: Tensor, weight: Tensor, grad: Tensor, beside: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty(-(-len(x) // ROWS), 2, x.shape[1], dtype=torch.float32)
+
+
+@triton.jit
+def _differentiate_norm(  # type: ignore[no-untyped-def]
+    x, weight, grad, beside, slopes, sums, rows, dim, eps,
+    ROWS: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    column, first = tl.arange(0, DIM), tl.program_id(0) * ROWS
+    there = column < dim
+    scale = tl.load(weight + column, there, 0.0).to(tl.float32)
+    of_weight, of_bias = tl.zeros([DIM], tl.float32), tl.zeros([DIM], tl.float32)
+    for row in range(0, tl.minimum(ROWS, rows - first)):
+        place = first.to(tl.int64) * dim + row * dim + column
+        value = tl.load(x + place, there, 0.0).to(tl.float32)
+        slope = tl.load(grad + place, there, 0.0).to(tl.float32)
+        other = tl.load(beside + place, there, 0.0).to(tl.float32)
+        centred = tl.where(there, value - tl.sum(value, 0) / dim, 0.0)
+        spread = tl.rsqrt(tl.sum(centred * centred, 0) / dim + eps)
+        normed, weighed = centred * spread, slope * scale
+        mean, along = tl.sum(weighed, 0) / dim, tl.sum(weighed * normed, 0) / dim
+        total = (weighed - mean - normed * along) * spread + other
+        tl.store(slopes + place, total.to(slopes.dtype.element_ty), there)
+        of_weight += slope * normed
+        of_bias += slope
+    target = sums + tl.program_id(0) * 2 * dim + column
+    tl.store(target, of_weight, there)
+    tl.store(target + dim, of_bias, there)
