@@ -30,13 +30,14 @@ class Ranking:
     the noise of a bound, so that only their words differ. Those too long for the scorer come last.
 
     Before that, a left-to-right scorer may repair every candidate `repairs` times; the original and all its repairs
-    compete."""
+    compete. If a `writer` is given, which words it expected counts as well."""
 
     scorer: "TextDiffusion"
     sources: Sequence[Ids]  # by the number of the text, as the scorer reads them; empty if texts have no source
     seed: int
     repairs: int = 0
     doubt: float = DOUBT
+    writer: "TextDiffusion | None" = None
 
     @property
     def draws(self) -> int:
@@ -68,7 +69,7 @@ class Ranking:
             sources = [self.sources[number] for number in own[::each]] if self.sources else []
             size = CPU_TEXTS if self.scorer.device.type == "cpu" else GPU_TEXTS
             if self.repairs:
-                read = self.scorer.repair_ids(rows, self.repairs, self.doubt, size, sources, each)
+                read = self.scorer.repair_ids(rows, self.repairs, self.doubt, size, sources, each, self.writer)
             else:
                 nats = self.scorer.score_ids(rows, self.seed, self.draws, size, own, sources, each).tolist()
                 calls = self.scorer.model.nats_calls(self.draws)
@@ -146,4 +147,5 @@ def make_ranking(
         raise UsageError(f"{scorer.name} scores texts that are written from a source, and none is given.")
     if scorer is not writer and sources:
         scorer.check_sources(sources)
-    return Ranking(scorer, [row for row in sources for _ in range(texts // len(sources))], seed, repairs, DOUBT)
+    told = [row for row in sources for _ in range(texts // len(sources))]
+    return Ranking(scorer, told, seed, repairs, DOUBT, writer if repairs and writer.expects_words else None)

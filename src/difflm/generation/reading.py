@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import SPECIALS, Tokenizer
-from difflm.diffusion.condition import UNCONDITIONAL
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
@@ -19,7 +19,7 @@ from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.block_diffusion import BlockDiffusion
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
-from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
+from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits, unwritten_log_probs
 
 
 def list_texts(given: Any, what: str) -> list[str]:
@@ -144,21 +144,47 @@ class Reader:
         batch_size: int = 64,
         sources: Sequence[Sequence[int]] = (),
         each: int = 1,
+        writer: "Reader | None" = None,
     ) -> list[Repaired]:
         """Return what a left-to-right model makes of texts given as ids, each repaired as often as given: its
-        likeliest version; `doubt` as in `Repairs`, `sources` as above."""
+        likeliest version; `doubt` as in `Repairs`, `sources` as above. A `writer` that can expect words
+        (`expects_words`) has a say in which words are likely, and is called once for each text."""
         room = self.model.max_words
         if not rows:
             return []
 
         def read(batch: Batch, _: object) -> torch.Tensor:
-            found = self.inference.repair_texts(batch, repairs, doubt)
+            expected = None if writer is None else writer.expect_words(batch)[..., : self.model.vocabulary]
+            found = self.inference.repair_texts(batch, repairs, doubt, expected)
             return F.pad(found, (0, 0, 0, 3 + room - len(found)))
 
         best, readings, lengths, *_ = found = self._read_rows(rows, read, batch_size, sources, each)
         ids, sizes = found[3:].T.long().tolist(), lengths.long().tolist()
-        costs = best.tolist(), readings.long().tolist()
+        costs = best.tolist(), (readings.long() + (writer is not None)).tolist()
         return [Repaired(row[:size], *cost) for row, size, *cost in zip(ids, sizes, *costs, strict=True)]
+
+    @property
+    def expects_words(self) -> bool:
+        """Whether the model can say how likely each word is at each place of a text before any is written."""
+        return self.reads_tokens and "masked" in self.model.families
+
+    @torch.no_grad()
+    def expect_words(self, batch: Batch) -> torch.Tensor:
+        """Return log p of every word at each place of texts as long as these, [B, L, V], before any is written."""
+        model = self.check_reads_tokens()
+        denoiser, begin, condition = model.denoiser, model.lengths.first, UNCONDITIONAL
+        ids, lengths = batch.ids.to(self.device), batch.lengths.to(self.device)
+        if batch.source is not None and batch.source_lengths is not None:
+            inside = torch.arange(batch.source.shape[1], device=batch.ids.device) < batch.source_lengths.unsqueeze(1)
+            told = Condition(source=batch.source, source_mask=inside).to(self.device)
+            owners = torch.arange(len(batch.source), device=self.device)
+            each = len(ids) // len(owners)
+            condition = denoiser.conditioning.prepare(denoiser, told)[owners.repeat_interleave(each)]
+        canvas, mask = model.lengths.canvas(ids, lengths)
+        position = torch.arange(canvas.shape[1], device=self.device) - begin
+        places = (position >= 0) & (position < lengths.unsqueeze(1))
+        log_p = unwritten_log_probs(denoiser, canvas, mask, places, condition)
+        return log_p[:, begin : begin + ids.shape[1]].to(batch.ids.device)
 
     def _read_rows(
         self,

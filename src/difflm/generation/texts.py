@@ -36,8 +36,8 @@ class Repaired:
     """The likeliest version of a text that a left-to-right model has repaired, as ids."""
 
     ids: list[int]
-    nats_per_token: float  # END included
-    readings: int  # versions that were read
+    nats_per_token: float  # END included; also those by which its writer expected other words more, weighed
+    readings: int  # versions that were read, and one more if the writer was asked what it expects
 
 
 @dataclass(frozen=True)

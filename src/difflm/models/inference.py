@@ -27,7 +27,7 @@ from difflm.models.joinable import JoinableSampler, RowStates
 from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
 from difflm.models.recorded_blocks import recorder_of
-from difflm.models.repairs import GROWTH, Repairs
+from difflm.models.repairs import GROWTH, Repairs, expect_nearby
 from difflm.networks.transformer import Transformer
 from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool
 from difflm.runtime.eight_bit import use_eight_bits
@@ -234,20 +234,24 @@ class Inference:
         return nats, torch.zeros_like(nats)
 
     @torch.no_grad()
-    def repair_texts(self, batch: Batch, repairs: int, doubt: float) -> Tensor:
-        """What a left-to-right model makes of texts (`Repairs`), by captured readings where scores are captured."""
+    def repair_texts(self, batch: Batch, repairs: int, doubt: float, expected: Tensor | None = None) -> Tensor:
+        """What a left-to-right model makes of texts (`Repairs`), by captured readings where scores are captured.
+        `expected` are their writer's log-probabilities of each word at each place before any was written [B, L, V]."""
         model = self.model
         assert isinstance(model, Autoregressive)
         if model.training:
             model.eval()
         room = max(batch.ids.shape[1], min(batch.ids.shape[1] + GROWTH, model.max_words))
         batch = replace(batch, ids=F.pad(batch.ids, (0, room - batch.ids.shape[1]), value=PAD))
-        if not self._can_capture(batch):
-            return Repairs(model, batch, doubt, capture=False)(batch, repairs)
-        batch = self._pad(batch)
-        key = doubt, capture_key(batch), storage_addresses(model)
-        with self._repairs.acquire(key, lambda: Repairs(model, batch, doubt, capture=True)) as captured:
-            return captured(batch, repairs)
+        capture = self._can_capture(batch)
+        batch = self._pad(batch) if capture else batch
+        if expected is not None:
+            expected = expect_nearby(expected, batch.lengths, batch.ids.shape[1] + 1)
+        if not capture:
+            return Repairs(model, batch, doubt, False, expected)(batch, repairs, expected)
+        key = doubt, expected is None, capture_key(batch), storage_addresses(model)
+        with self._repairs.acquire(key, lambda: Repairs(model, batch, doubt, True, expected)) as captured:
+            return captured(batch, repairs, expected)
 
     def _can_capture(self, batch: Batch) -> bool:
         """Whether a left-to-right model reads these texts by a captured pass: not too many at a time."""

@@ -1,12 +1,11 @@
 """A left-to-right model repairs texts that another one wrote: it reads a text at once, replaces the first word that it
-finds far less likely than another, and reads again."""
+finds far less likely than another, and reads again. When nothing is left to repair, it tries other words."""
 
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD
@@ -16,42 +15,66 @@ from difflm.models.recorded import clone_tensors, copy_into
 from difflm.runtime.cuda_graphs import CapturedFunction, DelayedFlag
 
 GROWTH = 8  # words that repairs may add to a text
+OFFSETS = (1, -1, 2, -2, 3, -3)  # how far from its place a word is looked for in the draft, in this order
+NEARBY = 2  # places before and behind a word at which the writer may have expected it
+WEIGHT = 0.3  # of the writer's log-probabilities beside those of the model that repairs: docs/log.md
 
 
 class Repairs:
     """Repairs batches of one shape in tensors that stay in place, so that a reading can be captured.
 
     A word is doubted if its probability is less than `doubt` times that of the likeliest word at its place. The first
-    such place of a text is repaired (`repair_rows`) after each reading; a text without one is settled."""
+    such place of a text is repaired (`repair_rows`) after each reading. If there is none, another word is tried in the
+    likeliest version so far: the one that loses least, and at most the factor `doubt`, each place once. What follows it
+    is repaired as well, as long as the text is likelier up to there than the likeliest version. A text with nothing
+    left to try is settled.
 
-    def __init__(self, model: Autoregressive, batch: Batch, doubt: float, capture: bool) -> None:
+    `expected` [B, L + 1, V] is added to all log-probabilities (`expect_nearby`)."""
+
+    def __init__(
+        self, model: Autoregressive, batch: Batch, doubt: float, capture: bool, expected: Tensor | None = None
+    ) -> None:
         self.model, self.doubt, self.batch = model, doubt, clone_tensors(batch, {})
+        self.expected = None if expected is None else expected.clone()
         self.memory: Memory | None = None
+        device, (texts, words) = batch.ids.device, batch.ids.shape
+        self.position = torch.arange(words + 1, device=device)
         self.longest, self.readings = (torch.zeros_like(batch.lengths) for _ in range(2))
         self.settled, self.cost = self.longest.bool(), self.longest.float()
-        self.ids, self.lengths = self.batch.ids.clone(), self.longest.clone()  # of the likeliest version so far
-        device = batch.ids.device
+        # The text that repairs began with: behind its last repair a version is this text, from `shift` places on.
+        self.draft, self.draft_lengths, self.shift = self.batch.ids.clone(), self.longest.clone(), self.longest.clone()
+        self.tries, self.edge = self.settled.clone(), self.longest.clone()  # another word has been tried, before `edge`
+        # The likeliest version: its tokens, the log-probability of each, the likeliest other token, and what it gains.
+        self.lengths = self.longest.clone()
+        self.tokens, self.others = (torch.zeros(texts, words + 1, dtype=torch.int64, device=device) for _ in range(2))
+        self.own, self.gains = (torch.zeros(texts, words + 1, device=device) for _ in range(2))
+        self.tried = self.tokens.bool()
         self.encode: Callable[[], None] = CapturedFunction(self._encode, device) if capture else self._encode
         self.step: Callable[[], None] = CapturedFunction(self._step, device) if capture else self._step
 
     @torch.no_grad()
-    def __call__(self, batch: Batch, repairs: int) -> Tensor:
+    def __call__(self, batch: Batch, repairs: int, expected: Tensor | None = None) -> Tensor:
         """[3 + L, B]: the nats per token, END included, of the likeliest version of each text, how many versions were
         read, how many tokens that one has, and its ids."""
         copy_into(batch, self.batch)
+        if self.expected is not None and expected is not None:
+            self.expected.copy_(expected)
         self.longest.copy_((batch.lengths + GROWTH).clamp(max=self.model.max_words))
-        self.ids.copy_(batch.ids)
-        self.lengths.copy_(batch.lengths)
-        self.readings.zero_()
-        self.settled.zero_()
+        for lengths in (self.lengths, self.draft_lengths):
+            lengths.copy_(batch.lengths)
+        for ids in (self.tokens[:, :-1], self.draft):
+            ids.copy_(batch.ids)
+        for state in (self.shift, self.edge, self.readings, self.settled, self.tries, self.tried):
+            state.zero_()
         self.cost.fill_(math.inf)
+        self.gains.fill_(-math.inf)
         self.encode()
         all_settled = DelayedFlag(1)
         for _ in range(repairs + 1):
             self.step()
             if all_settled(self.settled.all()):
                 break
-        return torch.cat([torch.stack([self.cost, self.readings, self.lengths]), self.ids.T])
+        return torch.cat([torch.stack([self.cost, self.readings, self.lengths]), self.tokens[:, :-1].T])
 
     @torch.no_grad()
     def _encode(self) -> None:
@@ -64,24 +87,70 @@ class Repairs:
     @torch.no_grad()
     def _step(self) -> None:
         ids, lengths = self.batch.ids, self.batch.lengths
-        inputs, targets, mask, _ = self.model.lay_out(self.batch, self.memory)
-        log_p = self.model.read(inputs, memory=self.memory)[0].log_softmax(-1)
-        own = log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        cost = -(own * mask).sum(-1) / (lengths + 1)
-        better = ~self.settled & (cost < self.cost)
-        self.cost.copy_(torch.where(better, cost, self.cost))
-        self.lengths.copy_(torch.where(better, lengths, self.lengths))
-        self.ids.copy_(torch.where(better.unsqueeze(1), ids, self.ids))
+        own, tokens, others, gains = self._read()
+        better = self._keep_likelier(own, tokens, others, gains)
         self.readings += ~self.settled
-        most, likeliest = log_p.masked_fill(self.model.banned, -math.inf).max(-1)
-        doubted = (likeliest != targets) & (own < most + math.log(self.doubt)) & mask
+
+        doubted = (gains > -math.log(self.doubt)) & (self.position >= self.edge.unsqueeze(1))
         first = doubted.int().argmax(-1, keepdim=True)
-        place = torch.where(doubted.any(-1), first.squeeze(1) - mask.int().argmax(-1), -1)  # behind a prompt
-        word = likeliest.gather(1, first).squeeze(1)
-        repaired, sizes, changed = repair_rows(ids, lengths, place, word, self.longest)
-        ids.copy_(repaired)
-        lengths.copy_(sizes)
+        reached, before = own.cumsum(-1) + gains, self.own.cumsum(-1)
+        worth = ~self.tries | (reached > before).gather(1, first).squeeze(1)
+        repaired = ~self.settled & doubted.any(-1) & worth
+
+        gain, place = self.gains.masked_fill(self.tried, -math.inf).max(-1)
+        branches = ~self.settled & ~repaired & (gain > math.log(self.doubt))
+        place = torch.where(branches, place, first.squeeze(1))
+        branch, at = branches.unsqueeze(1), place.unsqueeze(1)
+        # What was read is the likeliest version: its repair need not be tried again.
+        self.tried |= (branch | (repaired & better).unsqueeze(1)) & (self.position == at)
+
+        self.draft.copy_(torch.where(branch, self.tokens[:, :-1], self.draft))
+        self.draft_lengths.copy_(torch.where(branches, self.lengths, self.draft_lengths))
+        self.shift.masked_fill_(branches, 0)
+        text = torch.where(branch, self.draft, ids)
+        word = torch.where(branch, self.others, others).gather(1, at).squeeze(1)
+        made, sizes, shift = repair_rows(text, self.draft, self.draft_lengths, self.shift, place, word, self.longest)
+        changed = repaired | branches
+        ids.copy_(torch.where(changed.unsqueeze(1), made, ids))
+        lengths.copy_(torch.where(changed, sizes, lengths))
+        self.shift.copy_(torch.where(changed, shift, self.shift))
+        self.edge.copy_(torch.where(branches, place + 1, self.edge))
+        self.tries |= branches
         self.settled |= ~changed
+
+    def _read(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """For every place [B, L + 1] of the present texts: the log-probability of its token, the token, the likeliest
+        other one, and by how much that is likelier; −∞ where it cannot be put."""
+        inputs, tokens, mask, _ = self.model.lay_out(self.batch, self.memory)
+        log_p = self.model.read(inputs, memory=self.memory)[0].log_softmax(-1)
+        if inputs.shape[1] != len(self.position):  # behind a prompt
+            places = mask.int().argmax(-1, keepdim=True) + self.position
+            tokens, mask = tokens.gather(1, places), mask.gather(1, places)
+            log_p = log_p.gather(1, places.unsqueeze(-1).expand(-1, -1, log_p.shape[-1]))
+        scores = log_p if self.expected is None else log_p + self.expected
+        own = scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        most, likeliest = scores.masked_fill(self.model.banned, -math.inf).topk(2, -1)
+        second = (likeliest[..., :1] == tokens.unsqueeze(-1)).long()
+        others = likeliest.gather(-1, second).squeeze(-1)
+        gains = most.gather(-1, second).squeeze(-1) - own
+        lengths = self.batch.lengths.unsqueeze(1)
+        empty, at_end = (others == END) & (self.position == 0), self.position == lengths
+        full = at_end & (lengths >= self.longest.unsqueeze(1))
+        return own.where(mask, 0), tokens, others, gains.masked_fill(~mask | empty | full, -math.inf)
+
+    def _keep_likelier(self, own: Tensor, tokens: Tensor, others: Tensor, gains: Tensor) -> Tensor:
+        """Keep what was read where it is likelier than all before, and tell where. Words that were tried in the version
+        before are not tried again, up to the first difference."""
+        lengths = self.batch.lengths
+        cost = -own.sum(-1) / (lengths + 1)
+        better = ~self.settled & (cost < self.cost)
+        first = (tokens == self.tokens).int().cumprod(-1).sum(-1, keepdim=True)
+        self.tried &= ~better.unsqueeze(1) | (self.position <= first)
+        for kept, new in ((self.cost, cost), (self.lengths, lengths)):
+            kept.copy_(torch.where(better, new, kept))
+        for kept, new in ((self.own, own), (self.tokens, tokens), (self.others, others), (self.gains, gains)):
+            kept.copy_(torch.where(better.unsqueeze(1), new, kept))
+        return better
 
     def close(self) -> None:
         for part in (self.encode, self.step):
@@ -90,18 +159,38 @@ class Repairs:
 
 
 def repair_rows(
-    ids: Tensor, lengths: Tensor, place: Tensor, word: Tensor, longest: Tensor
+    text: Tensor, draft: Tensor, draft_lengths: Tensor, shift: Tensor, place: Tensor, word: Tensor, longest: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Texts [B, L] as a reader expects them up to `place`, where `word` is likelier than what is there; −1: nowhere. It
-    is put there, unless it comes next anyway, in which case the word before it is left out. After END there is nothing.
-    Also their lengths, and whether they changed: no text becomes empty, or longer than `longest`."""
-    position, following = torch.arange(ids.shape[1], device=ids.device), F.pad(ids[:, 1:], (0, 1), value=PAD)
-    at, ended = place.unsqueeze(1), word == END
-    next_word = following.gather(1, at.clamp(0, ids.shape[1] - 1)).squeeze(1)
-    left_out = (place + 1 < lengths) & (next_word == word)
-    changed = (place >= 0) & ((place < lengths) | (lengths < longest)) & ~(ended & (place == 0))
-    moved = (changed & left_out).unsqueeze(1) & (position >= at)
-    put = (changed & ~left_out & ~ended).unsqueeze(1) & (position == at)
-    repaired = torch.where(moved, following, torch.where(put, word.unsqueeze(1), ids))
-    size = torch.where(ended, place, torch.where(left_out, lengths - 1, torch.maximum(lengths, place + 1)))
-    return repaired, torch.where(changed, size, lengths), changed
+    """Texts [B, L] up to `place`, then `word`, then what follows it in the draft. A text has been the draft, from
+    `shift` places on; if the draft has the word up to three places from there, the rest is what follows it there, so
+    that words can be left out and inserted. After END there is nothing.
+    Also their lengths, at most `longest`, and how they are shifted from now on."""
+    position, last = torch.arange(text.shape[1], device=text.device), text.shape[1] - 1
+
+    def size(shift: Tensor) -> Tensor:
+        return place + 1 + (draft_lengths - place - shift - 1).clamp(min=0)
+
+    found = shift
+    for offset in reversed(OFFSETS):
+        there = place + shift + offset
+        same = draft.gather(1, there.clamp(0, last).unsqueeze(1)).squeeze(1) == word
+        fits = (there >= 0) & (there < draft_lengths) & (size(shift + offset) <= longest)
+        found = torch.where(same & fits, shift + offset, found)
+    rest = draft.gather(1, (position + found.unsqueeze(1)).clamp(0, last))
+    at, sizes = place.unsqueeze(1), torch.where(word == END, place, size(found))
+    made = torch.where(position < at, text, torch.where(position == at, word.unsqueeze(1), rest))
+    return made.masked_fill(position >= sizes.unsqueeze(1), PAD), sizes, found
+
+
+def expect_nearby(log_p: Tensor, lengths: Tensor, places: int) -> Tensor:
+    """What a writer's log-probabilities of each word at each place of an unwritten text [B, L, V] say for `places`
+    places [B, places, V]: how much less it expects a word nearby than the word that it expects most there, weighed. The
+    end of a text is neither expected nor unexpected."""
+    position, last = torch.arange(places, device=log_p.device), lengths.unsqueeze(1) - 1
+    rows = torch.arange(len(log_p), device=log_p.device).unsqueeze(1)
+    most = torch.full((), -math.inf, device=log_p.device)
+    for offset in range(-NEARBY, NEARBY + 1):
+        most = torch.maximum(most, log_p[rows, torch.minimum(position + offset, last).clamp(min=0)])
+    found = WEIGHT * (most - most.amax(-1, keepdim=True))
+    found[..., END] = 0
+    return found
