@@ -252,7 +252,7 @@ def settings_to_try(lm: "TextDiffusion", rankers: Collection[str]) -> Iterator[l
         yield [{}, {"contrast": 0.0, "steps": CALLS}, {"contrast": 0.5}, {"contrast": 2.0}, {"sampler": "ddim"}]
     for ranker in rankers:
         # Steps, candidates and lengths, and how often each is repaired.
-        sizes = [(4, 4, 0), (4, 2, 4), (3, 2, 6), (4, 1, 8), (4, 1, 15), (6, 1, 15), (8, 1, 15)]
+        sizes = [(4, 4, 0), (3, 2, 6), (4, 1, 8), (4, 1, 15), (6, 1, 15)]
         yield [{}, *({"steps": s, "mbr": n, "length_beam": n, "rank": ranker, "repairs": r} for s, n, r in sizes)]
     if rankers:
         yield [{}, *({"doubt": doubt} for doubt in (0.2, 0.05))]

@@ -552,14 +552,15 @@ def test_repairs_are_those_of_a_plain_loop(doubt, repairs, captured, monkeypatch
     read_both = lambda words, memory: (network(words, memory=memory)[0] + follow[words], [])  # noqa: E731
     monkeypatch.setattr(twin.model, "read", read_both)
     sources, draw = twin.encode_sources(ASKED), torch.Generator().manual_seed(1)
-    inference, tries = Inference(twin.model, record=captured), 0
+    inference, tries, writer.inference.record = Inference(twin.model, record=captured), 0, captured
     for words in (3, 5, 7):
         lengths = torch.randint(1, words + 1, (3,), generator=draw)
         ids = torch.randint(4, LETTERS.size, (3, words), generator=draw)
         batch = Batch(ids, lengths, *pad_token_rows(sources))
-        for expected in (None, writer.expect_words(batch)[..., : LETTERS.size]):
-            found = inference.repair_texts(batch, repairs, doubt, expected)
-            near = torch.zeros(3, 1, 1) if expected is None else expect_nearby(expected, lengths, LONGEST + 1)
+        for expect in (None, writer.inference.expect_words):
+            found = inference.repair_texts(batch, repairs, doubt, expect)
+            told = None if expect is None else expect(batch)[..., : LETTERS.size]
+            near = torch.zeros(3, 1, 1) if told is None else expect_nearby(told, lengths, LONGEST + 1)
             for k in range(3):
 
                 def read(row: Ids, k: int = k, near: Tensor = near) -> Tensor:
@@ -580,8 +581,8 @@ def test_a_writer_expects_words_nearby():
     """Those of its first step, at most two places away; the end of a text is never unexpected."""
     writer, sources = build("cmlm"), [[4, 5, 6], [7, 8]]
     rows, owners = [[4, 5, 6, 7], [8], [9, 9], [4, 4, 4]], [0, 0, 1, 1]
-    found = writer.expect_words(Batch(*pad_token_rows(rows), *pad_token_rows(sources)))
-    other = writer.expect_words(Batch(*pad_token_rows([[7, 7, 7, 7]]), *pad_token_rows(sources[:1])))
+    found = writer.inference.expect_words(Batch(*pad_token_rows(rows), *pad_token_rows(sources)))
+    other = writer.inference.expect_words(Batch(*pad_token_rows([[7, 7, 7, 7]]), *pad_token_rows(sources[:1])))
     assert torch.allclose(found[0], other[0], atol=1e-5)  # whatever the words are
     process, denoiser = writer.model.process, writer.model.denoiser
     for k, (row, owner) in enumerate(zip(rows, owners, strict=True)):

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import SPECIALS, Tokenizer
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
@@ -19,7 +19,7 @@ from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.block_diffusion import BlockDiffusion
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
-from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits, unwritten_log_probs
+from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
 
 
 def list_texts(given: Any, what: str) -> list[str]:
@@ -154,8 +154,8 @@ class Reader:
             return []
 
         def read(batch: Batch, _: object) -> torch.Tensor:
-            expected = None if writer is None else writer.expect_words(batch)[..., : self.model.vocabulary]
-            found = self.inference.repair_texts(batch, repairs, doubt, expected)
+            expect = None if writer is None else writer.inference.expect_words
+            found = self.inference.repair_texts(batch, repairs, doubt, expect)
             return F.pad(found, (0, 0, 0, 3 + room - len(found)))
 
         best, readings, lengths, *_ = found = self._read_rows(rows, read, batch_size, sources, each)
@@ -167,24 +167,6 @@ class Reader:
     def expects_words(self) -> bool:
         """Whether the model can say how likely each word is at each place of a text before any is written."""
         return self.reads_tokens and "masked" in self.model.families
-
-    @torch.no_grad()
-    def expect_words(self, batch: Batch) -> torch.Tensor:
-        """Return log p of every word at each place of texts as long as these, [B, L, V], before any is written."""
-        model = self.check_reads_tokens()
-        denoiser, begin, condition = model.denoiser, model.lengths.first, UNCONDITIONAL
-        ids, lengths = batch.ids.to(self.device), batch.lengths.to(self.device)
-        if batch.source is not None and batch.source_lengths is not None:
-            inside = torch.arange(batch.source.shape[1], device=batch.ids.device) < batch.source_lengths.unsqueeze(1)
-            told = Condition(source=batch.source, source_mask=inside).to(self.device)
-            owners = torch.arange(len(batch.source), device=self.device)
-            each = len(ids) // len(owners)
-            condition = denoiser.conditioning.prepare(denoiser, told)[owners.repeat_interleave(each)]
-        canvas, mask = model.lengths.canvas(ids, lengths)
-        position = torch.arange(canvas.shape[1], device=self.device) - begin
-        places = (position >= 0) & (position < lengths.unsqueeze(1))
-        log_p = unwritten_log_probs(denoiser, canvas, mask, places, condition)
-        return log_p[:, begin : begin + ids.shape[1]].to(batch.ids.device)
 
     def _read_rows(
         self,

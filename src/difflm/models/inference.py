@@ -27,7 +27,7 @@ from difflm.models.joinable import JoinableSampler, RowStates
 from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
 from difflm.models.recorded_blocks import recorder_of
-from difflm.models.repairs import GROWTH, Repairs, expect_nearby
+from difflm.models.repairs import GROWTH, Repairs, expect_nearby, unwritten_log_probs
 from difflm.networks.transformer import Transformer
 from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool
 from difflm.runtime.eight_bit import use_eight_bits
@@ -66,6 +66,7 @@ class Inference:
         self._decoders: GraphPool[RecordedDecoder] = GraphPool(MAX_DECODERS)
         self._readers: dict[int, CapturedCalls] = {}  # by the number of a batch's tensors
         self._repairs: GraphPool[Repairs] = GraphPool(MAX_RECORDED)
+        self._expectations: dict[int, CapturedCalls] = {}  # by the number of a batch's tensors
         self._lock = threading.Lock()
 
     @property
@@ -105,6 +106,7 @@ class Inference:
     def _renew(self, source: Denoiser, dtype: torch.dtype | None) -> None:
         self._recorded.clear()
         self._joinable.clear()
+        self._expectations.clear()
         self._copy = DenoiserCopy(source, dtype, self.compiled)
 
     @torch.no_grad()  # as a decorator it applies while a frame is computed, not while the caller reads it
@@ -234,9 +236,11 @@ class Inference:
         return nats, torch.zeros_like(nats)
 
     @torch.no_grad()
-    def repair_texts(self, batch: Batch, repairs: int, doubt: float, expected: Tensor | None = None) -> Tensor:
+    def repair_texts(
+        self, batch: Batch, repairs: int, doubt: float, expect: Callable[[Batch], Tensor] | None = None
+    ) -> Tensor:
         """What a left-to-right model makes of texts (`Repairs`), by captured readings where scores are captured.
-        `expected` are their writer's log-probabilities of each word at each place before any was written [B, L, V]."""
+        `expect` is the `expect_words` of their writer, if that has a say."""
         model = self.model
         assert isinstance(model, Autoregressive)
         if model.training:
@@ -244,14 +248,30 @@ class Inference:
         room = max(batch.ids.shape[1], min(batch.ids.shape[1] + GROWTH, model.max_words))
         batch = replace(batch, ids=F.pad(batch.ids, (0, room - batch.ids.shape[1]), value=PAD))
         capture = self._can_capture(batch)
-        batch = self._pad(batch) if capture else batch
-        if expected is not None:
-            expected = expect_nearby(expected, batch.lengths, batch.ids.shape[1] + 1)
+        batch, expected = self._pad(batch) if capture else batch, None
+        if expect is not None:
+            log_p = expect(batch)[..., : model.vocabulary].to(batch.ids.device)
+            expected = expect_nearby(log_p, batch.lengths, batch.ids.shape[1] + 1)
         if not capture:
             return Repairs(model, batch, doubt, False, expected)(batch, repairs, expected)
         key = doubt, expected is None, capture_key(batch), storage_addresses(model)
         with self._repairs.acquire(key, lambda: Repairs(model, batch, doubt, True, expected)) as captured:
             return captured(batch, repairs, expected)
+
+    @torch.no_grad()
+    def expect_words(self, batch: Batch) -> Tensor:
+        """log p of every word at each place of texts as long as these, [B, L, V], before any word is written, under a
+        masked model; captured on a GPU."""
+        model = self.model
+        assert isinstance(model, DiffusionModel)
+        self.sync_weights()
+        denoiser, device = self.denoiser, model.denoiser.codec.bias.device
+        tensors = batch.ids, batch.lengths, batch.source, batch.source_lengths
+        given = [one.to(device) for one in tensors if one is not None]
+        call = partial(unwritten_log_probs, denoiser, model.lengths)
+        if not (device.type == "cuda" if self.record is None else self.record) or denoiser is model.denoiser:
+            return call(*given)
+        return self._expectations.setdefault(len(given), CapturedCalls(call, denoiser))(*given)
 
     def _can_capture(self, batch: Batch) -> bool:
         """Whether a left-to-right model reads these texts by a captured pass: not too many at a time."""
@@ -270,7 +290,7 @@ class Inference:
         self._joinable.clear()
         self._decoders.clear()
         self._repairs.clear()
-        for reader in [*self._readers.values()]:
+        for reader in [*self._readers.values(), *self._expectations.values()]:
             reader.clear_recorded()
         if isinstance(self.model, DiffusionModel):
             self.model.lengths.clear_recorded()

@@ -55,11 +55,3 @@ def masked_logits(
         belief = denoiser(x, denoiser.process.at(t), mask.repeat(size, 1), condition[[0] * size])
         found.append(belief.context[rows, some])
     return torch.cat(found)
-
-
-def unwritten_log_probs(denoiser: Denoiser, ids: Tensor, mask: Tensor, places: Tensor, condition: Condition) -> Tensor:
-    """log p of every word at each position of texts of which nothing but `ids` outside `places` [B, L] is known, under
-    a masked model: one call, [B, L, V]."""
-    x = ids.masked_fill(places, denoiser.process.mask_id)
-    belief = denoiser(x, denoiser.process.at(torch.ones(len(ids), device=ids.device)), mask, condition)
-    return belief.context.float().log_softmax(-1)

@@ -9,8 +9,11 @@ from torch import Tensor
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.samplers.loop import Memory
 from difflm.models.autoregressive import Autoregressive
+from difflm.models.batching import LengthPolicy
 from difflm.models.recorded import clone_tensors, copy_into
 from difflm.runtime.cuda_graphs import CapturedFunction, DelayedFlag
 
@@ -122,17 +125,17 @@ class Repairs:
         """For every place [B, L + 1] of the present texts: the log-probability of its token, the token, the likeliest
         other one, and by how much that is likelier; −∞ where it cannot be put."""
         inputs, tokens, mask, _ = self.model.lay_out(self.batch, self.memory)
-        log_p = self.model.read(inputs, memory=self.memory)[0].log_softmax(-1)
+        scores = self.model.read(inputs, memory=self.memory)[0].float()
         if inputs.shape[1] != len(self.position):  # behind a prompt
             places = mask.int().argmax(-1, keepdim=True) + self.position
             tokens, mask = tokens.gather(1, places), mask.gather(1, places)
-            log_p = log_p.gather(1, places.unsqueeze(-1).expand(-1, -1, log_p.shape[-1]))
-        scores = log_p if self.expected is None else log_p + self.expected
+            scores = scores.gather(1, places.unsqueeze(-1).expand(-1, -1, scores.shape[-1]))
+        whole = scores.logsumexp(-1)
+        scores = scores.clone() if self.expected is None else scores + self.expected
         own = scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-        most, likeliest = scores.masked_fill(self.model.banned, -math.inf).topk(2, -1)
-        second = (likeliest[..., :1] == tokens.unsqueeze(-1)).long()
-        others = likeliest.gather(-1, second).squeeze(-1)
-        gains = most.gather(-1, second).squeeze(-1) - own
+        scores.scatter_(-1, tokens.unsqueeze(-1), -math.inf).masked_fill_(self.model.banned, -math.inf)
+        most, others = scores.max(-1)
+        gains, own = most - own, own - whole
         lengths = self.batch.lengths.unsqueeze(1)
         empty, at_end = (others == END) & (self.position == 0), self.position == lengths
         full = at_end & (lengths >= self.longest.unsqueeze(1))
@@ -180,6 +183,28 @@ def repair_rows(
     at, sizes = place.unsqueeze(1), torch.where(word == END, place, size(found))
     made = torch.where(position < at, text, torch.where(position == at, word.unsqueeze(1), rest))
     return made.masked_fill(position >= sizes.unsqueeze(1), PAD), sizes, found
+
+
+def unwritten_log_probs(
+    denoiser: Denoiser,
+    policy: LengthPolicy,
+    ids: Tensor,
+    lengths: Tensor,
+    source: Tensor | None = None,
+    source_lengths: Tensor | None = None,
+) -> Tensor:
+    """log p of every word at each place of texts of these lengths, [B, L, V], under a masked model, before any word is
+    written; of `ids` [B, L] only the shape counts. Texts of one source follow each other."""
+    condition = UNCONDITIONAL
+    if source is not None and source_lengths is not None:
+        inside = torch.arange(source.shape[1], device=ids.device) < source_lengths.unsqueeze(1)
+        owners = torch.arange(len(source), device=ids.device).repeat_interleave(len(ids) // len(source))
+        condition = denoiser.conditioning.prepare(denoiser, Condition(source=source, source_mask=inside))[owners]
+    canvas, mask = policy.canvas(ids, lengths)
+    place = torch.arange(canvas.shape[1], device=ids.device) - policy.first
+    x = canvas.masked_fill((place >= 0) & (place < lengths.unsqueeze(1)), denoiser.process.mask_id)
+    belief = denoiser(x, denoiser.process.at(torch.ones(len(ids), device=ids.device)), mask, condition)
+    return belief.context[:, policy.first : policy.first + ids.shape[1]].float().log_softmax(-1)
 
 
 def expect_nearby(log_p: Tensor, lengths: Tensor, places: int) -> Tensor:

@@ -36,7 +36,7 @@ class SumAndNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         total = x.clone() if y is None else x + y
         ctx.save_for_backward(total, weight)
-        ctx.eps, ctx.single = eps, y is None
+        ctx.eps, ctx.dtypes = eps, (x.dtype, None if y is None else y.dtype)
         return total, F.layer_norm(total.float(), total.shape[-1:], weight.float(), bias.float(), eps).to(dtype)
 
     @staticmethod
@@ -45,4 +45,5 @@ class SumAndNorm(torch.autograd.Function):
         rows = (part.flatten(0, -2) for part in (grad, beside))
         slopes, sums = norm_gradients(total.flatten(0, -2), weight, *rows, ctx.eps)
         own, slopes = sums.sum(0).to(weight.dtype), slopes.view(total.shape)
-        return slopes, None if ctx.single else slopes, own[0], own[1], None, None
+        both = (None if dtype is None else slopes.to(dtype) for dtype in ctx.dtypes)
+        return *both, own[0], own[1], None, None
