@@ -51,6 +51,16 @@ class Models:
             raise HTTPException(404, f"the model {name[:100]!r} is not served here; {known}.")
         return self.first if name is None else self.all[name]
 
+    def facts(self) -> list[dict[str, Any]]:
+        return [{**one.facts(), "preview": self.find_preview(one)} for one in self.all.values()]
+
+    def find_preview(self, served: "Served") -> str | None:
+        """The student of a model that writes in the fewest steps: its text can be read while its teacher still writes.
+        On a GPU there is none, since nobody waits there."""
+        students = [one for one in self.all.values() if one.is_student_of(served) and served.lm.device.type == "cpu"]
+        fastest = min(students, key=lambda one: one.steps, default=served)
+        return fastest.name if fastest.steps < served.steps else None
+
 
 class Served:
     def __init__(self, lm: TextDiffusion, name: str) -> None:
@@ -64,7 +74,7 @@ class Served:
             "method": lm.config["method"],
             "parameters": lm.config["parameters"],
             "longest": lm.model.max_words,
-            "steps": lm.model.sampling.steps,
+            "steps": self.steps,
             "temperature": lm.model.sampling.temperature,
             "whole_words": self.whole_words,
             "device": str(lm.device),
@@ -73,6 +83,15 @@ class Served:
             "left_to_right": isinstance(lm.model, Autoregressive),
             "examples": [{"name": name, "request": request} for name, request in self.examples.items()],
         }
+
+    @property
+    def steps(self) -> int:
+        return self.lm.model.sampling.steps
+
+    def is_student_of(self, other: "Served") -> bool:
+        """Whether its config names the other one as its teacher, and it has the same words."""
+        own, others = self.lm.config, other.lm.config
+        return own.get("teacher") == other.name and own.get("tokenizer") == others.get("tokenizer")
 
     @property
     def examples(self) -> dict[str, dict[str, Any]]:
