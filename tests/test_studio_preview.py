@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from browsing import REFUSED, Opener, finished, says, texts
 from serving import Gate, Running, need, running, wait_for
 
@@ -27,8 +28,10 @@ def models() -> dict[str, TextDiffusion]:
 @pytest.fixture(scope="module")
 def server(models: dict[str, TextDiffusion]) -> Iterator[Running]:
     need("fastapi", "uvicorn")
-    with running(models["e2e"], name="e2e", others=[(models["e2e-fast"], "e2e-fast")]) as found:
-        yield found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 2)  # two cores, whatever this machine has
+        with running(models["e2e"], name="e2e", others=[(models["e2e-fast"], "e2e-fast")]) as found:
+            yield found
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def test_a_draft_is_there_first_and_gives_way_to_the_text(
     go, step = threading.Event(), Loop.step
 
     def hold_teacher(loop: Loop) -> list[Any]:
-        """Its turns pass without a step: on one core, waiting would hold the student, too."""
+        """Its turns pass without a step."""
         return step(loop) if loop.lm is not models["e2e"] or go.wait(0.01) else []
 
     monkeypatch.setattr(Loop, "step", hold_teacher)

@@ -64,7 +64,8 @@ def test_a_request_names_its_model(client: Any, models: dict[str, TextDiffusion]
 def test_a_student_writes_first_where_its_teacher_takes_long(
     models: dict[str, TextDiffusion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its config names the teacher. Not without fewer steps, nor with other words, nor on a GPU."""
+    """Its config names the teacher. Not without fewer steps, nor with other words, nor on one core, nor on a GPU."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
 
     def previews(steps: int = 4, **changes: Any) -> list[str | None]:
         student = copy.copy(models["difflm"])
@@ -74,8 +75,12 @@ def test_a_student_writes_first_where_its_teacher_takes_long(
         return [facts["preview"] for facts in served.facts()]
 
     usual = models["difflm"].model.sampling.steps
+    cores = 2
     assert previews() == ["fast", None, None]
     assert previews(teacher="another") == previews(tokenizer="0") == previews(steps=usual) == [None] * 3
+    cores = 1
+    assert previews() == [None] * 3
+    cores = 2
     monkeypatch.setattr(TextDiffusion, "device", torch.device("cuda"))
     assert previews() == [None] * 3
 

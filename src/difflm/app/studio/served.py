@@ -40,6 +40,7 @@ class Models:
             names = [one.name for one in served]
             raise UsageError(f"two models are called {max(names, key=names.count)!r}: rename one of them.")
         self.first = served[0]
+        self.has_spare_core = torch.get_num_threads() > 1  # while one text is written
 
     @property
     def names(self) -> str:
@@ -56,8 +57,9 @@ class Models:
 
     def find_preview(self, served: "Served") -> str | None:
         """The student of a model that writes in the fewest steps: its text can be read while its teacher still writes.
-        On a GPU there is none, since nobody waits there."""
-        students = [one for one in self.all.values() if one.is_student_of(served) and served.lm.device.type == "cpu"]
+        None on a GPU, where nobody waits, and none where both would share a core: the teacher would take longer."""
+        helps = served.lm.device.type == "cpu" and self.has_spare_core
+        students = [one for one in self.all.values() if helps and one.is_student_of(served)]
         fastest = min(students, key=lambda one: one.steps, default=served)
         return fastest.name if fastest.steps < served.steps else None
 
