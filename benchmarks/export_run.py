@@ -1,6 +1,6 @@
 """Copy a run as the package holds it: half-precision weights, or matrices of eight bits; no optimiser, no data.
 
-python -m benchmarks.export_run runs/e2e src/difflm/pretrained/e2e
+python -m benchmarks.export_run runs/e2e src/difflm/pretrained/e2e --bits 8
 python -m benchmarks.export_run runs/english src/difflm/pretrained/english --bits 8
 python -m benchmarks.export_run runs/again/again src/difflm/pretrained/e2e-fast --base e2e
 

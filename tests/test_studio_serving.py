@@ -1,20 +1,24 @@
 """What makes the studio a server for others: several models, metrics, pages of other origins, and its container."""
 
+import copy
 import json
 import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from serving import PATIENCE, need, running
 from tiny import tiny_runs
 
 from difflm.app.cli import main
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.metrics import BOUNDS, Metrics
+from difflm.app.studio.served import Models, Served
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 
@@ -55,6 +59,30 @@ def test_a_request_names_its_model(client: Any, models: dict[str, TextDiffusion]
     assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["difflm", "mdlm"]
     assert [one["name"] for one in client.get("/api/models").json()["models"]] == ["difflm", "mdlm"]
     assert client.get("/v1/models/mdlm").json()["id"] == "mdlm"
+
+
+def test_a_student_writes_first_where_its_teacher_takes_long(
+    models: dict[str, TextDiffusion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its config names the teacher. Not without fewer steps, nor with other words, nor on one core, nor on a GPU."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+
+    def previews(steps: int = 4, **changes: Any) -> list[str | None]:
+        student = copy.copy(models["difflm"])
+        student.model, student.config = copy.copy(student.model), {**student.config, "teacher": "slow", **changes}
+        student.model.sampling = replace(student.model.sampling, steps=steps)
+        served = Models([Served(models["difflm"], "slow"), Served(student, "fast"), Served(models["mdlm"], "other")])
+        return [facts["preview"] for facts in served.facts()]
+
+    usual = models["difflm"].model.sampling.steps
+    cores = 2
+    assert previews() == ["fast", None, None]
+    assert previews(teacher="another") == previews(tokenizer="0") == previews(steps=usual) == [None] * 3
+    cores = 1
+    assert previews() == [None] * 3
+    cores = 2
+    monkeypatch.setattr(TextDiffusion, "device", torch.device("cuda"))
+    assert previews() == [None] * 3
 
 
 @pytest.mark.parametrize(

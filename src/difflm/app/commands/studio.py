@@ -11,7 +11,7 @@ from difflm.app.commands.options import Device, check_names, complete_models, lo
 from difflm.app.console import note
 from difflm.errors import UsageError
 
-DEFAULT = ["english", "e2e"]
+DEFAULT = ["english", "e2e", "e2e-fast"]
 
 
 @report_errors
@@ -60,8 +60,7 @@ def studio(
         if host not in LOOPBACK and token is None:
             note("Anyone who can reach this machine can use it; --token requires a password.")
 
-    usual = [*DEFAULT, *({"e2e-fast"} & {*complete_models()})]  # the latter is in the repository only
-    served = [Served(load_model(name, device), name) for name in models or usual]
+    served = [Served(load_model(name, device), name) for name in models or DEFAULT]
     serve(served, host, port, token, ready, not no_browser, log_requests, cors or ())
 
 

@@ -132,7 +132,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
     @router.get("/api/models", response_model=schemas.ModelsAnswer, tags=["server"], responses=REFUSED)
     async def models() -> Any:
         """The models served."""
-        return {"models": [served.facts() for served in serving.all.values()]}
+        return {"models": serving.facts()}
 
     @router.get("/metrics", tags=["server"], responses={**REFUSED, **COUNTS}, response_class=StreamingResponse)
     async def metrics() -> Any:

@@ -63,6 +63,13 @@ export class Card {
     this.candidates[candidate].frames.push(kept);
   }
 
+  // A faster model's text, until its own is finished.
+  showPreview(text, label) {
+    if (this.generation) return;
+    this.find(".preview").replaceChildren(make("span", "", label), text);
+    this.find(".preview").hidden = false;
+  }
+
   finish(generation) {
     this.generation = generation;
     const last = (one) => Player.upToTheEnd(one.frames.at(-1), generation.text);
@@ -125,6 +132,7 @@ export class Card {
   mark() {
     if (this.element.classList.contains("done")) return;
     this.element.classList.add("done");
+    this.find(".preview").hidden = true;
     this.find(".controls").replaceChildren(...this.generation.controls.map(checkedItem));
   }
 

@@ -187,6 +187,7 @@ class ModelFacts(BaseModel):
     learned: str | None = Field(description="What it was trained on; null if its files do not say.")
     vocabulary: int = Field(description="How many words, subwords or characters it knows.")
     left_to_right: bool = Field(description="Whether it writes word by word rather than all words at once.")
+    preview: str | None = Field(description="A faster model that it taught: the page shows its text first.")
     examples: list[ExampleRequest] = Field(description="Requests that suit it; empty for a model of your own.")
 
 

@@ -40,6 +40,7 @@ class Models:
             names = [one.name for one in served]
             raise UsageError(f"two models are called {max(names, key=names.count)!r}: rename one of them.")
         self.first = served[0]
+        self.has_spare_core = torch.get_num_threads() > 1  # while one text is written
 
     @property
     def names(self) -> str:
@@ -50,6 +51,17 @@ class Models:
             known = f"this is {self.first.name!r}" if len(self.all) == 1 else f"these are {self.names}"
             raise HTTPException(404, f"the model {name[:100]!r} is not served here; {known}.")
         return self.first if name is None else self.all[name]
+
+    def facts(self) -> list[dict[str, Any]]:
+        return [{**one.facts(), "preview": self.find_preview(one)} for one in self.all.values()]
+
+    def find_preview(self, served: "Served") -> str | None:
+        """The student of a model that writes in the fewest steps: its text can be read while its teacher still writes.
+        None on a GPU, where nobody waits, and none where both would share a core: the teacher would take longer."""
+        helps = served.lm.device.type == "cpu" and self.has_spare_core
+        students = [one for one in self.all.values() if helps and one.is_student_of(served)]
+        fastest = min(students, key=lambda one: one.steps, default=served)
+        return fastest.name if fastest.steps < served.steps else None
 
 
 class Served:
@@ -64,7 +76,7 @@ class Served:
             "method": lm.config["method"],
             "parameters": lm.config["parameters"],
             "longest": lm.model.max_words,
-            "steps": lm.model.sampling.steps,
+            "steps": self.steps,
             "temperature": lm.model.sampling.temperature,
             "whole_words": self.whole_words,
             "device": str(lm.device),
@@ -73,6 +85,15 @@ class Served:
             "left_to_right": isinstance(lm.model, Autoregressive),
             "examples": [{"name": name, "request": request} for name, request in self.examples.items()],
         }
+
+    @property
+    def steps(self) -> int:
+        return self.lm.model.sampling.steps
+
+    def is_student_of(self, other: "Served") -> bool:
+        """Whether its config names the other one as its teacher, and it has the same words."""
+        own, others = self.lm.config, other.lm.config
+        return own.get("teacher") == other.name and own.get("tokenizer") == others.get("tokenizer")
 
     @property
     def examples(self) -> dict[str, dict[str, Any]]:

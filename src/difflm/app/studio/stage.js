@@ -47,6 +47,11 @@ export class Stage {
     }
   }
 
+  // A faster model's text for a request of one text.
+  preview(text, label) {
+    this.cards[0].showPreview(text, label);
+  }
+
   text({ sample, ...generation }) {
     this.cards[sample]?.finish(generation);
   }

@@ -6,12 +6,14 @@ import { clearFields, showAtField } from "./faults.js";
 import { Kept } from "./kept.js";
 import { Panel } from "./panel.js";
 import { byId, themed, warn } from "./parts.js";
+import { preview } from "./preview.js";
 import { Race } from "./race.js";
 import { fromHash, toHash } from "./request.js";
 import { Stage } from "./stage.js";
 
 const wide = matchMedia("(min-width: 60rem)"); // as in studio.css: the panel stands beside the texts
 let panel, stage, kept, model;
+let faster; // a model that `model` taught to write in fewer steps, if it is served, too
 let several = false; // models are served
 let asked = {}; // the latest request
 let made = null; // the one whose texts are on the stage
@@ -36,6 +38,7 @@ async function write(request) {
       if (name === "queued") {
         warn(byId("warning"), data.warnings);
         tell(data.ahead ? `${counted(data.ahead, "request")} ahead …` : writing);
+        if (!data.ahead) preview(request, model, faster, own.signal, (text, label) => stage.preview(text, label));
       }
       else if (name === "frame") stage.frames(data.frames);
       else if (name === "text") stage.text(data);
@@ -212,6 +215,7 @@ async function begin() {
   try {
     const { models } = await get("api/models");
     model = models.find(({ name }) => name === named()) ?? models[0];
+    faster = models.find(({ name }) => name === model.preview);
     introduce(models);
     if (several) useModel(model.name);
     const controls = await get("api/controls");
