@@ -41,7 +41,7 @@ from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
 from difflm.models.lengths import DrawnFromSource
-from difflm.models.repairs import GROWTH, expect_nearby, repair_rows
+from difflm.models.repairs import GROWTH, OFFSETS, expect_nearby, repair_rows
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 
@@ -466,7 +466,7 @@ def test_the_rest_of_a_repaired_text_is_what_follows_the_word_in_the_draft(place
     draft, lengths, none = torch.tensor([[4, 5, 6, 7, 0, 0]]), torch.tensor([4]), torch.tensor([0])
     given = draft, draft, lengths, none, torch.tensor([place]), torch.tensor([word])
     for room in (6, 4) if place < 4 else (6,):
-        rows, sizes, shift = repair_rows(*given, torch.tensor([room]))
+        rows, sizes, shift = repair_rows(*given, torch.tensor([room]), torch.tensor(OFFSETS))
         expected = became if len(became) <= room else [4, 4, 6, 7]
         assert rows[0].tolist() == expected + [PAD] * (6 - len(expected))
         assert sizes.item() == len(expected) and shift.item() == (moved if expected == became else 0)
@@ -474,10 +474,10 @@ def test_the_rest_of_a_repaired_text_is_what_follows_the_word_in_the_draft(place
 
 def test_a_word_that_was_replaced_is_wanted_behind_its_successor():
     """9 replaces 5 and 5 is wanted next: nothing of the draft is lost."""
-    draft, lengths = torch.tensor([[4, 5, 6, 0, 0]]), torch.tensor([3])
-    text, _, shift = repair_rows(draft, draft, lengths, torch.tensor([0]), *torch.tensor([[1], [9], [5]]))
+    draft, lengths, offsets = torch.tensor([[4, 5, 6, 0, 0]]), torch.tensor([3]), torch.tensor(OFFSETS)
+    text, _, shift = repair_rows(draft, draft, lengths, torch.tensor([0]), *torch.tensor([[1], [9], [5]]), offsets)
     assert text[0].tolist() == [4, 9, 6, PAD, PAD]
-    text, sizes, shift = repair_rows(text, draft, lengths, shift, *torch.tensor([[2], [5], [5]]))
+    text, sizes, shift = repair_rows(text, draft, lengths, shift, *torch.tensor([[2], [5], [5]]), offsets)
     assert text[0].tolist() == [4, 9, 5, 6, PAD] and sizes.item() == 4 and shift.item() == -1
 
 

@@ -21,6 +21,8 @@ from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
 from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
 
+REPAIRED_LOGITS = 2**25  # at a time: a captured reading keeps several tensors of this size
+
 
 def list_texts(given: Any, what: str) -> list[str]:
     """Return one text or several as a list; anything else is rejected, with `what` as the argument's name."""
@@ -152,6 +154,7 @@ class Reader:
         room = self.model.max_words
         if not rows:
             return []
+        batch_size = min(batch_size, max(1, REPAIRED_LOGITS // (room * self.model.vocabulary)))
 
         def read(batch: Batch, _: object) -> torch.Tensor:
             expect = None if writer is None else writer.inference.expect_words

@@ -36,7 +36,7 @@ from difflm.runtime.tensors import module_tensors, storage_addresses, submodules
 
 T = TypeVar("T")
 MAX_RECORDED = 8  # captured samplers, one per shape
-MAX_DECODERS = 4  # captured left-to-right decoders
+MAX_DECODERS = 4  # captured left-to-right decoders; so many readings of repairs, too, which keep logits
 MAX_BEAM_ROWS = 1024  # partial texts that are searched at once
 MAX_LOGITS = 2**27  # limit for a captured scoring pass, whose memory is kept
 MAX_TIMES = 128  # steps whose modulations a CPU keeps: for `e2e` 74 KB each, four times as much in batches of four
@@ -65,7 +65,7 @@ class Inference:
         self._decoder_copies: dict[tuple[torch.dtype | None, bool, torch.device], Autoregressive] = {}
         self._decoders: GraphPool[RecordedDecoder] = GraphPool(MAX_DECODERS)
         self._readers: dict[int, CapturedCalls] = {}  # by the number of a batch's tensors
-        self._repairs: GraphPool[Repairs] = GraphPool(MAX_RECORDED)
+        self._repairs: GraphPool[Repairs] = GraphPool(MAX_DECODERS)
         self._expectations: dict[int, CapturedCalls] = {}  # by the number of a batch's tensors
         self._lock = threading.Lock()
 
@@ -271,7 +271,7 @@ class Inference:
         call = partial(unwritten_log_probs, denoiser, model.lengths)
         if not (device.type == "cuda" if self.record is None else self.record) or denoiser is model.denoiser:
             return call(*given)
-        return self._expectations.setdefault(len(given), CapturedCalls(call, denoiser))(*given)
+        return self._expectations.setdefault(len(given), CapturedCalls(call, denoiser, MAX_DECODERS))(*given)
 
     def _can_capture(self, batch: Batch) -> bool:
         """Whether a left-to-right model reads these texts by a captured pass: not too many at a time."""

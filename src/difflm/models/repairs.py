@@ -18,7 +18,7 @@ from difflm.models.recorded import clone_tensors, copy_into
 from difflm.runtime.cuda_graphs import CapturedFunction, DelayedFlag
 
 GROWTH = 8  # words that repairs may add to a text
-OFFSETS = (1, -1, 2, -2, 3, -3)  # how far from its place a word is looked for in the draft, in this order
+OFFSETS = (1, -1, 2, -2, 3, -3, 0)  # how far from its place a word is looked for in the draft; 0: it replaces another
 NEARBY = 2  # places before and behind a word at which the writer may have expected it
 WEIGHT = 0.3  # of the writer's log-probabilities beside those of the model that repairs: docs/log.md
 
@@ -41,7 +41,7 @@ class Repairs:
         self.expected = None if expected is None else expected.clone()
         self.memory: Memory | None = None
         device, (texts, words) = batch.ids.device, batch.ids.shape
-        self.position = torch.arange(words + 1, device=device)
+        self.position, self.offsets = torch.arange(words + 1, device=device), torch.tensor(OFFSETS, device=device)
         self.longest, self.readings = (torch.zeros_like(batch.lengths) for _ in range(2))
         self.settled, self.cost = self.longest.bool(), self.longest.float()
         # The text that repairs began with: behind its last repair a version is this text, from `shift` places on.
@@ -112,7 +112,8 @@ class Repairs:
         self.shift.masked_fill_(branches, 0)
         text = torch.where(branch, self.draft, ids)
         word = torch.where(branch, self.others, others).gather(1, at).squeeze(1)
-        made, sizes, shift = repair_rows(text, self.draft, self.draft_lengths, self.shift, place, word, self.longest)
+        given = text, self.draft, self.draft_lengths, self.shift, place, word, self.longest, self.offsets
+        made, sizes, shift = repair_rows(*given)
         changed = repaired | branches
         ids.copy_(torch.where(changed.unsqueeze(1), made, ids))
         lengths.copy_(torch.where(changed, sizes, lengths))
@@ -150,9 +151,9 @@ class Repairs:
         first = (tokens == self.tokens).int().cumprod(-1).sum(-1, keepdim=True)
         self.tried &= ~better.unsqueeze(1) | (self.position <= first)
         for kept, new in ((self.cost, cost), (self.lengths, lengths)):
-            kept.copy_(torch.where(better, new, kept))
+            torch.where(better, new, kept, out=kept)
         for kept, new in ((self.own, own), (self.tokens, tokens), (self.others, others), (self.gains, gains)):
-            kept.copy_(torch.where(better.unsqueeze(1), new, kept))
+            torch.where(better.unsqueeze(1), new, kept, out=kept)
         return better
 
     def close(self) -> None:
@@ -162,25 +163,31 @@ class Repairs:
 
 
 def repair_rows(
-    text: Tensor, draft: Tensor, draft_lengths: Tensor, shift: Tensor, place: Tensor, word: Tensor, longest: Tensor
+    text: Tensor,
+    draft: Tensor,
+    draft_lengths: Tensor,
+    shift: Tensor,
+    place: Tensor,
+    word: Tensor,
+    longest: Tensor,
+    offsets: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Texts [B, L] up to `place`, then `word`, then what follows it in the draft. A text has been the draft, from
-    `shift` places on; if the draft has the word up to three places from there, the rest is what follows it there, so
-    that words can be left out and inserted. After END there is nothing.
+    `shift` places on; if the draft has the word at one of the `offsets` from there, the rest is what follows it there,
+    so that words can be left out and inserted. After END there is nothing.
     Also their lengths, at most `longest`, and how they are shifted from now on."""
     position, last = torch.arange(text.shape[1], device=text.device), text.shape[1] - 1
-
-    def size(shift: Tensor) -> Tensor:
-        return place + 1 + (draft_lengths - place - shift - 1).clamp(min=0)
-
-    found = shift
-    for offset in reversed(OFFSETS):
-        there = place + shift + offset
-        same = draft.gather(1, there.clamp(0, last).unsqueeze(1)).squeeze(1) == word
-        fits = (there >= 0) & (there < draft_lengths) & (size(shift + offset) <= longest)
-        found = torch.where(same & fits, shift + offset, found)
+    # All offsets at once, the last of which is always possible.
+    shifts = shift.unsqueeze(1) + offsets
+    there, after = place.unsqueeze(1) + shifts, (place + 1).unsqueeze(1)
+    sizes = after + (draft_lengths.unsqueeze(1) - there - 1).clamp(min=0)
+    same = draft.gather(1, there.clamp(0, last)) == word.unsqueeze(1)
+    fits = same & (there >= 0) & (there < draft_lengths.unsqueeze(1)) & (sizes <= longest.unsqueeze(1))
+    fits[:, -1].fill_(True)
+    way = fits.int().argmax(1, keepdim=True)
+    found, size = shifts.gather(1, way).squeeze(1), sizes.gather(1, way).squeeze(1)
     rest = draft.gather(1, (position + found.unsqueeze(1)).clamp(0, last))
-    at, sizes = place.unsqueeze(1), torch.where(word == END, place, size(found))
+    at, sizes = place.unsqueeze(1), torch.where(word == END, place, size)
     made = torch.where(position < at, text, torch.where(position == at, word.unsqueeze(1), rest))
     return made.masked_fill(position >= sizes.unsqueeze(1), PAD), sizes, found
 
