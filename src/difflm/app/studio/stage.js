@@ -47,9 +47,9 @@ export class Stage {
     }
   }
 
-  // A faster model's text for a request of one text.
-  preview(text, label) {
-    this.cards[0].showPreview(text, label);
+  // A faster model's text.
+  preview(sample, text, label) {
+    this.cards[sample]?.showPreview(text, label);
   }
 
   text({ sample, ...generation }) {

@@ -38,7 +38,7 @@ async function write(request) {
       if (name === "queued") {
         warn(byId("warning"), data.warnings);
         tell(data.ahead ? `${counted(data.ahead, "request")} ahead …` : writing);
-        if (!data.ahead) preview(request, model, faster, own.signal, (text, label) => stage.preview(text, label));
+        if (!data.ahead) preview(request, model, faster, own.signal, (...draft) => stage.preview(...draft));
       }
       else if (name === "frame") stage.frames(data.frames);
       else if (name === "text") stage.text(data);
