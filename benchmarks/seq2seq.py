@@ -338,6 +338,9 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
             if bleu > best[0] and (made.calls <= CALLS or "left-to-right" in lm.model.families):
                 best = (bleu, how)
     ways = {"chosen": write(lm, report, best[1], rankers=rankers)}
+    fewest = find_fewest_calls(tried, run, asked) if rankers else {}
+    if fewest:
+        ways["fewest calls"] = write(lm, report, fewest, rankers=rankers)
     candidates = (*RANKING, "length_beam", "beams", "length_penalty", "revisions")
     sample = {k: v for k, v in best[1].items() if k not in candidates}
     drawn = [{"temperature": value} for value in (0.3, 0.5, 0.7, 1.0)] if lm.model.predicts_words else [{}]
@@ -354,7 +357,17 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     parameters = sum(p.numel() for p in lm.model.parameters())
     trained = json.loads((asked.out / run / "done").read_text())
     found = {row.name: {"how": row.about["how"], **row.figures} for row in rows}
-    return {"run": run, "parameters": parameters, **trained, "settings": best[1], "rows": found, "tried": tried}
+    chosen = {"settings": best[1], "fewest calls": fewest}
+    return {"run": run, "parameters": parameters, **trained, **chosen, "rows": found, "tried": tried}
+
+
+def find_fewest_calls(tried: Sequence[tuple[dict[str, Any], float, float]], run: str, asked: Asked) -> dict[str, Any]:
+    """The settings with the fewest calls among those at least as good as the twin on the pairs that were held back.
+    None if there are none, or if the twin has not been measured."""
+    twin = f"{TWIN}-{run.rsplit('-', 1)[1]}"
+    found = [bleu for record in read_results(asked.results) if record["run"] == twin for _, bleu, _ in record["tried"]]
+    enough = [(calls, how) for how, bleu, calls in tried if found and bleu >= max(found)]
+    return min(enough, key=lambda one: one[0])[1] if enough else {}
 
 
 def find_rankers(seed: str, asked: Asked) -> list[str]:
@@ -429,38 +442,46 @@ def draw_plot(asked: Asked) -> None:
 
 
 def put_speed(asked: Asked) -> None:
-    """Milliseconds from a request to its texts, with the settings that were chosen, one source and 64 at a time."""
+    """Milliseconds from a request to its texts, one source and 64 at a time, with the settings that were chosen, and
+    with those of the fewest calls that are as good as the twin."""
     from difflm.app.commands.options import load_model
-    from difflm.data.references import read_pair_set
-    from difflm.generation import ranking
-    from difflm.generation.ranking import DOUBT
 
     for record in read_results(asked.results):
         name, seed = record["run"].rsplit("-", 1)
         if name not in (asked.only or ROWS) or int(seed) not in asked.seeds:
             continue
-        how, given = dict(record["settings"]), dict[str, Any]()
         lm = load_model(str(asked.out / record["run"]), asked.device)
-        ranking.DOUBT = how.pop("doubt", DOUBT)
-        count, ranked = how.pop("mbr", 1), how.pop("rank", "")
-        if ranked:
-            twin = load_model(str(asked.out / f"{ranked}-{seed}"), asked.device)
-            given = {"candidates": count, "rank": twin, "repairs": how.pop("repairs", 0)}
-        elif count > 1:
-            given = {"mbr": count}
-        pairs = read_pair_set(str(asked.out / "report.jsonl"), None, None, "valid")
-        sources = [s for s, fit in zip(pairs.sources, fits(lm, pairs.sources), strict=True) if fit]
-        for size, times in ((1, 24), (64, 6)):
-            asked_for = [[sources[i % len(sources)] for i in range(k * size, (k + 1) * size)] for k in range(times)]
-            for _ in range(UNTIMED_PASSES + 1):
-                took = []
-                for some in asked_for:
-                    begun = time.perf_counter()
-                    lm.generate(1, source=some, **given, **how)
-                    took.append(1000 * (time.perf_counter() - begun))
-            least, middle, most = min(took), sorted(took)[times // 2], max(took)
-            spread = f"{least:.1f} to {most:.1f}"
-            print(f"{record['run']}: {size} at a time, {middle:.1f} ms ({spread}; {record['settings']})", flush=True)
+        for settings in (record["settings"], record.get("fewest calls")):
+            if settings:
+                time_settings(lm, record["run"], settings, asked)
+
+
+def time_settings(lm: "TextDiffusion", run: str, settings: Mapping[str, Any], asked: Asked) -> None:
+    from difflm.app.commands.options import load_model
+    from difflm.data.references import read_pair_set
+    from difflm.generation import ranking
+
+    how, given, usual = dict(settings), dict[str, Any](), ranking.DOUBT
+    count, ranked, doubt = how.pop("mbr", 1), how.pop("rank", ""), how.pop("doubt", usual)
+    if ranked:
+        twin = load_model(str(asked.out / f"{ranked}-{run.rsplit('-', 1)[1]}"), asked.device)
+        given = {"candidates": count, "rank": twin, "repairs": how.pop("repairs", 0)}
+    elif count > 1:
+        given = {"mbr": count}
+    pairs = read_pair_set(str(asked.out / "report.jsonl"), None, None, "valid")
+    sources = [s for s, fit in zip(pairs.sources, fits(lm, pairs.sources), strict=True) if fit]
+    ranking.DOUBT = doubt
+    for size, times in ((1, 24), (64, 6)):
+        asked_for = [[sources[i % len(sources)] for i in range(k * size, (k + 1) * size)] for k in range(times)]
+        for _ in range(UNTIMED_PASSES + 1):
+            took = []
+            for some in asked_for:
+                begun = time.perf_counter()
+                lm.generate(1, source=some, **given, **how)
+                took.append(1000 * (time.perf_counter() - begun))
+        least, middle, most = min(took), sorted(took)[times // 2], max(took)
+        print(f"{run}: {size} at a time, {middle:.1f} ms ({least:.1f} to {most:.1f}; {settings})", flush=True)
+    ranking.DOUBT = usual
 
 
 def main() -> None:
