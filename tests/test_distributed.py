@@ -14,6 +14,7 @@ import pytest
 import torch
 from tiny import tiny_run, tiny_runs, write_grammar
 from together import command_together, run_together, running
+from torch.distributed.fsdp import FSDPModule
 
 from difflm.app.cli import main
 from difflm.data.batches import Batch
@@ -99,7 +100,10 @@ def test_methods_train_as_one(tmp_path, method, changes, divided):
     def work() -> None:
         if divided:
             divide_weights()
-        train(start(tmp_path / "two", method, **changes), 4)
+        trainer = start(tmp_path / "two", method, **changes)
+        blocks = next(part.blocks for part in trainer.model.modules() if hasattr(part, "blocks"))
+        assert all(isinstance(part, FSDPModule) == divided for one in blocks for part in (one.attention, one.feed))
+        train(trainer, 4)
 
     assert run_together(work) == [0, 0]
     assert distance(tmp_path / "one", tmp_path / "two") < ROUNDING

@@ -78,6 +78,38 @@ def test_each_of_several_texts_has_its_own_draft(
     assert len(finished(tab)) == 3 and tab.locator(".preview:visible").count() == 0
 
 
+def test_a_draft_that_comes_too_late_is_not_shown(
+    opened: Opener, models: dict[str, TextDiffusion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text is finished before its draft is, and another request follows."""
+    go, step = threading.Event(), Loop.step
+    held = lambda loop: step(loop) if loop.lm is models["e2e"] or go.wait(0.01) else []  # noqa: E731
+    monkeypatch.setattr(Loop, "step", held)
+    tab = opened("#n=1&steps=6&length=12&seed=3")
+    assert finished(tab)
+    tab.route(FASTER, lambda route: route.abort())
+    monkeypatch.setattr(Loop, "step", lambda loop: [] if loop.lm is models["e2e"] else step(loop))
+    go.set()
+    tab.get_by_role("button", name="Write", exact=True).first.click()
+    tab.wait_for_timeout(1500)
+    assert tab.locator(".preview:visible").count() == 0 and tab.locator(".card.done").count() == 0
+    tab.keyboard.press("Escape")
+    opened.forgive(REFUSED)
+
+
+def test_a_draft_ends_with_what_it_was_for(
+    opened: Opener, models: dict[str, TextDiffusion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped while its draft can be read."""
+    step = Loop.step
+    monkeypatch.setattr(Loop, "step", lambda loop: [] if loop.lm is models["e2e"] else step(loop))
+    tab = opened(ONE)
+    tab.wait_for_selector(".preview:visible")
+    tab.keyboard.press("Escape")
+    tab.wait_for_selector(".card.stopped")
+    assert tab.locator(".preview:visible").count() == 0
+
+
 def test_stopping_stops_both(opened: Opener, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     gate.open.clear()

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from difflm.errors import UsageError
 from difflm.generation.jobs import Chosen, Ids
 from difflm.generation.texts import Repaired
+from difflm.models.autoencoder import Autoencoder
 from difflm.models.autoregressive import Autoregressive
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ def check_repairs(repairs: int, rank: Rank | None, controls: Sequence[object] = 
     """Reject repairs that nobody can make, or that could undo what was asked for."""
     if isinstance(repairs, bool) or not isinstance(repairs, int) or not 0 <= repairs <= MOST_REPAIRS:
         raise UsageError(f"--repairs must be between 0 and {MOST_REPAIRS}, not {repairs!r}.")
-    if rank is None or isinstance(rank, str) or not isinstance(rank.model, Autoregressive):
+    model = None if rank is None or isinstance(rank, str) else rank.model
+    if not isinstance(model, Autoregressive) or isinstance(model, Autoencoder):  # which reads its own latents
         raise UsageError("--repairs needs a left-to-right model that ranks the candidates: give --rank RUN.")
     if controls:
         raise UsageError("--repairs may undo what controls ask for: leave one of them out.")

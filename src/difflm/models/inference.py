@@ -66,7 +66,7 @@ class Inference:
         self._decoders: GraphPool[RecordedDecoder] = GraphPool(MAX_DECODERS)
         self._readers: dict[int, CapturedCalls] = {}  # by the number of a batch's tensors
         self._repairs: GraphPool[Repairs] = GraphPool(MAX_DECODERS)
-        self._expectations: dict[int, CapturedCalls] = {}  # by the number of a batch's tensors
+        self._expectations: dict[tuple[int, int], CapturedCalls] = {}  # by the copy and the number of a batch's tensors
         self._lock = threading.Lock()
 
     @property
@@ -106,6 +106,8 @@ class Inference:
     def _renew(self, source: Denoiser, dtype: torch.dtype | None) -> None:
         self._recorded.clear()
         self._joinable.clear()
+        for calls in self._expectations.values():
+            calls.clear_recorded()
         self._expectations.clear()
         self._copy = DenoiserCopy(source, dtype, self.compiled)
 
@@ -264,6 +266,8 @@ class Inference:
         masked model; captured on a GPU."""
         model = self.model
         assert isinstance(model, DiffusionModel)
+        if model.training:
+            model.eval()
         self.sync_weights()
         denoiser, device = self.denoiser, model.denoiser.codec.bias.device
         tensors = batch.ids, batch.lengths, batch.source, batch.source_lengths
@@ -271,7 +275,8 @@ class Inference:
         call = partial(unwritten_log_probs, denoiser, model.lengths)
         if not (device.type == "cuda" if self.record is None else self.record) or denoiser is model.denoiser:
             return call(*given)
-        return self._expectations.setdefault(len(given), CapturedCalls(call, denoiser, MAX_DECODERS))(*given)
+        calls = CapturedCalls(call, denoiser, MAX_DECODERS)
+        return self._expectations.setdefault((id(denoiser), len(given)), calls)(*given)
 
     def _can_capture(self, batch: Batch) -> bool:
         """Whether a left-to-right model reads these texts by a captured pass: not too many at a time."""

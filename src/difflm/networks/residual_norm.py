@@ -19,7 +19,7 @@ def working_dtype(x: Tensor) -> torch.dtype:
 
 def add_and_norm(norm: nn.LayerNorm, x: Tensor, y: Tensor | None, kernel: bool) -> tuple[Tensor, Tensor]:
     """x + y, or x, and its norm. Our `kernel` computes their gradient in a compiled training step."""
-    if kernel and torch.compiler.is_compiling() and torch.is_grad_enabled():
+    if kernel and norm.elementwise_affine and torch.compiler.is_compiling() and torch.is_grad_enabled():
         given = norm.weight, norm.bias, norm.eps, working_dtype(x)
         return cast(tuple[Tensor, Tensor], SumAndNorm.apply(x, y, *given))
     total = x if y is None else x + y

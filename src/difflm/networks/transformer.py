@@ -145,8 +145,9 @@ class SplitProjection(torch.autograd.Function):
         x, weight, cos, sin = ctx.saved_tensors
         packed, sums = join_gradients(*grads, cos, sin)
         packed = packed.view(-1, len(weight))
-        slopes = (packed @ weight).view(x.shape), packed.t() @ x.flatten(0, 1), sums.sum(0).flatten().to(weight.dtype)
-        return *slopes, None, None, None
+        of_x = (packed @ weight).view(x.shape)
+        of_weight = packed.t() @ x.flatten(0, 1) if ctx.needs_input_grad[1] else None  # not of a model that is steered
+        return of_x, of_weight, sums.sum(0).flatten().to(weight.dtype), None, None, None
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

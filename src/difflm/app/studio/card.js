@@ -66,7 +66,9 @@ export class Card {
   // A faster model's text, until its own is finished.
   showPreview(text, label) {
     if (this.generation) return;
-    this.find(".preview").replaceChildren(make("span", "", label), text);
+    const about = make("span", "", label);
+    about.lang = "en";
+    this.find(".preview").replaceChildren(about, text);
     this.find(".preview").hidden = false;
   }
 
@@ -139,6 +141,7 @@ export class Card {
   // Never finished: what was asked of it stays open.
   stop() {
     if (this.generation) return;
+    this.find(".preview").hidden = true;
     this.element.classList.add("stopped");
     this.find(".sureness").textContent = "stopped";
   }

@@ -51,6 +51,7 @@ async function write(request) {
     if (own.signal.aborted) tell("Stopped.");
     else fault(problem);
   } finally {
+    own.abort(); // its drafts, if some are still to come
     if (running === own) {
       running = null;
       busy(false);
