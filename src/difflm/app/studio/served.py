@@ -40,7 +40,7 @@ class Models:
             names = [one.name for one in served]
             raise UsageError(f"two models are called {max(names, key=names.count)!r}: rename one of them.")
         self.first = served[0]
-        self.has_spare_core = torch.get_num_threads() > 1  # while one text is written
+        self.has_spare_core = torch.get_num_threads() > 1  # for a student that writes beside its teacher
 
     @property
     def names(self) -> str:
