@@ -145,9 +145,8 @@ class SplitProjection(torch.autograd.Function):
         x, weight, cos, sin = ctx.saved_tensors
         packed, sums = join_gradients(*grads, cos, sin)
         packed = packed.view(-1, len(weight))
-        of_x = (packed @ weight).view(x.shape)
-        of_weight = packed.t() @ x.flatten(0, 1) if ctx.needs_input_grad[1] else None  # not of a model that is steered
-        return of_x, of_weight, sums.sum(0).flatten().to(weight.dtype), None, None, None
+        slopes = (packed @ weight).view(x.shape), packed.t() @ x.flatten(0, 1), sums.sum(0).flatten().to(weight.dtype)
+        return *slopes, None, None, None
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -179,7 +178,7 @@ class Attention(nn.Module):
             seed = torch.randint(2**62, (1,), device=x.device) if dropout else None
             y = attend(packed, mask, *(turn or (None, None)), seed, causal, dropout)
             return self.out(y.flatten(2)), None
-        q, k, v = self.project(x, turn, kernel=x.is_cuda and not keeps)
+        q, k, v = self.project_heads(x, turn, kernel=x.is_cuda and not keeps)
         if isinstance(cache, Slots):
             k, v = cache.put(k, v)
         elif cache is not None:
@@ -192,9 +191,12 @@ class Attention(nn.Module):
             )
         return self.out(y.transpose(1, 2).reshape(batch, length, hidden)), (k, v) if keeps else None
 
-    def project(self, x: Tensor, turn: tuple[Tensor, Tensor] | None, kernel: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, [B, heads, L, head_dim]."""
-        if not kernel or turn is None or not torch.is_grad_enabled():
+    def project_heads(
+        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, kernel: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [B, heads, L, head_dim]. Our `kernel` computes their gradient if weights learn: of
+        a model that is only steered, it would compute more than is needed."""
+        if not (kernel and torch.is_grad_enabled() and self.qkv.weight.requires_grad) or turn is None:
             return split_projection(self.qkv(x).view(*x.shape[:2], 3, self.heads, -1), turn)
         given = [part.to(working_dtype(x)) for part in (x, self.qkv.weight, self.qkv.bias)]
         with torch.autocast("cuda", enabled=False):
