@@ -3,7 +3,7 @@
   python -m benchmarks.seq2seq multi30k,e2e --data DIR --out runs/pairs --minutes 3 --jobs 12 --seconds 560
   python -m benchmarks.seq2seq table --out runs/pairs
   python -m benchmarks.seq2seq plot --out runs/pairs
-  python -m benchmarks.seq2seq speed --out runs/pairs --only encoder-decoder,flagship
+  python -m benchmarks.seq2seq speed --out runs/pairs --only encoder-decoder,begun-both --compiled
   python -m benchmarks.seq2seq multi30k --data DIR --out runs/pairs --minutes 3 --only smollm2 --pretrained SMOLLM2
 
 All runs have about the same parameters and train on the same pairs, which lack 1,000: on those, settings of sampling
@@ -125,6 +125,7 @@ class Asked:
     one: str
     until: float
     pretrained: Path | None
+    compiled: bool
     more: Sequence[str]
 
     @property
@@ -443,7 +444,8 @@ def draw_plot(asked: Asked) -> None:
 
 def put_speed(asked: Asked) -> None:
     """Milliseconds from a request to its texts, one source and 64 at a time, with the settings that were chosen, and
-    with those of the fewest calls that are as good as the twin."""
+    with those of the fewest calls that are as good as the twin. Compiled, all sources have about the same length, since
+    every width is compiled for itself."""
     from difflm.app.commands.options import load_model
 
     for record in read_results(asked.results):
@@ -470,6 +472,12 @@ def time_settings(lm: "TextDiffusion", run: str, settings: Mapping[str, Any], as
         given = {"mbr": count}
     pairs = read_pair_set(str(asked.out / "report.jsonl"), None, None, "valid")
     sources = [s for s, fit in zip(pairs.sources, fits(lm, pairs.sources), strict=True) if fit]
+    if asked.compiled:
+        lengths = [len(row) for row in lm.encode_sources(sources)]
+        usual_length = sorted(lengths)[len(lengths) // 2]
+        sources = [s for s, length in zip(sources, lengths, strict=True) if abs(length - usual_length) < 2]
+        for one in (lm, *([given["rank"]] if ranked else [])):
+            one.inference.compiled = True
     ranking.DOUBT = doubt
     for size, times in ((1, 24), (64, 6)):
         asked_for = [[sources[i % len(sources)] for i in range(k * size, (k + 1) * size)] for k in range(times)]
@@ -480,7 +488,10 @@ def time_settings(lm: "TextDiffusion", run: str, settings: Mapping[str, Any], as
                 lm.generate(1, source=some, **given, **how)
                 took.append(1000 * (time.perf_counter() - begun))
         least, middle, most = min(took), sorted(took)[times // 2], max(took)
-        print(f"{run}: {size} at a time, {middle:.1f} ms ({least:.1f} to {most:.1f}; {settings})", flush=True)
+        how_run = "compiled" if asked.compiled else "captured"
+        print(
+            f"{run}: {size} at a time, {middle:.1f} ms ({least:.1f} to {most:.1f}; {how_run}; {settings})", flush=True
+        )
     ranking.DOUBT = usual
 
 
@@ -496,6 +507,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=lambda seeds: [int(s) for s in seeds.split(",")], default=[0])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--pretrained", type=Path, help=f"directory of the pretrained model of the row {FINE_TUNED}")
+    parser.add_argument(
+        "--compiled", action="store_true", help="of speed: compile what is captured, for a minute or two"
+    )
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("more", nargs="*", help="key=value changes to every recipe")

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("more", nargs="*", help="key=value changes to both recipes")
     given = parser.parse_args()
     out, device = given.out.resolve() / "multi30k", given.device
-    asked = Asked("multi30k", out, given.share, 0.0, 1, given.data, [], [0], device, "", 0.0, None, given.more)
+    asked = Asked("multi30k", out, given.share, 0.0, 1, given.data, [], [0], device, "", 0.0, None, False, given.more)
     make_runs(asked)
     put_speed(asked)
 

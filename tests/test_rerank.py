@@ -629,11 +629,14 @@ def test_texts_that_are_written_greedily_are_settled_and_others_become_so(record
     assert all(a >= b >= c for a, b, c in zip(*some, strict=True)) and sum(some[2]) < sum(some[0]) - 0.01
 
 
-def test_captured_readings_repair_as_others_do(monkeypatch):
-    """One text or several, of several widths and numbers of repairs, after a change of weights too."""
+@pytest.mark.parametrize("compiled", [False, True])
+def test_captured_readings_repair_as_others_do(compiled, monkeypatch):
+    """One text or several, of several widths and numbers of repairs, after a change of weights too. Of compiled ones
+    this tests what is traced."""
     monkeypatch.setattr("difflm.models.repairs.CapturedFunction", Strict)
+    monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
     twin = build("encoder-decoder")
-    plain, captured = Inference(twin.model, record=False), Inference(twin.model, record=True)
+    plain, captured = Inference(twin.model, record=False), Inference(twin.model, record=True, compiled=compiled)
     draw = torch.Generator().manual_seed(0)
     for turn, (texts, words) in enumerate([(3, 5), (3, 5), (3, 5), (1, 7), (3, 5)]):
         lengths, told = torch.randint(1, words + 1, (2, texts), generator=draw)

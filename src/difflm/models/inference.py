@@ -168,8 +168,7 @@ class Inference:
         if sampling.beams and batch > (most := max(1, MAX_BEAM_ROWS // sampling.beams)):
             yield join_frames([*self._search_in_parts(model, noise, width, sampling, steering, most)])
             return
-        # Beams compare sums of log-probabilities: they use the model's own dtype, unless it says otherwise.
-        decoder = self._sync_decoder(model, model.precision or (None if sampling.beams else self.dtype))
+        decoder = self._sync_decoder(model, model.precision or self.dtype, self.compiled)
         memory = decoder.draw_memory(noise, steering)
         captured = decoder.captures_words and getattr(decoder.network, "capturable", True)
         if steering.prefix_rules or not captured:
@@ -192,18 +191,19 @@ class Inference:
             seed = noise.seed if isinstance(noise.seed, int) else noise.seed[part]
             yield from self._decode(model, Noise(seed, noise.samples[part]), width, sampling, own)
 
-    def _sync_decoder(self, model: Autoregressive, dtype: torch.dtype | None) -> Autoregressive:
-        """The model itself if it needs no copy; otherwise a cast and compiled copy, with the current weights."""
+    def _sync_decoder(self, model: Autoregressive, dtype: torch.dtype | None, compiled: bool) -> Autoregressive:
+        """The model itself if it needs no copy; otherwise a cast copy with the current weights, its blocks compiled if
+        requested."""
         # Networks of other libraries have tables that must not be cast.
-        if (dtype is None and not self.compiled) or not getattr(model.network, "capturable", True):
+        if (dtype is None and not compiled) or not getattr(model.network, "capturable", True):
             return model
         with self._lock, torch.no_grad():
-            key = dtype, self.compiled, model.banned.device
+            key = dtype, compiled, model.banned.device
             if any(device != model.banned.device for *_, device in self._decoder_copies):  # the model was moved
                 self._decoder_copies.clear()
                 self._decoders.clear()
             if key not in self._decoder_copies:
-                self._decoder_copies[key] = prepare_decoder(model, dtype, self.compiled)
+                self._decoder_copies[key] = prepare_decoder(model, dtype, compiled)
             decoder = self._decoder_copies[key]
             torch._foreach_copy_(module_tensors(decoder), module_tensors(model))
         return decoder
@@ -256,8 +256,10 @@ class Inference:
             expected = expect_nearby(log_p, batch.lengths, batch.ids.shape[1] + 1)
         if not capture:
             return Repairs(model, batch, doubt, False, expected)(batch, repairs, expected)
-        key = doubt, expected is None, capture_key(batch), storage_addresses(model)
-        with self._repairs.acquire(key, lambda: Repairs(model, batch, doubt, True, expected)) as captured:
+        decoder = self._sync_decoder(model, model.precision or self.dtype, compiled=False)  # compiled as a whole
+        key = doubt, expected is None, capture_key(batch), storage_addresses(decoder)
+        create = partial(Repairs, decoder, batch, doubt, True, expected, self.compiled)
+        with self._repairs.acquire(key, create) as captured:
             return captured(batch, repairs, expected)
 
     @torch.no_grad()

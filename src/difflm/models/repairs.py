@@ -15,7 +15,7 @@ from difflm.diffusion.samplers.loop import Memory
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.batching import LengthPolicy
 from difflm.models.recorded import clone_tensors, copy_into
-from difflm.runtime.cuda_graphs import CapturedFunction, DelayedFlag
+from difflm.runtime.cuda_graphs import CapturedFunction, DelayedFlag, compile_whole
 
 GROWTH = 8  # words that repairs may add to a text
 OFFSETS = (1, -1, 2, -2, 3, -3, 0)  # how far from its place a word is looked for in the draft; 0: it replaces another
@@ -35,7 +35,13 @@ class Repairs:
     `expected` [B, L + 1, V] is added to all log-probabilities (`expect_nearby`)."""
 
     def __init__(
-        self, model: Autoregressive, batch: Batch, doubt: float, capture: bool, expected: Tensor | None = None
+        self,
+        model: Autoregressive,
+        batch: Batch,
+        doubt: float,
+        capture: bool,
+        expected: Tensor | None = None,
+        compiled: bool = False,
     ) -> None:
         self.model, self.doubt, self.batch = model, doubt, clone_tensors(batch, {})
         self.expected = None if expected is None else expected.clone()
@@ -53,7 +59,11 @@ class Repairs:
         self.own, self.gains = (torch.zeros(texts, words + 1, device=device) for _ in range(2))
         self.tried = self.tokens.bool()
         self.encode: Callable[[], None] = CapturedFunction(self._encode, device) if capture else self._encode
-        self.step: Callable[[], None] = CapturedFunction(self._step, device) if capture else self._step
+        step = self._step
+        if compiled:
+            self._encode()
+            step = compile_whole(step, self._state())
+        self.step: Callable[[], None] = CapturedFunction(step, device) if capture else step
 
     @torch.no_grad()
     def __call__(self, batch: Batch, repairs: int, expected: Tensor | None = None) -> Tensor:
@@ -78,6 +88,12 @@ class Repairs:
             if all_settled(self.settled.all()):
                 break
         return torch.cat([torch.stack([self.cost, self.readings, self.lengths]), self.tokens[:, :-1].T])
+
+    def _state(self) -> list[Tensor]:
+        """All tensors that a reading changes."""
+        best = self.cost, self.lengths, self.tokens, self.own, self.others, self.gains, self.tried
+        now = self.batch.ids, self.batch.lengths, self.shift, self.edge, self.tries, self.settled, self.readings
+        return [*best, *now, self.draft, self.draft_lengths]
 
     @torch.no_grad()
     def _encode(self) -> None:
