@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.runtime.kernels import TRITON
+from difflm.runtime.products import multiply
 
 if TRITON:
     from difflm.runtime.kernels.gelu import sum_gelu_slopes
@@ -38,7 +39,7 @@ class LinearGelu(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, weight, inner = ctx.saved_tensors
         slopes, sums = sum_gelu_slopes(inner, grad)
-        return slopes @ weight, slopes.t() @ x, sums.sum(0).to(weight.dtype)
+        return multiply(slopes, weight), multiply(slopes.t(), x), sums.sum(0).to(weight.dtype)
 
 
 class FastGelu(torch.autograd.Function):

@@ -22,8 +22,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from difflm.networks.documents import document_ends, same_document
 from difflm.networks.gelu import Gelu, LinearGelu
 from difflm.networks.head import weigh_slopes
+from difflm.networks.linear import apply_linear
 from difflm.networks.residual_norm import add_and_norm, working_dtype
 from difflm.runtime.kernels import TRITON, has_kernel
+from difflm.runtime.products import multiply
 
 if TRITON:
     from difflm.runtime.kernels.projection import join_gradients
@@ -145,8 +147,8 @@ class SplitProjection(torch.autograd.Function):
         x, weight, cos, sin = ctx.saved_tensors
         packed, sums = join_gradients(*grads, cos, sin)
         packed = packed.view(-1, len(weight))
-        slopes = (packed @ weight).view(x.shape), packed.t() @ x.flatten(0, 1), sums.sum(0).flatten().to(weight.dtype)
-        return *slopes, None, None, None
+        of_x, of_weight = multiply(packed, weight), multiply(packed.t(), x.flatten(0, 1))
+        return of_x.view(x.shape), of_weight, sums.sum(0).flatten().to(weight.dtype), None, None, None
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -189,7 +191,8 @@ class Attention(nn.Module):
             y = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=keep, dropout_p=dropout, is_causal=causal and not cache
             )
-        return self.out(y.transpose(1, 2).reshape(batch, length, hidden)), (k, v) if keeps else None
+        y = y.transpose(1, 2).reshape(batch, length, hidden)
+        return apply_linear(self.out, y, kernel=x.is_cuda and not keeps), (k, v) if keeps else None
 
     def project_heads(
         self, x: Tensor, turn: tuple[Tensor, Tensor] | None, kernel: bool
@@ -263,7 +266,7 @@ class FeedForward(nn.Sequential):
         given = [part.to(working_dtype(x)) for part in (x.flatten(0, -2), first.weight, first.bias)]
         with torch.autocast("cuda", enabled=False):
             active = LinearGelu.apply(*given)
-        return cast(Tensor, second(active)).view(x.shape)
+        return apply_linear(cast(nn.Linear, second), active.view(*x.shape[:-1], -1), kernel)
 
 
 def at_once(layers: Sequence[nn.Linear], x: Tensor) -> Tensor:

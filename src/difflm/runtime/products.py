@@ -1,0 +1,165 @@
+"""Large products of matrices on an NVIDIA GPU, by the fastest of the algorithms that cuBLASLt proposes. Torch takes the
+first one, which is up to a tenth slower for the layers of a Transformer (docs/log.md)."""
+
+import ctypes
+import threading
+from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p, sizeof
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, library
+
+LEAST = 2 * 10**10  # operations of a product from which algorithms are compared
+PROPOSED = 8  # algorithms
+ROUNDS, TIMES = 3, 4  # of the comparison: all algorithms in each round, so many times in a row
+WORKSPACE = 2**25  # bytes that an algorithm may use
+ALIGNMENT = 256  # bytes: algorithms are proposed for matrices that begin at multiples of it
+# As in cublasLt.h and library_types.h.
+FLOAT32, BFLOAT16, COMPUTE_FLOAT32 = 0, 14, 68
+TRANSPOSE_A, TRANSPOSE_B, MAX_WORKSPACE = 3, 4, 1
+NOT_SUPPORTED = 15
+
+_lock = threading.Lock()
+_plans: dict[tuple[Any, ...], "Plan"] = {}
+
+
+@library.custom_op("difflm::multiply", mutates_args=())
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """a·b of two matrices, which may be transposed views."""
+    out = a.new_empty(a.shape[0], b.shape[1])
+    if not is_tuned(a, b, out):
+        return torch.mm(a, b, out=out)
+    key = a.device, *a.shape, b.shape[1], is_transposed(a), is_transposed(b)
+    plan = _plans.get(key)
+    if plan is None and torch.cuda.is_current_stream_capturing():  # nothing can be measured now
+        return torch.mm(a, b, out=out)
+    if plan is None:
+        with _lock, torch.cuda.device_of(a):
+            plan = _plans[key] = _plans.get(key) or Plan(a, b, out)
+    with torch.cuda.device_of(a):
+        plan(a, b, out)
+    return out
+
+
+@multiply.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[1])
+
+
+def is_tuned(*matrices: Tensor) -> bool:
+    """Whether algorithms are compared for a product, given both matrices and its result."""
+    (rows, inner), columns = matrices[0].shape, matrices[1].shape[1]
+    plain = all(one.dtype is torch.bfloat16 and one.is_cuda and one.data_ptr() % ALIGNMENT == 0 for one in matrices)
+    known = all(one.is_contiguous() or one.t().is_contiguous() for one in matrices)
+    return plain and known and 2 * rows * inner * columns >= LEAST and load_library() is not None
+
+
+def is_transposed(matrix: Tensor) -> bool:
+    return not matrix.is_contiguous()
+
+
+@lru_cache(maxsize=1)
+def load_library() -> ctypes.CDLL | None:
+    """The cuBLASLt that torch has loaded; none on other makers' GPUs."""
+    if torch.version.cuda is None:
+        return None
+    try:
+        return ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.split('.')[0]}")
+    except OSError:
+        return None
+
+
+@lru_cache
+def open_library(_: torch.device) -> tuple[ctypes.CDLL, c_void_p]:
+    """The library, with a handle for the current device."""
+    found, handle = load_library(), c_void_p()
+    assert found is not None
+    check(found.cublasLtCreate(byref(handle)))
+    return found, handle
+
+
+def check(status: int) -> None:
+    if status:
+        raise RuntimeError(f"cuBLASLt returned status {status}")
+
+
+class Proposal(ctypes.Structure):
+    """An algorithm with what cuBLASLt says of it."""
+
+    _fields_ = (
+        ("algorithm", c_uint64 * 8),
+        ("workspace", c_size_t),
+        ("state", c_int),
+        ("waves", c_float),
+        ("reserved", c_int * 4),
+    )
+
+
+class Plan:
+    """The fastest algorithm for products of these shapes. cuBLASLt stores matrices by columns, so that it computes
+    outᵀ = bᵀ·aᵀ."""
+
+    def __init__(self, a: Tensor, b: Tensor, out: Tensor) -> None:
+        self.library, self.handle = open_library(a.device)
+        self.product = self._create("MatmulDesc", c_int(COMPUTE_FLOAT32), c_int(FLOAT32))
+        for which, matrix in ((TRANSPOSE_A, b), (TRANSPOSE_B, a)):
+            self._set("MatmulDesc", self.product, which, c_int(is_transposed(matrix)))
+        self.layouts = [self._lay_out(matrix) for matrix in (b, a, out)]
+        proposals = self._propose()
+        self.proposal: Proposal | None = None
+        taken = [float("inf")] * len(proposals)
+        for _ in range(ROUNDS):
+            for number, self.proposal in enumerate(proposals):
+                taken[number] = min(taken[number], self._time(a, b, out))
+        if proposals:
+            self.proposal = proposals[taken.index(min(taken))]
+
+    def __call__(self, a: Tensor, b: Tensor, out: Tensor) -> None:
+        if self.proposal is None:  # cuBLASLt knows no way
+            torch.mm(a, b, out=out)
+            return
+        left, right, result = self.layouts
+        work = out.new_empty(self.proposal.workspace, dtype=torch.uint8)
+        given = c_void_p(b.data_ptr()), left, c_void_p(a.data_ptr()), right
+        made = (c_void_p(out.data_ptr()), result) * 2
+        how = byref(self.proposal.algorithm), c_void_p(work.data_ptr()), c_size_t(work.numel())
+        stream = c_void_p(torch.cuda.current_stream().cuda_stream)
+        one, zero = c_float(1), c_float(0)
+        status = self.library.cublasLtMatmul(
+            self.handle, self.product, byref(one), *given, byref(zero), *made, *how, stream
+        )
+        check(status)
+
+    def _time(self, a: Tensor, b: Tensor, out: Tensor) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self(a, b, out)
+        begin.record()
+        for _ in range(TIMES):
+            self(a, b, out)
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
+
+    def _propose(self) -> list[Proposal]:
+        preference = self._create("MatmulPreference")
+        self._set("MatmulPreference", preference, MAX_WORKSPACE, c_uint64(WORKSPACE))
+        found, count = (Proposal * PROPOSED)(), c_int()
+        left, right, result = self.layouts
+        given = self.handle, self.product, left, right, result, result, preference
+        status = self.library.cublasLtMatmulAlgoGetHeuristic(*given, c_int(PROPOSED), found, byref(count))
+        check(0 if status == NOT_SUPPORTED else status)
+        check(self.library.cublasLtMatmulPreferenceDestroy(preference))
+        return [one for one in found[: count.value] if one.state == 0]
+
+    def _lay_out(self, matrix: Tensor) -> c_void_p:
+        rows, columns = matrix.shape if is_transposed(matrix) else reversed(matrix.shape)
+        return self._create("MatrixLayout", c_int(BFLOAT16), c_uint64(rows), c_uint64(columns), c_int64(rows))
+
+    def _create(self, kind: str, *given: Any) -> c_void_p:
+        made = c_void_p()
+        check(getattr(self.library, f"cublasLt{kind}Create")(byref(made), *given))
+        return made
+
+    def _set(self, kind: str, what: c_void_p, which: int, value: Any) -> None:
+        check(getattr(self.library, f"cublasLt{kind}SetAttribute")(what, which, byref(value), c_size_t(sizeof(value))))

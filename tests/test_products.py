@@ -1,0 +1,119 @@
+"""Products by the fastest of cuBLASLt's algorithms: the same numbers, and the right choice. On a CPU a stand-in answers
+for the library, since it runs on a GPU only."""
+
+import ctypes
+
+import pytest
+import torch
+
+from difflm.networks.linear import Product, apply_linear
+from difflm.runtime import products
+from difflm.runtime.products import Plan, multiply
+
+GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
+def test_products_of_matrices_and_of_their_transposes(turned):
+    torch.manual_seed(0)
+    a, b = torch.randn(5, 7), torch.randn(7, 3)
+    a, b = (one.t().contiguous().t() if turn else one for one, turn in zip((a, b), turned, strict=True))
+    assert torch.allclose(multiply(a, b), a @ b)
+    assert multiply(a, b).is_contiguous()
+
+
+def test_a_product_has_the_gradients_of_a_linear_layer():
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(6, 4).double(), torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(Product.apply, (x, layer.weight, layer.bias))
+    assert torch.allclose(Product.apply(x, layer.weight, layer.bias), layer(x))
+    assert torch.equal(apply_linear(layer, x, kernel=True), layer(x))  # it is not compiled
+
+
+class StandIn:
+    """Proposes algorithms, of which those with a state other than 0 do not work, and multiplies."""
+
+    def __init__(self, states: list[int], status: int = 0) -> None:
+        self.states, self.status, self.attributes, self.layouts, self.used = states, status, {}, [], []
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *given: 0
+
+    def cublasLtMatmulDescSetAttribute(self, _, which, value, __) -> int:
+        self.attributes[which] = value._obj.value
+        return 0
+
+    def cublasLtMatrixLayoutCreate(self, _, __, rows, columns, step) -> int:
+        self.layouts.append((rows.value, columns.value, step.value))
+        return 0
+
+    def cublasLtMatmulAlgoGetHeuristic(self, *given) -> int:
+        found, count = given[-2], given[-1]._obj
+        for number, state in enumerate(self.states):
+            found[number].state, found[number].algorithm[0] = state, number
+        count.value = len(self.states)
+        return self.status
+
+    def cublasLtMatmul(self, *given) -> int:
+        self.used.append(ctypes.cast(given[12], ctypes.POINTER(ctypes.c_uint64))[0])
+        return 0
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    def use(states, seconds, status=0):
+        library = StandIn(states, status)
+        monkeypatch.setattr(products, "open_library", lambda device: (library, ctypes.c_void_p()))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 0}))
+        monkeypatch.setattr(Plan, "_time", lambda plan, *_: seconds[plan.proposal.algorithm[0]])
+        return library
+
+    return use
+
+
+def test_the_fastest_algorithm_that_works_is_chosen(stand_in):
+    library = stand_in([0, 7, 0, 0], {0: 3.0, 1: 1.0, 2: 2.0, 3: 4.0})
+    a, b, out = torch.randn(8, 4), torch.randn(4, 6), torch.empty(8, 6)
+    Plan(a, b, out)(a, b, out)
+    assert library.used == [2]
+
+
+@pytest.mark.parametrize("status", [0, products.NOT_SUPPORTED])
+def test_without_an_algorithm_torch_multiplies(stand_in, status):
+    library = stand_in([], {}, status)
+    a, b, out = torch.randn(8, 4), torch.randn(4, 6), torch.empty(8, 6)
+    Plan(a, b, out)(a, b, out)
+    assert torch.equal(out, a @ b) and not library.used
+    with pytest.raises(RuntimeError, match="status 3"):
+        stand_in([], {}, 3)
+        Plan(a, b, out)
+
+
+@pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
+def test_matrices_are_described_as_columns(stand_in, turned):
+    """outᵀ = bᵀ·aᵀ: a matrix by rows is its transpose by columns."""
+    library = stand_in([0], {0: 1.0})
+    a, b = (4, 8) if turned[0] else (8, 4), (6, 4) if turned[1] else (4, 6)
+    stored = [torch.randn(*size) for size in (a, b)]
+    first, second = (one.t() if turn else one for one, turn in zip(stored, turned, strict=True))
+    Plan(first, second, torch.empty(8, 6))
+    assert library.attributes == {products.TRANSPOSE_A: turned[1], products.TRANSPOSE_B: turned[0]}
+    assert library.layouts == [(b[1], b[0], b[1]), (a[1], a[0], a[1]), (6, 8, 6)]
+
+
+@pytest.mark.skipif(GPU.type == "cpu", reason="no GPU here")
+@pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
+def test_large_products_on_a_gpu(turned):
+    torch.manual_seed(0)
+    a, b = torch.randn(4096, 2048, device=GPU).bfloat16(), torch.randn(2048, 1536, device=GPU).bfloat16()
+    a, b = (one.t().contiguous().t() if turn else one for one, turn in zip((a, b), turned, strict=True))
+    exact = a.float() @ b.float()
+    graph, before = torch.cuda.CUDAGraph(), len(products._plans)
+    assert (multiply(a, b).float() - exact).norm() < 4e-3 * exact.norm() and len(products._plans) == before + 1
+    with torch.cuda.graph(graph):
+        out = multiply(a, b)
+    graph.replay()
+    assert (out.float() - exact).norm() < 4e-3 * exact.norm() and len(products._plans) == before + 1
+    elsewhere = torch.empty(a.numel() + 1, dtype=a.dtype, device=GPU)[1:].view(a.shape)
+    assert products.is_tuned(a, b, out)
+    assert not products.is_tuned(a[:8], b, out[:8]) and not products.is_tuned(elsewhere, b, out)
