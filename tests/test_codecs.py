@@ -6,8 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
-from difflm.diffusion.codecs import FixedEmbedding, LearnedEmbedding
+from difflm.diffusion.base import Levels
+from difflm.diffusion.codecs import FixedEmbedding, LearnedEmbedding, Tokens
+from difflm.diffusion.codecs.tokens import MaskedLookup
 from difflm.diffusion.processes import GaussianLevels
 
 norms = st.sampled_from(["none", "sphere", "layer"])
@@ -106,3 +109,30 @@ def test_a_fixed_table_is_not_trained_but_saved():
 def test_a_tiny_start_is_harmless_on_the_sphere():
     """init_std chooses how fast directions move, not how long vectors are."""
     assert torch.allclose(LearnedEmbedding(9, 16, "sphere", init_std=1e-3).table().norm(dim=-1), torch.full((9,), 4.0))
+
+
+@given(seed=seeds, masked=st.sampled_from([0.0, 0.5, 1.0]), length=st.integers(1, 20))
+def test_gradients_of_masks_are_those_of_a_plain_lookup(seed, masked, length):
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(8, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    x = torch.randint(7, (3, length), generator=generator)
+    x[torch.rand(x.shape, generator=generator) < masked] = 7
+    grad = torch.randn(*x.shape, 5, generator=generator, dtype=torch.float64)
+    found, wanted = MaskedLookup.apply(x, table), F.embedding(x, table)
+    assert torch.equal(found, wanted)
+    slopes = [torch.autograd.grad(vectors, table, grad)[0] for vectors in (found, wanted)]
+    assert slopes[0].shape == table.shape and torch.allclose(*slopes, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("states", [50, 51])  # without a mask, and with one
+def test_tokens_learn_on_a_gpu_as_elsewhere(states):
+    torch.manual_seed(0)
+    codec, x, grad = Tokens(50, 64, states), torch.randint(50, (32, 256)), torch.randn(32, 256, 64)
+    x[torch.rand(x.shape) < 0.5] = states - 1
+    found = []
+    for device in ("cpu", "cuda"):
+        own = codec.to(device)
+        (vectors,) = own.inputs(x.to(device), Levels(torch.zeros(32, device=device)), None)
+        found.append(torch.autograd.grad(vectors, own.raw, grad.to(device))[0].cpu())
+    assert torch.allclose(*found, rtol=1e-4, atol=1e-3)

@@ -1,17 +1,22 @@
 """Noise is a function of (seed, sample, step, position), and it is random enough."""
 
 import math
+import os
+from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from difflm.diffusion import noise as noise_module
-from difflm.diffusion.noise import Noise, fold_counter
+from difflm.diffusion.noise import Noise, fold_counter, folded
 
 N = 40_000
 FIVE_SIGMA = 5 / math.sqrt(N)
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+LARGEST = 2**63 - 1
 
 
 def test_uniform_numbers_fill_the_interval_evenly():
@@ -101,6 +106,44 @@ def test_fold_is_a_non_negative_seed_that_minds_order_and_length(parts):
     assert fold_counter(*parts) != fold_counter(*parts[:-1], parts[-1] + 1)
     if parts != parts[::-1]:
         assert fold_counter(*parts) != fold_counter(*parts[::-1])
+
+
+@given(st.integers(-LARGEST, LARGEST), st.lists(st.integers(-(2**40), 2**40), max_size=3))
+def test_a_seed_in_a_tensor_is_folded_alike(seed, parts):
+    assert int(folded(torch.tensor([seed]), *parts)) == fold_counter(seed, *parts)
+
+
+@pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no GPU here, nor Triton's interpreter")
+@given(
+    seed=st.integers(0, LARGEST) | st.lists(st.integers(0, LARGEST), min_size=3, max_size=3),
+    step=st.integers(0, 2**40) | st.lists(st.integers(0, 10**6), min_size=1, max_size=1),
+    samples=st.lists(st.integers(-(2**40), LARGEST), min_size=3, max_size=3),
+    stream=st.integers(0, 30),
+    shape=st.lists(st.sampled_from([1, 2, 3, 37, 1100]), max_size=2),
+)
+@settings(max_examples=50, deadline=None)  # the first ones compile
+def test_a_kernel_draws_the_same_numbers(seed, step, samples, stream, shape):
+    """Without a GPU too: TRITON_INTERPRET=1 pytest tests/test_noise.py -k kernel"""
+    from difflm.runtime.kernels.uniform import draw_uniform
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    seed, step = (torch.tensor(one, device=device) if isinstance(one, list) else one for one in (seed, step))
+    plain = Noise(seed, torch.tensor(samples, device=device))
+    found = replace(plain, kernel=draw_uniform).uniform(step, *shape, stream=stream)
+    wanted = plain.uniform(step, *shape, stream=stream)
+    assert torch.equal(found, wanted) and found.dtype == wanted.dtype
+
+
+@pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no GPU here, nor Triton's interpreter")
+def test_a_kernel_draws_for_all_pairs_of_samples_and_steps():
+    from difflm.runtime.kernels.uniform import draw_uniform
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for seed in (3, torch.tensor([4], device=device)):
+        plain, steps = Noise(seed, torch.arange(5, device=device)), torch.arange(7, device=device).unsqueeze(1)
+        found = replace(plain, kernel=draw_uniform)
+        assert torch.equal(found.uniform(steps, 4), plain.uniform(steps, 4))
+        assert torch.equal(found.uniform(1, 2, 3, 4), plain.uniform(1, 2, 3, 4))  # without the kernel
 
 
 def test_mixing_is_splitmix64():

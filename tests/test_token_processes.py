@@ -18,6 +18,7 @@ from difflm.diffusion.processes import (
     AlphaSchedule,
     CosineAlpha,
     Hybrid,
+    Interpolating,
     LinearAlpha,
     Matrix,
     MutualInformationAlpha,
@@ -238,6 +239,19 @@ def test_masks_need_no_special_formula():
     )
     x = belief.logits.softmax(-1)
     assert torch.allclose(Interpolating.back(process, z, x, t, s), process.back(z, x, t, s))
+
+
+@pytest.mark.parametrize("kind", ["masks", "masks, quarter of a cosine", "masks, t²", "spindle"])
+def test_masking_is_the_general_corruption(kind):
+    """To the bit, also at the ends of time."""
+    process, generator = PROCESSES[kind], torch.Generator().manual_seed(0)
+    u = 1 - 10 ** torch.linspace(-30, 0, 200)
+    t = torch.cat([torch.zeros(1), 10 ** torch.linspace(-30, 0, 200), u, 1 - torch.tensor([2.0**-24, 2.0**-23])])
+    noise = torch.randint(2**23, (len(t), 500, 3), generator=generator).float().add(0.5) * 2.0**-23
+    noise[:, :4, 0], noise[:, 4:8, 0] = 2.0**-24, 1 - 2.0**-24
+    noise[:, ::2, 1] = 1 - 2.0**-24
+    clean = torch.randint(3, noise.shape[:2], generator=generator)
+    assert torch.equal(process.corrupt(clean, t, noise), Interpolating.corrupt(process, clean, t, noise))
 
 
 def test_scores_that_are_not_normalised_cost_more():

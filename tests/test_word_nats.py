@@ -6,6 +6,8 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from difflm.data.batches import Batch, Batches
@@ -193,6 +195,16 @@ def test_rows_that_do_not_fit_count_on_average():
     assert torch.stack(sums).mean() == pytest.approx(float(values[wanted].sum()))
     rows, factor = choose_rows(wanted, 30, torch.tensor([0.5]))
     assert factor == 1 and {*rows[:count].tolist()} == {*wanted.nonzero().flatten().tolist()}
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=50), st.floats(0, 1, exclude_max=True), st.data())
+def test_rows_are_sorted_by_rank(wanted, u, data):
+    """Wanted ones from any of them on, in their order, then the others in theirs."""
+    rows = data.draw(st.integers(1, len(wanted)))
+    found, _ = choose_rows(torch.tensor(wanted), rows, torch.tensor([u], dtype=torch.float64))
+    own, others = ([place for place, one in enumerate(wanted) if one is kind] for kind in (True, False))
+    start = -int(u * len(own)) % len(own) if len(own) > rows else 0
+    assert found.tolist() == [*own[start:], *own[:start], *others][:rows]
 
 
 @pytest.mark.parametrize("chunk", [2**24, 256 * 128])

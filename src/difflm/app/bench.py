@@ -148,7 +148,8 @@ def training_step(
     model = recipe.build_method().build(TextSpec(vocabulary, recipe.longest))
     words = min(words, model.max_words)
     ids = np.random.default_rng(0).integers(len(SPECIALS), vocabulary, (texts, words))
-    batch = Batch(ids.astype(np.int64), np.full(texts, words, dtype=np.int64), full=True)
+    lengths, index = np.full(texts, words, dtype=np.int64), np.arange(texts, dtype=np.int64)
+    batch = Batch(ids.astype(np.int64), lengths, index=index, full=True)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(model, recipe, Path(folder), device)
         yield model, lambda: trainer.train_step([batch] * recipe.accumulate), batch

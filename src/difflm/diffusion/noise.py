@@ -4,6 +4,7 @@ A counter goes in, a random number comes out (splitmix64, Steele et al., 2014). 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -34,18 +35,22 @@ def mix_bits_of(z: int) -> int:
 
 def fold_counter(*parts: int) -> int:
     """Many small integers into one non-negative 63-bit seed."""
-    return int(folded(*(torch.tensor(part, dtype=torch.int64) for part in parts)))
-
-
-def folded(*parts: Tensor | int) -> Tensor:
-    """The same for integers in tensors."""
-    key: Tensor | int = 0
+    key = 0
     for part in parts:
-        key = mix_bits(torch.as_tensor(key ^ part))
-    return torch.as_tensor(key) & (2**63 - 1)
+        key = mix_bits_of(key ^ part)
+    return key & (2**63 - 1)
+
+
+def folded(first: Tensor, *parts: int) -> Tensor:
+    """The same for integers in a tensor."""
+    key = mix_bits(first)
+    for part in parts:
+        key = mix_bits(key ^ part)
+    return key & (2**63 - 1)
 
 
 Step = int | Tensor  # a step's number, or [1] if it is on a device
+Draw = Callable[[int | Tensor, Tensor, Step, tuple[int, ...], int], Tensor]  # from seed, samples, step, shape, stream
 
 
 @dataclass(frozen=True)
@@ -53,21 +58,24 @@ class Noise:
     """Random numbers for some samples, of one seed or of one seed each.
 
     `scale` is the noise temperature. `top_p` keeps the central share of the normal's mass and redraws the rest:
-    Diffusion-LM's truncation, here by the inverse distribution instead of by rejection.
+    Diffusion-LM's truncation, here by the inverse distribution instead of by rejection. A `kernel` draws the same
+    uniform numbers at once, for up to two dimensions.
     """
 
     seed: int | Tensor  # [B] int64 if samples have different seeds
     samples: Tensor  # [B] int64, the number of each sample
     scale: float = 1.0
     top_p: float = 1.0
+    kernel: Draw | None = None
 
     def uniform(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
         """U(0, 1), never 0 or 1, `[B, *shape]`; a position's number does not depend on its neighbours."""
         samples = self.samples
         if samples.device.type == "cpu" and samples.numel() == 1 and not shape and isinstance(step, int):
             return self._uniform_alone(step, stream)
-        found = folded(self.seed, stream)
-        seed = int(found) if isinstance(self.seed, int) else found
+        if self.kernel is not None and len(shape) <= 2:
+            return self.kernel(self.seed, samples, step, shape, stream)
+        seed = fold_counter(self.seed, stream) if isinstance(self.seed, int) else folded(self.seed, stream)
         key = mix_bits(mix_bits(samples + seed) + step)
         for size in shape:
             counter = torch.arange(size, device=samples.device, dtype=torch.int64)
@@ -78,8 +86,7 @@ class Noise:
     def _uniform_alone(self, step: int, stream: int) -> Tensor:
         """The same number for one sample, in plain Python. A server draws the length of every text like this, and each
         small tensor operation would let another thread take over."""
-        key = mix_bits_of(mix_bits_of(int(self.seed)) ^ stream) & (2**63 - 1)
-        key = mix_bits_of(mix_bits_of(int(self.samples) + key) + step)
+        key = mix_bits_of(mix_bits_of(int(self.samples) + fold_counter(int(self.seed), stream)) + step)
         return torch.full(self.samples.shape, ((key >> 41 & 2**23 - 1) + 0.5) * 2.0**-23)
 
     def normal(self, step: Step, *shape: int, stream: int = 0) -> Tensor:

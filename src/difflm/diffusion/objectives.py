@@ -161,4 +161,5 @@ class Objective:
         return {name: TERMS[name](batch) for name in self.weights}
 
     def total(self, terms: Mapping[str, Tensor]) -> Tensor:
-        return torch.stack([weight * terms[name] for name, weight in self.weights.items()]).sum(0)
+        weighted = [terms[name] if weight == 1 else weight * terms[name] for name, weight in self.weights.items()]
+        return weighted[0] if len(weighted) == 1 else torch.stack(weighted).sum(0)

@@ -94,8 +94,9 @@ class LowDiscrepancy(TimeSampler):
 
     def draw(self, noise: Noise, each: int = 1) -> Tensor:
         """Numbers for every text [B], or for `each` parts of it [B, each]."""
-        part = torch.arange(each, device=noise.samples.device)
-        index = noise.samples.unsqueeze(1) * each + part
+        index = noise.samples.unsqueeze(1)
+        if each > 1:
+            index = index * each + torch.arange(each, device=index.device)
         # A number of the host where the seed is one: a captured step copies nothing from there.
         seed = noise.seed
         key = fold_counter(seed, TIMES) if isinstance(seed, int) else folded(seed, TIMES).double().unsqueeze(-1)

@@ -15,6 +15,10 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.models.sampling import Family, Sampling
+from difflm.runtime.kernels import TRITON, has_kernel
+
+if TRITON:
+    from difflm.runtime.kernels.uniform import draw_uniform
 
 Likelihood = Literal["exact", "bound"]
 NO_WORDS = "{} writes from {} of a whole text, which no control and no classifier reaches."  # an error message
@@ -39,6 +43,8 @@ class Losses:
 
 def sum_losses(found: Sequence[Losses]) -> Losses:
     """The summed losses of several micro-batches."""
+    if len(found) == 1:
+        return found[0]
 
     def add(values: Iterable[Tensor]) -> Tensor:
         return torch.stack(list(values)).sum(0)
@@ -66,11 +72,12 @@ class Trainable(nn.Module):
 
 def training_noise(batch: Batch) -> Noise:
     """Random numbers for a batch, by the texts' numbers in the run; if it has no numbers, from torch's generator."""
-    if batch.index is not None:
-        return Noise(batch.seed, batch.index)
     device = batch.ids.device
+    kernel = draw_uniform if has_kernel(device) else None
+    if batch.index is not None:
+        return Noise(batch.seed, batch.index, kernel=kernel)
     seed = torch.randint(2**62, (1,), device=device)
-    return Noise(seed, torch.arange(len(batch.ids), device=device))
+    return Noise(seed, torch.arange(len(batch.ids), device=device), kernel=kernel)
 
 
 class LanguageModel(Trainable):

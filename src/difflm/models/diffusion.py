@@ -136,7 +136,8 @@ class DiffusionModel(LanguageModel):
             sums = (torch.stack([*terms.values(), weighted]) * counted).sum((-2, -1)).unbind()
             named = dict(zip(terms, sums[:-1], strict=True))
             watched = total if self.times.observed_term is None else terms[self.times.observed_term]
-            self.times.observe(t, watched.detach(), counted & (ids != self.times.ignored_token))
+            ignored = self.times.ignored_token
+            self.times.observe(t, watched.detach(), counted & (ids != ignored) if ignored >= 0 else counted)
             own: Tensor | None = getattr(corrupted.belief, "total", None)  # of `WordNats`
             descended = sums[-1] if own is None else own
             fit, length_ce = self.times.fit_loss(t, total, counted), self.lengths.fit_loss(batch.lengths, prepared)

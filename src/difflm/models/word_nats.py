@@ -102,18 +102,19 @@ def read_nats(
     chosen, factor = choose_rows(flat != 0, rows, u)
     own = flat[chosen] * factor
     nats, total = weigh_nats(network, found.index_select(0, chosen), targets[chosen], own, smoothing)
-    spread = torch.zeros_like(flat).index_copy(0, chosen, nats * factor * (own != 0))
+    spread = torch.zeros_like(flat).index_copy_(0, chosen, nats * factor * (own != 0))
     return WordNats(spread.view(ids.shape), total=total)
 
 
 def choose_rows(wanted: Tensor, rows: int, u: Tensor) -> tuple[Tensor, Tensor]:
     """Indices of this many positions of [N], wanted ones first, and the factor by which each also counts for those that
-    are left out."""
-    count = wanted.sum()
+    are left out. Every position's rank is known from counts, so that nothing is sorted."""
+    place, so_far = torch.arange(len(wanted), device=wanted.device), wanted.cumsum(0)
+    count = so_far[-1]
     start = torch.where(count > rows, (u * count).long(), 0)
-    rank = wanted.cumsum(0) - 1 + start
-    rank = torch.where(wanted, torch.where(rank >= count, rank - count, rank), len(wanted))
-    return rank.argsort()[:rows], (count / rows).clamp(min=1.0)
+    rank = so_far - 1 + start
+    rank = torch.where(wanted, torch.where(rank >= count, rank - count, rank), place - so_far + count)
+    return torch.empty_like(rank).scatter_(0, rank, place)[:rows], (count / rows).clamp(min=1.0)
 
 
 @torch.no_grad()

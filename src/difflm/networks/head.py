@@ -71,7 +71,8 @@ def weigh_nats(
 def pad_words(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Weights [V, hidden] and bias [V] of a head with words that are impossible, up to a multiple of ALIGNED."""
     extra = -len(weight) % ALIGNED
-    return F.pad(weight, (0, 0, 0, extra)), F.pad(bias, (0, extra), value=float("-inf"))
+    # Padding by torch would fill the whole first.
+    return torch.cat([weight, weight.new_zeros(extra, weight.shape[1])]), F.pad(bias, (0, extra), value=float("-inf"))
 
 
 def plain_nats(

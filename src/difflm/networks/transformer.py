@@ -376,15 +376,19 @@ class Transformer(nn.Module):
         x: Tensor = self.input(inputs)
         if self.places is None:
             return x
-        place, most = torch.arange(x.shape[1], device=x.device), self.places.shape[1] - 1
+        (forth, back), length = self.places.unbind(), x.shape[1]
+        if mask is None and length <= len(forth):
+            return x + (forth[:length] + back[:length].flip(0)).to(x.dtype)
+        place, most = torch.arange(length, device=x.device), len(forth) - 1
         if mask is not None and mask.dtype is torch.int64:  # numbers of documents
             first, end = document_ends(mask)
             ends = (place - first).clamp(max=most), (end - place).clamp(max=most)
-            return x + (F.embedding(ends[0], self.places[0]) + F.embedding(ends[1], self.places[1])).to(x.dtype)
-        last = x.shape[1] - 1 if mask is None else mask.sum(-1, keepdim=True) - 1
-        # A canvas may be wider than the longest text; positions there are masked, and their place does not matter.
-        from_end = F.embedding((last - place).clamp(0, most), self.places[1])  # its gradient beats an index's
-        return x + (self.places[0, place.clamp(max=most)] + from_end).to(x.dtype)
+        else:
+            last = length - 1 if mask is None else mask.sum(-1, keepdim=True) - 1
+            # A canvas may be wider than the longest text; positions there are masked, and their place does not matter.
+            ends = place.clamp(max=most), (last - place).clamp(0, most)
+        # Its gradient beats an index's.
+        return x + (F.embedding(ends[0], forth) + F.embedding(ends[1], back)).to(x.dtype)
 
     def run(
         self,
@@ -409,9 +413,9 @@ class Transformer(nn.Module):
                 x = x + told
             elif self.time == "prefix":
                 return self.prefixed(x, told, mask)
-        if turn is None and (start or self.training or x.shape[1] % 16):
+        if turn is None and (start or x.shape[1] % 16):
             turn = rotary(x.shape[1], self.head_dim, x.device, start)
-        elif turn is None:  # those of whole canvases are kept while it writes, for good: a captured step refers to them
+        elif turn is None:  # those of whole canvases are kept for good: a captured step refers to them
             key = x.shape[1], x.device
             turn = self._turns[key] = self._turns.get(key) or rotary(x.shape[1], self.head_dim, x.device)
         causal = self.causal

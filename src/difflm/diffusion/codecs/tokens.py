@@ -1,11 +1,34 @@
 """Words as themselves: the state of the discrete family."""
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.diffusion.base import Belief, Codec, Levels, Process
 from difflm.diffusion.processes.discrete import DiscreteProcess, certain_logits, one_hot_states
+
+
+class MaskedLookup(torch.autograd.Function):
+    """Vectors of states [B, L], the last of which is the mask. For the gradient, the masks of each place count as a
+    state of their own, and are summed later: a GPU adds up all of one state in sequence, and masks are half of all
+    positions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.states = len(table)
+        return F.embedding(x, table)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        mask, length = ctx.states - 1, x.shape[-1]
+        apart = torch.where(x == mask, torch.arange(mask, mask + length, device=x.device), x)
+        found = torch.ops.aten.embedding_dense_backward(grad, apart, mask + length, -1, False)
+        found[mask] = found[mask:].sum(0)
+        return None, found[: ctx.states]
 
 
 class Tokens(Codec):
@@ -35,7 +58,12 @@ class Tokens(Codec):
 
     def inputs(self, x: Tensor, level: Levels, evidence: Tensor | None) -> tuple[Tensor, ...]:
         """Vectors of states [B, L], or of mixtures of them [B, L, states]."""
-        return (x @ self.raw if x.is_floating_point() else F.embedding(x, self.raw),)
+        if x.is_floating_point():
+            return (x @ self.raw,)
+        learns = torch.is_grad_enabled() and self.raw.requires_grad
+        if x.is_cuda and learns and self.states > self.vocabulary:
+            return (cast(Tensor, MaskedLookup.apply(x, self.raw)),)
+        return (F.embedding(x, self.raw),)
 
     def belief(self, answer: Tensor, x: Tensor, level: Levels, evidence: Tensor | None, process: Process) -> Belief:
         assert isinstance(process, DiscreteProcess)

@@ -167,6 +167,13 @@ class Absorbing(Interpolating):
         slope = self.keep.slope(t)
         return Mix(slope, -slope, torch.zeros_like(slope))
 
+    def corrupt(self, clean: Tensor, t: Times, noise: Tensor) -> Tensor:
+        """The general formula without random words."""
+        return torch.where(noise[..., 0] < self.survival(clean, self.at(t).t), clean, self.mask_id)
+
+    def survival(self, ids: Tensor, t: Tensor) -> Tensor:
+        return expand_to(self.keep.alpha(t.double()), ids, t).expand(ids.shape)
+
     @property
     def settles(self) -> bool:
         return True
@@ -202,7 +209,8 @@ class Absorbing(Interpolating):
         return torch.where(waits, z, draw_words(belief, fresh))
 
     def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
-        share = -self.keep.slope(t.double()) / (1 - self.keep.alpha(t.double()))
+        time = t.double()
+        share = -self.keep.slope(time) / (1 - self.keep.alpha(time))
         ce, masked = belief.cross_entropy(ids), z == self.mask_id
         share = torch.where(masked, expand_to(share, ids, ce), 0.0)  # infinite at t = 0, where there are only words
         return torch.where(masked, share * ce, 0.0)
