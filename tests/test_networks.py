@@ -392,21 +392,22 @@ def test_a_layer_with_gelu_has_the_gradients_of_the_plain_operations(rows, hidde
 
 
 @pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no GPU here, nor Triton's interpreter")
-@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("terms", [1, 2, 3])  # x, y and its bias
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", [(2, 32, 64), (3, 7, 24), (1, 77, 100)])
-def test_a_sum_and_its_norm_have_the_gradients_of_the_plain_operations(shape, dtype, single):
+def test_a_sum_and_its_norm_have_the_gradients_of_the_plain_operations(shape, dtype, terms):
     """Without a GPU too: TRITON_INTERPRET=1 pytest tests/test_networks.py -k norm"""
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     x, y = ((3 + torch.randn(*shape, device=device)).to(dtype).requires_grad_() for _ in range(2))
-    weights = [torch.randn(shape[-1], device=device).requires_grad_() for _ in range(2)]
-    total = x.double() if single else x.double() + y.double()
+    *weights, bias = (torch.randn(shape[-1], device=device).requires_grad_() for _ in range(3))
+    added = [x, y, bias][:terms]
+    total = sum(part.double() for part in added)
     wanted = total, nn.functional.layer_norm(total, shape[-1:], *(part.double() for part in weights), 1e-5)
-    found = SumAndNorm.apply(x, None if single else y, *weights, 1e-5, dtype)
+    found = SumAndNorm.apply(*added, *[None] * (3 - terms), *weights, 1e-5, dtype)
     near = {torch.float32: 2e-6, torch.float16: 2e-3}[dtype]
     assert all((one - other).norm() < near * one.norm() for one, other in zip(wanted, found, strict=True))
-    given, grads = [x, *([] if single else [y]), *weights], [torch.randn(*shape, device=device).to(dtype) for _ in "12"]
+    given, grads = [*added, *weights], [torch.randn(*shape, device=device).to(dtype) for _ in "12"]
     slopes = (
         torch.autograd.grad(wanted, given, [grad.double() for grad in grads]),
         torch.autograd.grad(found, given, grads),
@@ -421,6 +422,8 @@ def test_a_sum_and_its_norm_are_plain_ones_elsewhere(y):
     for kernel in (False, True):
         total, normed = add_and_norm(norm, x, y, kernel)
         assert torch.equal(total, x if y is None else x + y) and torch.equal(normed, norm(total))
+    total, normed = add_and_norm(norm, x, torch.ones(2, 3, 8), kernel=True, bias=norm.weight)
+    assert torch.equal(total, x + 2) and torch.equal(normed, norm(total))
 
 
 def test_gelu_that_is_not_compiled_for_a_gpu_is_the_usual_one():

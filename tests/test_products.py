@@ -26,8 +26,10 @@ def test_a_product_has_the_gradients_of_a_linear_layer():
     torch.manual_seed(0)
     layer, x = torch.nn.Linear(6, 4).double(), torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(Product.apply, (x, layer.weight, layer.bias))
-    assert torch.allclose(Product.apply(x, layer.weight, layer.bias), layer(x))
-    assert torch.equal(apply_linear(layer, x, kernel=True), layer(x))  # it is not compiled
+    assert torch.autograd.gradcheck(Product.apply, (x, layer.weight, None))
+    for biased, wanted in ((True, layer(x)), (False, layer(x) - layer.bias)):
+        assert torch.allclose(Product.apply(x, layer.weight, layer.bias if biased else None), wanted)
+        assert torch.allclose(apply_linear(layer, x, True, biased), wanted)  # it is not compiled
 
 
 class StandIn:

@@ -1,4 +1,4 @@
-"""Queries, keys and values: their gradients by our kernel, against those of the plain operations."""
+"""Blocks of a Transformer: gradients by our kernels, against those of the plain operations."""
 
 import os
 from importlib.util import find_spec
@@ -40,12 +40,58 @@ def test_the_kernel_joins_gradients(length, heads, dim, across, packed_rows):
     assert all((one - other).norm() < 1e-5 * one.norm() for one, other in zip(*slopes, strict=True))
 
 
+@pytest.mark.skipif(not INTERPRETED or torch.cuda.is_available(), reason="without a GPU, in Triton's interpreter")
+@pytest.mark.parametrize(
+    ("time", "hands_on", "dropout", "reads_source"),
+    [
+        ("none", True, 0.0, False),
+        ("none", True, 0.25, False),
+        ("none", True, 0.0, True),
+        ("none", False, 0.0, False),
+        ("layers", True, 0.0, False),
+        ("adaptive", True, 0.25, True),
+    ],
+)
+def test_compiled_blocks_join_their_sums(time, hands_on, dropout, reads_source, monkeypatch):
+    """Three blocks, whose gradients are those of blocks that are not compiled; so is what dropout draws."""
+    torch.manual_seed(0)
+    network = transformer.Transformer(8, 8, 64, 3, 2, dropout, time, reads_source=reads_source)
+    for part in network.parameters():
+        torch.nn.init.normal_(part, std=0.2)
+    keys, seen = torch.randn(4, 2, 5, 32), torch.ones(4, 1, 1, 5, dtype=torch.bool)
+    memory = [(keys, keys + place, seen) for place in range(3)] if reads_source else None
+    x, t, rests, found = torch.randn(4, 20, 8), torch.rand(4), [], []
+    forward = transformer.Block.__call__
+
+    def note(*given):
+        out = forward(*given)
+        rests.append(out[1])
+        return out
+
+    monkeypatch.setattr(transformer.Block, "__call__", note)
+    monkeypatch.setattr(transformer, "has_kernel", lambda _: True)
+    torch.compiler.reset()
+    for compiled in (False, True):
+        for block in network.blocks if compiled else []:
+            block.hands_on = hands_on
+            block.compile(dynamic=False, backend="aot_eager", fullgraph=True)
+        network.finish = torch.compile(network.finish, backend="aot_eager") if compiled else network.finish
+        torch.manual_seed(1)
+        states = network(x, t, memory=memory)
+        found.append((states, *torch.autograd.grad(states.square().mean(), [*network.parameters()], allow_unused=True)))
+    assert all(rest is None for rest in rests[:3])  # not compiled
+    assert all((rest is not None) == (hands_on and time != "adaptive") for rest in rests[3:])
+    assert all((rest[1] is None) == bool(dropout or reads_source) for rest in rests if rest is not None)
+    for one, other in zip(*found, strict=True):
+        assert one is other is None or (one - other).norm() < 1e-5 * one.norm()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("packed_rows", [False, True])
 @pytest.mark.parametrize(("heads", "time"), [(2, "adaptive"), (12, "adaptive"), (2, "none"), (12, "none")])
 def test_blocks_train_with_the_kernels_as_without(heads, time, packed_rows, monkeypatch):
     torch.manual_seed(0)
-    network = transformer.Transformer(8, 8, 64 * heads, 2, heads, dropout=0.0, time=time).cuda()
+    network = transformer.Transformer(8, 8, 64 * heads, 3, heads, dropout=0.0, time=time).cuda()
     for part in network.parameters():
         torch.nn.init.normal_(part, std=0.05)
     x, t, found = torch.randn(4, 128, 8, device="cuda"), torch.rand(4, device="cuda"), []

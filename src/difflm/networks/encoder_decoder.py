@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.networks.transformer import Memory, Transformer, additive, rotary
+from difflm.networks.transformer import Memory, Rest, Transformer, additive, rotary
 from difflm.runtime.kernels import has_kernel
 
 
@@ -85,9 +85,10 @@ class StagedDecoder(EncoderDecoder):
         turn, keeps = rotary(x.shape[1], self.head_dim, x.device), not has_kernel(x.device)
         if mask is not None and (mask.is_cuda or not self.training):
             mask = additive(mask, self.head.weight.dtype)
+        rest: Rest | None = None
         for block, source in zip(self.blocks[part], memory[part], strict=True):
-            x, _ = block(x, None, mask, turn, keeps=keeps, memory=source)
-        return x
+            x, rest, _ = block(x, None, mask, turn, keeps=keeps, memory=source, rest=rest)
+        return x if rest is None else self.finish(x, rest)
 
     def forward(  # type: ignore[override]
         self,

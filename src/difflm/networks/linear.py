@@ -1,35 +1,38 @@
-"""Linear layers whose gradients are products of `runtime/products.py`. Their outputs are not: torch's own product adds
-the bias on the way."""
+"""Linear layers whose products are those of `runtime/products.py`; torch's own where a bias is added on the way."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from difflm.networks.residual_norm import working_dtype
+from difflm.networks.residual_norm import is_compiled_training, working_dtype
 from difflm.runtime.products import multiply
 
 
-def apply_linear(layer: nn.Linear, x: Tensor, kernel: bool) -> Tensor:
-    """The layer's output; with `kernel`, in a compiled training step, its gradients are our own products."""
-    if not (kernel and torch.compiler.is_compiling() and torch.is_grad_enabled() and layer.weight.requires_grad):
-        plain: Tensor = layer(x)
+def apply_linear(layer: nn.Linear, x: Tensor, kernel: bool, biased: bool = True) -> Tensor:
+    """The layer's output, or that without its bias, which the caller then adds with a kernel that sums its gradient.
+    With `kernel`, in a compiled training step, by products of our own choice."""
+    if not (kernel and is_compiled_training() and layer.weight.requires_grad):
+        plain: Tensor = layer(x) if biased else F.linear(x, layer.weight)
         return plain
-    given = [part.to(working_dtype(x)) for part in (x.flatten(0, -2), layer.weight, layer.bias)]
+    dtype = working_dtype(x)
+    bias = layer.bias.to(dtype) if biased else None
     with torch.autocast("cuda", enabled=False):
-        out: Tensor = Product.apply(*given)
+        out: Tensor = Product.apply(x.flatten(0, -2).to(dtype), layer.weight.to(dtype), bias)
     return out.view(*x.shape[:-1], -1)
 
 
 class Product(torch.autograd.Function):
-    """x·Wᵀ + b of x [N, in]. There is no second gradient."""
+    """x·Wᵀ + b of x [N, in], or x·Wᵀ. There is no second gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return torch.addmm(bias, x, weight.t())
+        ctx.biased = bias is not None
+        return multiply(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
-        return multiply(grad, weight), multiply(grad.t(), x), grad.sum(0)
+        return multiply(grad, weight), multiply(grad.t(), x), grad.sum(0) if ctx.biased else None

@@ -17,33 +17,54 @@ def working_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
 
 
-def add_and_norm(norm: nn.LayerNorm, x: Tensor, y: Tensor | None, kernel: bool) -> tuple[Tensor, Tensor]:
-    """x + y, or x, and its norm. Our `kernel` computes their gradient in a compiled training step."""
-    if kernel and norm.elementwise_affine and torch.compiler.is_compiling() and torch.is_grad_enabled():
+def is_compiled_training() -> bool:
+    return torch.compiler.is_compiling() and torch.is_grad_enabled()
+
+
+def add_and_norm(
+    norm: nn.LayerNorm, x: Tensor, y: Tensor | None, kernel: bool, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """x + y, or x, and its norm; with the `bias` of the layer that made y, if it has not added it. Our `kernel`
+    computes their gradient in a compiled training step."""
+    if kernel and norm.elementwise_affine and is_compiled_training():
         given = norm.weight, norm.bias, norm.eps, working_dtype(x)
-        return cast(tuple[Tensor, Tensor], SumAndNorm.apply(x, y, *given))
-    total = x if y is None else x + y
+        return cast(tuple[Tensor, Tensor], SumAndNorm.apply(x, y, bias, *given))
+    total = x if y is None else x + with_bias(y, bias)
     return total, norm(total)
 
 
+def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
+    """In the dtype of y, as a layer under autocast adds it."""
+    return y if bias is None else y + bias.to(y.dtype)
+
+
 class SumAndNorm(torch.autograd.Function):
-    """x + y, or a copy of x, [..., hidden], which the compiler writes with its norm; the norm in another dtype.
-    There is no second gradient."""
+    """x + y, or a copy of x, [..., hidden], which the compiler writes with its norm; the norm in another dtype. `added`
+    is the bias [hidden] of y: its gradient is summed with the norm's. There is no second gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
+        ctx: Any,
+        x: Tensor,
+        y: Tensor | None,
+        added: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        total = x.clone() if y is None else x + y
+        total = x.clone() if y is None else x + with_bias(y, added)
         ctx.save_for_backward(total, weight)
-        ctx.eps, ctx.dtypes = eps, (x.dtype, None if y is None else y.dtype)
+        ctx.eps, ctx.dtypes = eps, [None if part is None else part.dtype for part in (x, y, added)]
         return total, F.layer_norm(total.float(), total.shape[-1:], weight.float(), bias.float(), eps).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, beside: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
         total, weight = ctx.saved_tensors
         rows = (part.flatten(0, -2) for part in (grad, beside))
-        slopes, sums = norm_gradients(total.flatten(0, -2), weight, *rows, ctx.eps)
-        own, slopes = sums.sum(0).to(weight.dtype), slopes.view(total.shape)
-        both = (None if dtype is None else slopes.to(dtype) for dtype in ctx.dtypes)
-        return *both, own[0], own[1], None, None
+        *both, of_added = ctx.dtypes
+        slopes, sums = norm_gradients(total.flatten(0, -2), weight, *rows, ctx.eps, of_added is not None)
+        own, slopes = sums.sum(0), slopes.view(total.shape)
+        terms = [None if dtype is None else slopes.to(dtype) for dtype in both]
+        terms.append(None if of_added is None else own[2].to(of_added))
+        return *terms, own[0].to(weight.dtype), own[1].to(weight.dtype), None, None

@@ -23,7 +23,7 @@ from difflm.networks.documents import document_ends, same_document
 from difflm.networks.gelu import Gelu, LinearGelu
 from difflm.networks.head import weigh_slopes
 from difflm.networks.linear import apply_linear
-from difflm.networks.residual_norm import add_and_norm, working_dtype
+from difflm.networks.residual_norm import add_and_norm, is_compiled_training, with_bias, working_dtype
 from difflm.runtime.kernels import TRITON, has_kernel
 from difflm.runtime.products import multiply
 
@@ -43,6 +43,7 @@ TimeInput = Literal["adaptive", "addition", "layers", "prefix", "none"]
 Modulation = Sequence[tuple[Tensor, ...]]  # shifts, scales and gates of a block's two norms
 Cache = tuple[Tensor, Tensor]  # keys and values of one layer, [B, heads, L, head_dim]
 Memory = tuple[Tensor, Tensor, Tensor]  # keys and values of a source for one layer, and its mask [B, 1, 1, S]
+Rest = tuple[Tensor, Tensor | None]  # what a block has still to add, before dropout, and its bias if that is apart
 
 
 @dataclass(frozen=True)
@@ -170,16 +171,18 @@ class Attention(nn.Module):
         causal: bool,
         cache: Cache | Slots | None,
         keeps: bool = True,
+        biased: bool = True,
     ) -> tuple[Tensor, Cache | None]:
         """Also return keys and values, with the cached ones, if the caller `keeps` them; else our kernel may run, and a
-        compiled block has no outputs whose gradients, zeros, it would have to add."""
+        compiled block has no outputs whose gradients, zeros, it would have to add. If not `biased`, the caller adds the
+        last layer's bias."""
         batch, length, hidden = x.shape
         dropout = self.dropout if self.training else 0.0
         if not keeps and is_short(x, self.heads, mask):
             packed = self.qkv(x).view(batch, length, 3, self.heads, -1)
             seed = torch.randint(2**62, (1,), device=x.device) if dropout else None
             y = attend(packed, mask, *(turn or (None, None)), seed, causal, dropout)
-            return self.out(y.flatten(2)), None
+            return apply_linear(self.out, y.flatten(2), not keeps, biased), None
         q, k, v = self.project_heads(x, turn, kernel=x.is_cuda and not keeps)
         if isinstance(cache, Slots):
             k, v = cache.put(k, v)
@@ -192,7 +195,7 @@ class Attention(nn.Module):
                 q, k, v, attn_mask=keep, dropout_p=dropout, is_causal=causal and not cache
             )
         y = y.transpose(1, 2).reshape(batch, length, hidden)
-        return apply_linear(self.out, y, kernel=x.is_cuda and not keeps), (k, v) if keeps else None
+        return apply_linear(self.out, y, not keeps, biased), (k, v) if keeps else None
 
     def project_heads(
         self, x: Tensor, turn: tuple[Tensor, Tensor] | None, kernel: bool
@@ -253,12 +256,13 @@ def dropped(x: Tensor, share: int) -> Tensor:
 
 
 class FeedForward(nn.Sequential):
-    """Linear → GELU → Linear; our `kernel` computes the slopes of GELU in a compiled training step."""
+    """Linear → GELU → Linear; our `kernel` computes the slopes of GELU in a compiled training step, where a caller that
+    asks for one not `biased` adds the last layer's bias."""
 
     def __init__(self, hidden: int, inner: int) -> None:
         super().__init__(nn.Linear(hidden, inner), Gelu(), nn.Linear(inner, hidden))
 
-    def forward(self, x: Tensor, kernel: bool = False) -> Tensor:
+    def forward(self, x: Tensor, kernel: bool = False, biased: bool = True) -> Tensor:
         if not (kernel and torch.compiler.is_compiling() and torch.is_grad_enabled()):
             out: Tensor = super().forward(x)
             return out
@@ -266,7 +270,7 @@ class FeedForward(nn.Sequential):
         given = [part.to(working_dtype(x)) for part in (x.flatten(0, -2), first.weight, first.bias)]
         with torch.autocast("cuda", enabled=False):
             active = LinearGelu.apply(*given)
-        return apply_linear(cast(nn.Linear, second), active.view(*x.shape[:-1], -1), kernel)
+        return apply_linear(cast(nn.Linear, second), active, kernel, biased).view(x.shape)
 
 
 def at_once(layers: Sequence[nn.Linear], x: Tensor) -> Tensor:
@@ -282,7 +286,12 @@ def parted(told: Tensor, *blocks: int) -> tuple[Tensor, Tensor, Tensor]:
 
 class Block(nn.Module):
     """Pre-norm attention and feed-forward. With a condition, norms are shifted, scaled and gated by it; the gates
-    start shut, so that the network starts as the identity (Peebles & Xie, 2023)."""
+    start shut, so that the network starts as the identity (Peebles & Xie, 2023).
+
+    In a compiled training step without a condition, a block leaves its last sum to the next one, which computes it
+    together with a norm."""
+
+    hands_on = True  # a trainer that computes blocks again says no: both terms would be kept instead of their sum
 
     def __init__(self, hidden: int, heads: int, dropout: float, condition: int, reads_source: bool = False) -> None:
         super().__init__()
@@ -306,24 +315,37 @@ class Block(nn.Module):
         cache: Cache | Slots | None = None,
         keeps: bool = True,
         memory: Memory | None = None,
-    ) -> tuple[Tensor, Cache | None]:
-        kernel = x.is_cuda and not keeps
+        rest: Rest | None = None,
+    ) -> tuple[Tensor, Rest | None, Cache | None]:
+        """Also return the rest, which the next block or `finish` adds, and the keys and values."""
+        kernel = not keeps
         if modulation is None:
-            x, normed = add_and_norm(self.norm_1, x, None, kernel)
-            y, grown = self.attention(normed, mask, turn, causal, cache, keeps)
+            joins = kernel and is_compiled_training()
+            apart = joins and memory is None and self.has_plain_biases()
+            y, bias = (None, None) if rest is None else (self.drop(rest[0]), rest[1])
+            x, normed = add_and_norm(self.norm_1, x, y, kernel, bias)
+            y, grown = self.attention(normed, mask, turn, causal, cache, keeps, biased=not apart)
             y = self.drop(y)
             if memory is not None and self.source is not None:
                 x = x + y
                 y = self.drop(self.source(x, memory))
-            x, normed = add_and_norm(self.norm_2, x, y, kernel)
-            return x + self.drop(self.feed(normed, kernel)), grown
+            x, normed = add_and_norm(self.norm_2, x, y, kernel, self.attention.out.bias if apart else None)
+            if not (joins and self.hands_on):
+                return x + self.drop(self.feed(normed, kernel)), None, grown
+            y = self.feed(normed, kernel, biased=not apart)
+            return x, (y, cast(nn.Linear, self.feed[2]).bias if apart else None), grown
         (shift_1, shift_2), (scale_1, scale_2), (gate_1, gate_2) = modulation
         y, grown = self.attention(torch.addcmul(shift_1, self.norm_1(x), scale_1), mask, turn, causal, cache, keeps)
         x = torch.addcmul(x, gate_1, self.drop(y))
         if memory is not None and self.source is not None:
             x = x + self.drop(self.source(x, memory))
         y = self.feed(torch.addcmul(shift_2, self.norm_2(x), scale_2), kernel)
-        return torch.addcmul(x, gate_2, self.drop(y)), grown
+        return torch.addcmul(x, gate_2, self.drop(y)), None, grown
+
+    def has_plain_biases(self) -> bool:
+        """Whether biases can be added apart from their layers: nothing is dropped in between, and the layers are not
+        sharded, which have their weights only while they run."""
+        return type(self.feed) is FeedForward and not (self.training and self.drop.p)
 
 
 class Transformer(nn.Module):
@@ -429,11 +451,18 @@ class Transformer(nn.Module):
         before = [None] * len(self.blocks) if caches is None else caches
         keeps = caches is not None or not has_kernel(x.device)
         sources: Sequence[Memory | None] = [None] * len(self.blocks) if memory is None else memory
+        rest: Rest | None = None
         for block, modulation, cache, source in zip(self.blocks, modulations, before, sources, strict=True):
-            x = x + told if self.time == "layers" and told is not None else x
-            x, cache = block(x, modulation, mask, turn, causal, cache, keeps, source)
+            if self.time == "layers" and told is not None:
+                x, rest = (x if rest is None else self.finish(x, rest)) + told, None
+            x, rest, cache = block(x, modulation, mask, turn, causal, cache, keeps, source, rest)
             grown.append(cache)
-        return x, grown
+        return x if rest is None else self.finish(x, rest), grown
+
+    def finish(self, x: Tensor, rest: Rest) -> Tensor:
+        """x with the rest that a block has left. A trainer compiles this as well."""
+        out: Tensor = x + cast(Block, self.blocks[-1]).drop(with_bias(*rest))
+        return out
 
     def modulations_at(self, t: Tensor) -> list[Modulation]:
         """Modulations of all blocks at times t. The condition has unit length: every modulation is a sum over the whole
@@ -460,7 +489,7 @@ class Transformer(nn.Module):
         mask = None if mask is None else F.pad(mask, (1, 0), value=True)
         turn = rotary(x.shape[1], self.head_dim, x.device)
         for block in self.blocks:
-            x, _ = block(x, None, mask, turn)
+            x, _, _ = block(x, None, mask, turn)  # which keeps what it computes, and leaves no rest
         return x[:, 1:], []
 
     def answer(self, x: Tensor) -> Tensor:

@@ -183,14 +183,18 @@ class Trainer:
             self._prepare_blocks(network)
 
     def _prepare_blocks(self, network: Any) -> None:
-        """Checkpoint or compile the blocks of the network; also compile its input layers and the gradients of its head,
-        if they are costly."""
+        """Checkpoint or compile blocks of the network; also compile its input layers, its last sum and the gradients
+        of its head, if they are costly."""
+        if self.recipe.compile:
+            # Torch's limit is eight. A first block, to which none hands on, is compiled apart for every width.
+            torch._dynamo.config.recompile_limit = 16
         for block in network.blocks:
             if self.recipe.recompute is True:
+                block.hands_on = False  # its input is kept: one tensor, not two that it would add
                 block.forward = partial(recomputed, block.forward, use_reentrant=False)
             if self.recipe.compile:  # block by block: equal blocks share their code, which saves minutes
                 block.compile(dynamic=False, options=COMPILED)
-        for part in ("entry", "slopes"):
+        for part in ("entry", "finish", "slopes"):
             if self.recipe.compile and hasattr(network, part):
                 setattr(network, part, torch.compile(getattr(network, part), dynamic=False, options=COMPILED))
 
