@@ -19,7 +19,7 @@ from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine
 from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM, TextSpec
 from difflm.networks import BertLayout, Transformer
-from difflm.networks.gelu import FastGelu, Gelu, LinearGelu
+from difflm.networks.gelu import FastGelu, Gelu, LinearGeluLinear
 from difflm.networks.residual_norm import SumAndNorm, add_and_norm
 from difflm.networks.transformer import (
     Attention,
@@ -375,17 +375,20 @@ def test_the_fast_gelu_in_bfloat16_is_rounded_once():
 @pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no GPU here, nor Triton's interpreter")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "hidden", "inner"), [(32, 8, 1024), (77, 24, 100), (130, 8, 1030)])
-def test_a_layer_with_gelu_has_the_gradients_of_the_plain_operations(rows, hidden, inner, dtype):
+@pytest.mark.parametrize("biased", [False, True])
+def test_layers_with_gelu_have_the_gradients_of_the_plain_operations(rows, hidden, inner, dtype, biased):
     """Without a GPU too: TRITON_INTERPRET=1 pytest tests/test_networks.py -k gelu"""
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    scales = {(rows, hidden): 1.0, (inner, hidden): hidden**-0.5, (inner,): 1.0}
+    scales = {(rows, hidden): 1.0, (inner, hidden): hidden**-0.5, (inner,): 1.0, (hidden, inner): inner**-0.5}
+    scales |= {(hidden,): 1.0} if biased else {}
     given = [(scale * torch.randn(*size, device=device)).to(dtype).requires_grad_() for size, scale in scales.items()]
-    wanted = nn.functional.gelu(nn.functional.linear(*(part.double() for part in given)))
-    found = LinearGelu.apply(*given)
+    exact = [part.double() for part in given]
+    wanted = nn.functional.linear(nn.functional.gelu(nn.functional.linear(*exact[:3])), *exact[3:])
+    found = LinearGeluLinear.apply(*given, *([] if biased else [None]))
     near = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 0.02}[dtype]
     assert (wanted - found).norm() < near * wanted.norm()
-    grad = torch.randn(rows, inner, device=device).to(dtype)
+    grad = torch.randn(rows, hidden, device=device).to(dtype)
     slopes = torch.autograd.grad(wanted, given, grad.double()), torch.autograd.grad(found, given, grad)
     for one, other in zip(*slopes, strict=True):
         assert (one.double() - other.double()).norm() < near * one.double().norm()

@@ -9,7 +9,7 @@ from difflm.runtime.kernels import TRITON
 from difflm.runtime.products import multiply
 
 if TRITON:
-    from difflm.runtime.kernels.gelu import sum_gelu_slopes
+    from difflm.runtime.kernels.gelu import differentiate_gelu
 
 # Φ(-|x|) = exp(-x²/2) · (t·c₁ + t²·c₂ + …), t = 1 / (1 + SLOPE·|x|), to 7.5e-8 (Abramowitz & Stegun, 26.2.17).
 SLOPE = 0.2316419
@@ -25,21 +25,24 @@ class Gelu(nn.GELU):
         return out
 
 
-class LinearGelu(torch.autograd.Function):
-    """GELU(x·Wᵀ + b) of x [N, in]. Our kernel computes its gradient, and that of the bias on the way. There is no
-    second gradient."""
+class LinearGeluLinear(torch.autograd.Function):
+    """GELU(x·Vᵀ + a)·Wᵀ + b of x [N, in], or without b. What GELU returns is not kept: the kernel that computes its
+    slopes writes it again, and sums the gradient of a on the way. There is no second gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        inner = torch.addmm(bias, x, weight.t())
-        ctx.save_for_backward(x, weight, inner)
-        return fast_gelu(inner)
+    def forward(ctx: Any, x: Tensor, v: Tensor, a: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        inner = torch.addmm(a, x, v.t())
+        ctx.save_for_backward(x, v, w, inner)
+        ctx.biased = b is not None
+        active = fast_gelu(inner)
+        return multiply(active, w.t()) if b is None else torch.addmm(b, active, w.t())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, weight, inner = ctx.saved_tensors
-        slopes, sums = sum_gelu_slopes(inner, grad)
-        return multiply(slopes, weight), multiply(slopes.t(), x), sums.sum(0).to(weight.dtype)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, v, w, inner = ctx.saved_tensors
+        active, slopes, sums = differentiate_gelu(inner, multiply(grad, w))
+        of_first = multiply(slopes, v), multiply(slopes.t(), x), sums.sum(0).to(v.dtype)
+        return *of_first, multiply(grad.t(), active), grad.sum(0) if ctx.biased else None
 
 
 class FastGelu(torch.autograd.Function):

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from difflm.networks.documents import document_ends, same_document
-from difflm.networks.gelu import Gelu, LinearGelu
+from difflm.networks.gelu import Gelu, LinearGeluLinear
 from difflm.networks.head import weigh_slopes
 from difflm.networks.linear import apply_linear
 from difflm.networks.residual_norm import add_and_norm, is_compiled_training, with_bias, working_dtype
@@ -256,21 +256,20 @@ def dropped(x: Tensor, share: int) -> Tensor:
 
 
 class FeedForward(nn.Sequential):
-    """Linear → GELU → Linear; our `kernel` computes the slopes of GELU in a compiled training step, where a caller that
-    asks for one not `biased` adds the last layer's bias."""
+    """Linear → GELU → Linear; our `kernel` computes the slopes of GELU in a compiled training step. If it is not
+    `biased`, the caller adds the last layer's bias."""
 
     def __init__(self, hidden: int, inner: int) -> None:
         super().__init__(nn.Linear(hidden, inner), Gelu(), nn.Linear(inner, hidden))
 
     def forward(self, x: Tensor, kernel: bool = False, biased: bool = True) -> Tensor:
-        if not (kernel and torch.compiler.is_compiling() and torch.is_grad_enabled()):
-            out: Tensor = super().forward(x)
-            return out
-        first, _, second = self
-        given = [part.to(working_dtype(x)) for part in (x.flatten(0, -2), first.weight, first.bias)]
+        first, gelu, second = cast(tuple[nn.Linear, Gelu, nn.Linear], tuple(self))
+        if not (kernel and is_compiled_training() and first.weight.requires_grad):
+            return apply_linear(second, gelu(first(x)), False, biased)
+        dtype, parts = working_dtype(x), (x.flatten(0, -2), first.weight, first.bias, second.weight)
+        given = [*(part.to(dtype) for part in parts), second.bias.to(dtype) if biased else None]
         with torch.autocast("cuda", enabled=False):
-            active = LinearGelu.apply(*given)
-        return apply_linear(cast(nn.Linear, second), active, kernel, biased).view(x.shape)
+            return cast(Tensor, LinearGeluLinear.apply(*given)).view(x.shape)
 
 
 def at_once(layers: Sequence[nn.Linear], x: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""The slopes of GELU in training, with their sum for the bias of the layer before it. A compiler's kernel for such a
-sum reads all slopes again (docs/log.md)."""
+"""The slopes of GELU in training, with their sum for the bias of the layer before it, and GELU itself, which is then
+not kept from the forward pass. A compiler's kernel for such a sum reads all slopes again (docs/log.md)."""
 
 import torch
 import triton
@@ -9,28 +9,28 @@ from torch import Tensor, library
 ROWS, COLUMNS = 32, 1024  # of a program's tile, one row after the other
 
 
-@library.custom_op("difflm::sum_gelu_slopes", mutates_args=())
-def sum_gelu_slopes(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of x [N, columns] from that of GELU(x), and its sum over rows, of which there is one for each tile,
-    in float32."""
+@library.custom_op("difflm::differentiate_gelu", mutates_args=())
+def differentiate_gelu(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """GELU(x) of x [N, columns], the gradient of x from that of GELU(x), and its sum over rows, of which there is one
+    for each tile, in float32."""
     x, grad = x.contiguous(), grad.contiguous()
-    (rows, columns), slopes = x.shape, torch.empty_like(x)
+    (rows, columns), active, slopes = x.shape, torch.empty_like(x), torch.empty_like(x)
     sums = x.new_empty(triton.cdiv(rows, ROWS), columns, dtype=torch.float32)
     with torch.cuda.device_of(x):
         _differentiate_gelu[(triton.cdiv(columns, COLUMNS), len(sums))](
-            x, grad, slopes, sums, rows, columns, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
+            x, grad, active, slopes, sums, rows, columns, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
         )
-    return slopes, sums
+    return active, slopes, sums
 
 
-@sum_gelu_slopes.register_fake
-def _(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), x.new_empty(-(-len(x) // ROWS), x.shape[1], dtype=torch.float32)
+@differentiate_gelu.register_fake
+def _(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x), x.new_empty(-(-len(x) // ROWS), x.shape[1], dtype=torch.float32)
 
 
 @triton.jit
 def _differentiate_gelu(  # type: ignore[no-untyped-def]
-    x, grad, slopes, sums, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    x, grad, active, slopes, sums, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     column, first = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.program_id(1) * ROWS
     there, total = column < columns, tl.zeros([COLUMNS], tl.float32)
@@ -42,6 +42,7 @@ def _differentiate_gelu(  # type: ignore[no-untyped-def]
         tail = (((0.5307027145 * t - 0.7265760135) * t + 0.7107068705) * t - 0.142248368) * t + 0.127414796
         tail = tail * t * bell
         below = tl.where(value < 0, tail, 1.0 - tail)
+        tl.store(active + place, (value * below).to(active.dtype.element_ty), there)
         slope = tl.load(grad + place, there, 0.0).to(tl.float32) * (below + value * 0.3989422804014327 * bell)
         slope = slope.to(slopes.dtype.element_ty)
         tl.store(slopes + place, slope, there)
