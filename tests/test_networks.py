@@ -386,7 +386,7 @@ def test_layers_with_gelu_have_the_gradients_of_the_plain_operations(rows, hidde
     exact = [part.double() for part in given]
     wanted = nn.functional.linear(nn.functional.gelu(nn.functional.linear(*exact[:3])), *exact[3:])
     found = LinearGeluLinear.apply(*given, *([] if biased else [None]))
-    near = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 0.02}[dtype]
+    near = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 0.02}[dtype]
     assert (wanted - found).norm() < near * wanted.norm()
     grad = torch.randn(rows, hidden, device=device).to(dtype)
     slopes = torch.autograd.grad(wanted, given, grad.double()), torch.autograd.grad(found, given, grad)
@@ -408,7 +408,7 @@ def test_a_sum_and_its_norm_have_the_gradients_of_the_plain_operations(shape, dt
     total = sum(part.double() for part in added)
     wanted = total, nn.functional.layer_norm(total, shape[-1:], *(part.double() for part in weights), 1e-5)
     found = SumAndNorm.apply(*added, *[None] * (3 - terms), *weights, 1e-5, dtype)
-    near = {torch.float32: 2e-6, torch.float16: 2e-3}[dtype]
+    near = {torch.float32: 5e-6, torch.float16: 4e-3}[dtype]
     assert all((one - other).norm() < near * one.norm() for one, other in zip(wanted, found, strict=True))
     given, grads = [*added, *weights], [torch.randn(*shape, device=device).to(dtype) for _ in "12"]
     slopes = (
