@@ -17,8 +17,8 @@ from difflm.training.recipe import TOKENIZERS, Recipe
 
 # Bytes per weight: itself, two moments, its average and gradient; in bfloat16 also a copy, with a bfloat16 gradient.
 WEIGHT = 20
-# Bytes that a block keeps for backward, per position and hidden unit: what autograd keeps without a compiler (with one:
-# 38 in bfloat16), and with one that recomputes norms and GELUs (2026-11-16).
+# Bytes that a block keeps for backward, per position and hidden unit: what autograd keeps without a compiler (with one
+# and our kernels: 30 in bfloat16), and with one that recomputes norms and GELUs (2026-11-18).
 ACTIVATION = {"fp32": 72, "bf16": 40}
 LIGHT = 27
 INPUT = 4  # the same if blocks are recomputed: only their input is kept

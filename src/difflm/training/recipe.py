@@ -87,8 +87,8 @@ class Recipe(BaseModel):
     clip: float = Field(default=1.0, ge=0)
     accumulate: PositiveInt = 1
     recompute: bool | Literal["light"] = False
-    "Activation checkpointing of the blocks: far less memory for a third more compute. `light`: only norms and GELUs \
-    are recomputed, if the network is compiled: about two thirds of the memory."
+    "Activation checkpointing of the blocks: far less memory for a third more compute. `light`: only norms are \
+    recomputed (without our kernels also GELUs), if the network is compiled: a little less memory."
     ema: float = Field(default=0.999, ge=0, lt=1)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     "`auto`: bf16 on a GPU, fp32 elsewhere."
