@@ -135,6 +135,15 @@ def test_dropout_rests_outside_training():
         assert torch.equal(body(X, T), body(X, T))
 
 
+def test_a_network_that_was_read_in_inference_mode_can_be_trained():
+    """The rotations of a canvas are kept for later ones."""
+    network, x = Transformer(6, 5, 16, 2, 2, 0.0, "none"), torch.randn(2, 16, 6)
+    with torch.inference_mode():
+        network(x, None)
+    network.train()(x, None).sum().backward()
+    assert network.input.weight.grad is not None
+
+
 def test_rotation_depends_on_distance_alone():
     """⟨R_i q, R_j k⟩ is a function of i − j (Su et al., 2021), and turning keeps lengths."""
     q, k = torch.randn(16), torch.randn(16)

@@ -80,6 +80,20 @@ def test_the_fastest_algorithm_that_works_is_chosen(stand_in):
     assert library.used == [2]
 
 
+def test_an_algorithm_that_fails_is_not_chosen(stand_in, monkeypatch):
+    library = stand_in([0, 0], {})
+    monkeypatch.undo()
+    monkeypatch.setattr(products, "open_library", lambda device: (library, ctypes.c_void_p()))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 0}))
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: None)
+    monkeypatch.setattr(StandIn, "cublasLtMatmul", lambda *_: 14)
+    a, b, out = torch.randn(8, 4), torch.randn(4, 6), torch.empty(8, 6)
+    plan = Plan(a, b, out)
+    assert plan.proposal is None
+    plan(a, b, out)
+    assert torch.equal(out, a @ b)
+
+
 @pytest.mark.parametrize("status", [0, products.NOT_SUPPORTED])
 def test_without_an_algorithm_torch_multiplies(stand_in, status):
     library = stand_in([], {}, status)

@@ -650,6 +650,28 @@ def test_captured_readings_repair_as_others_do(compiled, monkeypatch):
             assert torch.equal(row[:size], other[:size])
 
 
+def test_captured_readings_in_another_dtype_follow_the_weights(monkeypatch):
+    """By a copy of the model, which is brought up to date for every request; compiled or not is told apart."""
+    monkeypatch.setattr("difflm.models.repairs.CapturedFunction", Strict)
+    monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
+    twin = build("encoder-decoder")
+    ids, source, sizes = torch.randint(4, LETTERS.size, (2, 3, 5)), torch.randint(4, 9, (3, 4)), torch.tensor([5, 3, 4])
+    batch, kept = (
+        Batch(ids[0], sizes, source, torch.tensor([4, 2, 3])),
+        Inference(twin.model, torch.bfloat16, record=True),
+    )
+    for scale in (1.0, 1.5):
+        with torch.no_grad():
+            twin.model.network.head.weight.mul_(scale)
+        fresh = Inference(twin.model, torch.bfloat16, record=True)
+        found, wanted, exact = (one.repair_texts(batch, 3, 0.5) for one in (kept, fresh, Inference(twin.model)))
+        assert torch.equal(found, wanted) and not torch.equal(found[0], exact[0])
+        assert torch.allclose(found[0], exact[0], atol=0.2)
+    kept.compiled = True
+    kept.repair_texts(batch, 3, 0.5)
+    assert len(kept._repairs.idle) == 2
+
+
 def test_repairs_are_chosen_where_the_ranking_model_finds_them_likelier(monkeypatch):
     """All versions of all candidates compete, each reading counts as a call, and nothing gets worse if what the writer
     expects has no weight. It is asked once for each candidate."""

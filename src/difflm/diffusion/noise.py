@@ -37,7 +37,7 @@ def fold_counter(*parts: int) -> int:
     """Many small integers into one non-negative 63-bit seed."""
     key = 0
     for part in parts:
-        key = mix_bits_of(key ^ part)
+        key = mix_bits_of(key ^ int(part))
     return key & (2**63 - 1)
 
 

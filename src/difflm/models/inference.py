@@ -168,7 +168,9 @@ class Inference:
         if sampling.beams and batch > (most := max(1, MAX_BEAM_ROWS // sampling.beams)):
             yield join_frames([*self._search_in_parts(model, noise, width, sampling, steering, most)])
             return
-        decoder = self._sync_decoder(model, model.precision or self.dtype, self.compiled)
+        # On a CPU, where a half width saves less, beams compare sums of log-probabilities in the model's own dtype.
+        dtype = None if sampling.beams and not model.banned.is_cuda else self.dtype
+        decoder = self._sync_decoder(model, model.precision or dtype, self.compiled)
         memory = decoder.draw_memory(noise, steering)
         captured = decoder.captures_words and getattr(decoder.network, "capturable", True)
         if steering.prefix_rules or not captured:
@@ -202,6 +204,7 @@ class Inference:
             if any(device != model.banned.device for *_, device in self._decoder_copies):  # the model was moved
                 self._decoder_copies.clear()
                 self._decoders.clear()
+                self._repairs.clear()
             if key not in self._decoder_copies:
                 self._decoder_copies[key] = prepare_decoder(model, dtype, compiled)
             decoder = self._decoder_copies[key]
@@ -257,7 +260,7 @@ class Inference:
         if not capture:
             return Repairs(model, batch, doubt, False, expected)(batch, repairs, expected)
         decoder = self._sync_decoder(model, model.precision or self.dtype, compiled=False)  # compiled as a whole
-        key = doubt, expected is None, capture_key(batch), storage_addresses(decoder)
+        key = doubt, expected is None, self.compiled, capture_key(batch), storage_addresses(decoder)
         create = partial(Repairs, decoder, batch, doubt, True, expected, self.compiled)
         with self._repairs.acquire(key, create) as captured:
             return captured(batch, repairs, expected)

@@ -10,10 +10,10 @@ from difflm.networks.residual_norm import is_compiled_training, working_dtype
 from difflm.runtime.products import multiply
 
 
-def apply_linear(layer: nn.Linear, x: Tensor, kernel: bool, biased: bool = True) -> Tensor:
+def apply_linear(layer: nn.Linear, x: Tensor, tuned: bool, biased: bool = True) -> Tensor:
     """The layer's output, or that without its bias, which the caller then adds with a kernel that sums its gradient.
-    With `kernel`, in a compiled training step, by products of our own choice."""
-    if not (kernel and is_compiled_training() and layer.weight.requires_grad):
+    If `tuned`, in a compiled training step, by products of our own choice."""
+    if not (tuned and is_compiled_training() and layer.weight.requires_grad):
         plain: Tensor = layer(x) if biased else F.linear(x, layer.weight)
         return plain
     dtype = working_dtype(x)

@@ -39,32 +39,33 @@ def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class SumAndNorm(torch.autograd.Function):
-    """x + y, or a copy of x, [..., hidden], which the compiler writes with its norm; the norm in another dtype. `added`
-    is the bias [hidden] of y: its gradient is summed with the norm's. There is no second gradient."""
+    """x + y, or a copy of x, [..., hidden], which the compiler writes with its norm; the norm in another dtype. The
+    gradient of `y_bias` [hidden], which is added to y, is summed with the norm's. There is no second gradient."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         y: Tensor | None,
-        added: Tensor | None,
+        y_bias: Tensor | None,
         weight: Tensor,
         bias: Tensor,
         eps: float,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        total = x.clone() if y is None else x + with_bias(y, added)
+        assert y is not None or y_bias is None
+        total = x.clone() if y is None else x + with_bias(y, y_bias)
         ctx.save_for_backward(total, weight)
-        ctx.eps, ctx.dtypes = eps, [None if part is None else part.dtype for part in (x, y, added)]
+        ctx.eps, ctx.dtypes = eps, [None if part is None else part.dtype for part in (x, y, y_bias)]
         return total, F.layer_norm(total.float(), total.shape[-1:], weight.float(), bias.float(), eps).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, beside: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
         total, weight = ctx.saved_tensors
         rows = (part.flatten(0, -2) for part in (grad, beside))
-        *both, of_added = ctx.dtypes
-        slopes, sums = norm_gradients(total.flatten(0, -2), weight, *rows, ctx.eps, of_added is not None)
+        *both, bias_dtype = ctx.dtypes
+        slopes, sums = norm_gradients(total.flatten(0, -2), weight, *rows, ctx.eps, bias_dtype is not None)
         own, slopes = sums.sum(0), slopes.view(total.shape)
         terms = [None if dtype is None else slopes.to(dtype) for dtype in both]
-        terms.append(None if of_added is None else own[2].to(of_added))
+        terms.append(None if bias_dtype is None else own[2].to(bias_dtype))
         return *terms, own[0].to(weight.dtype), own[1].to(weight.dtype), None, None

@@ -343,7 +343,7 @@ class Block(nn.Module):
 
     def has_plain_biases(self) -> bool:
         """Whether biases can be added apart from their layers: nothing is dropped in between, and the layers are not
-        sharded, which have their weights only while they run."""
+        sharded. Sharding replaces their class, and they have their weights only while they run."""
         return type(self.feed) is FeedForward and not (self.training and self.drop.p)
 
 
@@ -408,7 +408,7 @@ class Transformer(nn.Module):
             last = length - 1 if mask is None else mask.sum(-1, keepdim=True) - 1
             # A canvas may be wider than the longest text; positions there are masked, and their place does not matter.
             ends = place.clamp(max=most), (last - place).clamp(0, most)
-        # Its gradient beats an index's.
+        # The gradient of an embedding is faster than that of an index.
         return x + (F.embedding(ends[0], forth) + F.embedding(ends[1], back)).to(x.dtype)
 
     def run(
@@ -438,7 +438,8 @@ class Transformer(nn.Module):
             turn = rotary(x.shape[1], self.head_dim, x.device, start)
         elif turn is None:  # those of whole canvases are kept for good: a captured step refers to them
             key = x.shape[1], x.device
-            turn = self._turns[key] = self._turns.get(key) or rotary(x.shape[1], self.head_dim, x.device)
+            with torch.inference_mode(False):  # which would leave tensors that training cannot use
+                turn = self._turns[key] = self._turns.get(key) or rotary(x.shape[1], self.head_dim, x.device)
         causal = self.causal
         if mask is not None and mask.dtype is torch.int64:  # numbers of documents, each of which begins at position 0
             place = torch.arange(x.shape[1], device=x.device) - document_ends(mask)[0]

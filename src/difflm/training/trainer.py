@@ -187,7 +187,7 @@ class Trainer:
         of its head, if they are costly."""
         if self.recipe.compile:
             # Torch's limit is eight. A first block, to which none hands on, is compiled apart for every width.
-            torch._dynamo.config.recompile_limit = 16
+            torch._dynamo.config.recompile_limit = max(16, torch._dynamo.config.recompile_limit)
         for block in network.blocks:
             if self.recipe.recompute is True:
                 block.hands_on = False  # its input is kept: one tensor, not two that it would add
