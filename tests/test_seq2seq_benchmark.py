@@ -17,7 +17,7 @@ SMALL = ["longest=16", "source_longest=16", "widths=[]", "batch_size=8"]
 
 def ask(out: Path, root: Path, **changes) -> seq2seq.Asked:
     given = {"minutes": 0.02, "seconds": 60.0, "jobs": 1, "only": [], "seeds": [0], "device": "cpu", "until": 0.0}
-    given |= {"one": "", "pretrained": None, "more": SMALL}
+    given |= {"one": "", "pretrained": None, "compiled": False, "more": SMALL}
     return seq2seq.Asked(**{"task": "multi30k", "out": out, "data": root, **given, **changes})
 
 
