@@ -8,7 +8,7 @@ import torch
 
 from difflm.networks.linear import Product, apply_linear
 from difflm.runtime import products
-from difflm.runtime.products import Plan, multiply
+from difflm.runtime.products import Plan, multiply_matrices
 
 GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -18,8 +18,8 @@ def test_products_of_matrices_and_of_their_transposes(turned):
     torch.manual_seed(0)
     a, b = torch.randn(5, 7), torch.randn(7, 3)
     a, b = (one.t().contiguous().t() if turn else one for one, turn in zip((a, b), turned, strict=True))
-    assert torch.allclose(multiply(a, b), a @ b)
-    assert multiply(a, b).is_contiguous()
+    assert torch.allclose(multiply_matrices(a, b), a @ b)
+    assert multiply_matrices(a, b).is_contiguous()
 
 
 def test_a_product_has_the_gradients_of_a_linear_layer():
@@ -125,9 +125,9 @@ def test_large_products_on_a_gpu(turned):
     a, b = (one.t().contiguous().t() if turn else one for one, turn in zip((a, b), turned, strict=True))
     exact = a.float() @ b.float()
     graph, before = torch.cuda.CUDAGraph(), len(products._plans)
-    assert (multiply(a, b).float() - exact).norm() < 4e-3 * exact.norm() and len(products._plans) == before + 1
+    assert (multiply_matrices(a, b).float() - exact).norm() < 4e-3 * exact.norm() and len(products._plans) == before + 1
     with torch.cuda.graph(graph):
-        out = multiply(a, b)
+        out = multiply_matrices(a, b)
     graph.replay()
     assert (out.float() - exact).norm() < 4e-3 * exact.norm() and len(products._plans) == before + 1
     elsewhere = torch.empty(a.numel() + 1, dtype=a.dtype, device=GPU)[1:].view(a.shape)

@@ -98,7 +98,7 @@ def test_compiled_blocks_join_their_sums(time, hands_on, dropout, reads_source, 
         for block in network.blocks if compiled else []:
             block.hands_on = hands_on
             block.compile(dynamic=False, backend="aot_eager", fullgraph=True)
-        network.finish = torch.compile(network.finish, backend="aot_eager") if compiled else network.finish
+        network.add_rest = torch.compile(network.add_rest, backend="aot_eager") if compiled else network.add_rest
         torch.manual_seed(1)
         states = network(x, t, memory=memory)
         found.append((states, *torch.autograd.grad(states.square().mean(), [*network.parameters()], allow_unused=True)))

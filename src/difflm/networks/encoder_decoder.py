@@ -88,7 +88,7 @@ class StagedDecoder(EncoderDecoder):
         rest: Rest | None = None
         for block, source in zip(self.blocks[part], memory[part], strict=True):
             x, rest, _ = block(x, None, mask, turn, keeps=keeps, memory=source, rest=rest)
-        return x if rest is None else self.finish(x, rest)
+        return x if rest is None else self.add_rest(x, rest)
 
     def forward(  # type: ignore[override]
         self,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.runtime.kernels import TRITON
-from difflm.runtime.products import multiply
+from difflm.runtime.products import multiply_matrices
 
 if TRITON:
     from difflm.runtime.kernels.gelu import differentiate_gelu
@@ -35,14 +35,14 @@ class LinearGeluLinear(torch.autograd.Function):
         ctx.save_for_backward(x, v, w, inner)
         ctx.biased = b is not None
         active = fast_gelu(inner)
-        return multiply(active, w.t()) if b is None else torch.addmm(b, active, w.t())
+        return multiply_matrices(active, w.t()) if b is None else torch.addmm(b, active, w.t())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, v, w, inner = ctx.saved_tensors
-        active, slopes, sums = differentiate_gelu(inner, multiply(grad, w))
-        of_first = multiply(slopes, v), multiply(slopes.t(), x), sums.sum(0).to(v.dtype)
-        return *of_first, multiply(grad.t(), active), grad.sum(0) if ctx.biased else None
+        active, slopes, sums = differentiate_gelu(inner, multiply_matrices(grad, w))
+        of_first = multiply_matrices(slopes, v), multiply_matrices(slopes.t(), x), sums.sum(0).to(v.dtype)
+        return *of_first, multiply_matrices(grad.t(), active), grad.sum(0) if ctx.biased else None
 
 
 class FastGelu(torch.autograd.Function):

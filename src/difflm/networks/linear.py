@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.networks.residual_norm import is_compiled_training, working_dtype
-from difflm.runtime.products import multiply
+from difflm.runtime.products import multiply_matrices
 
 
 def apply_linear(layer: nn.Linear, x: Tensor, tuned: bool, biased: bool = True) -> Tensor:
@@ -30,9 +30,9 @@ class Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.biased = bias is not None
-        return multiply(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+        return multiply_matrices(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
-        return multiply(grad, weight), multiply(grad.t(), x), grad.sum(0) if ctx.biased else None
+        return multiply_matrices(grad, weight), multiply_matrices(grad.t(), x), grad.sum(0) if ctx.biased else None

@@ -25,7 +25,7 @@ from difflm.networks.head import weigh_slopes
 from difflm.networks.linear import apply_linear
 from difflm.networks.residual_norm import add_and_norm, is_compiled_training, with_bias, working_dtype
 from difflm.runtime.kernels import TRITON, has_kernel
-from difflm.runtime.products import multiply
+from difflm.runtime.products import multiply_matrices
 
 if TRITON:
     from difflm.runtime.kernels.projection import join_gradients
@@ -148,7 +148,7 @@ class SplitProjection(torch.autograd.Function):
         x, weight, cos, sin = ctx.saved_tensors
         packed, sums = join_gradients(*grads, cos, sin)
         packed = packed.view(-1, len(weight))
-        of_x, of_weight = multiply(packed, weight), multiply(packed.t(), x.flatten(0, 1))
+        of_x, of_weight = multiply_matrices(packed, weight), multiply_matrices(packed.t(), x.flatten(0, 1))
         return of_x.view(x.shape), of_weight, sums.sum(0).flatten().to(weight.dtype), None, None, None
 
 
@@ -316,7 +316,7 @@ class Block(nn.Module):
         memory: Memory | None = None,
         rest: Rest | None = None,
     ) -> tuple[Tensor, Rest | None, Cache | None]:
-        """Also return the rest, which the next block or `finish` adds, and the keys and values."""
+        """Also return the rest, which the next block or `add_rest` adds, and the keys and values."""
         kernel = not keeps
         if modulation is None:
             joins = kernel and is_compiled_training()
@@ -454,12 +454,12 @@ class Transformer(nn.Module):
         rest: Rest | None = None
         for block, modulation, cache, source in zip(self.blocks, modulations, before, sources, strict=True):
             if self.time == "layers" and told is not None:
-                x, rest = (x if rest is None else self.finish(x, rest)) + told, None
+                x, rest = (x if rest is None else self.add_rest(x, rest)) + told, None
             x, rest, cache = block(x, modulation, mask, turn, causal, cache, keeps, source, rest)
             grown.append(cache)
-        return x if rest is None else self.finish(x, rest), grown
+        return x if rest is None else self.add_rest(x, rest), grown
 
-    def finish(self, x: Tensor, rest: Rest) -> Tensor:
+    def add_rest(self, x: Tensor, rest: Rest) -> Tensor:
         """x with the rest that a block has left. A trainer compiles this as well."""
         out: Tensor = x + cast(Block, self.blocks[-1]).drop(with_bias(*rest))
         return out

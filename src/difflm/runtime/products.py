@@ -25,8 +25,8 @@ _lock = threading.Lock()
 _plans: dict[tuple[Any, ...], "Plan"] = {}
 
 
-@library.custom_op("difflm::multiply", mutates_args=())
-def multiply(a: Tensor, b: Tensor) -> Tensor:
+@library.custom_op("difflm::multiply_matrices", mutates_args=())
+def multiply_matrices(a: Tensor, b: Tensor) -> Tensor:
     """a·b of two matrices, which may be transposed views."""
     out = a.new_empty(a.shape[0], b.shape[1])
     if not is_tuned(a, b, out):
@@ -43,7 +43,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-@multiply.register_fake
+@multiply_matrices.register_fake
 def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
@@ -78,11 +78,11 @@ def open_library(_: torch.device) -> tuple[ctypes.CDLL, c_void_p]:
     """The library, with a handle for the current device."""
     found, handle = load_library(), c_void_p()
     assert found is not None
-    check(found.cublasLtCreate(byref(handle)))
+    check_status(found.cublasLtCreate(byref(handle)))
     return found, handle
 
 
-def check(status: int) -> None:
+def check_status(status: int) -> None:
     if status:
         raise RuntimeError(f"cuBLASLt returned status {status}")
 
@@ -132,7 +132,7 @@ class Plan:
         status = self.library.cublasLtMatmul(
             self.handle, self.product, byref(one), *given, byref(zero), *made, *how, stream
         )
-        check(status)
+        check_status(status)
 
     def _time(self, a: Tensor, b: Tensor, out: Tensor) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -154,8 +154,8 @@ class Plan:
         left, right, result = self.layouts
         given = self.handle, self.product, left, right, result, result, preference
         status = self.library.cublasLtMatmulAlgoGetHeuristic(*given, c_int(PROPOSED), found, byref(count))
-        check(0 if status == NOT_SUPPORTED else status)
-        check(self.library.cublasLtMatmulPreferenceDestroy(preference))
+        check_status(0 if status == NOT_SUPPORTED else status)
+        check_status(self.library.cublasLtMatmulPreferenceDestroy(preference))
         return [one for one in found[: count.value] if one.state == 0]
 
     def _lay_out(self, matrix: Tensor) -> c_void_p:
@@ -164,8 +164,10 @@ class Plan:
 
     def _create(self, kind: str, *given: Any) -> c_void_p:
         made = c_void_p()
-        check(getattr(self.library, f"cublasLt{kind}Create")(byref(made), *given))
+        check_status(getattr(self.library, f"cublasLt{kind}Create")(byref(made), *given))
         return made
 
     def _set(self, kind: str, what: c_void_p, which: int, value: Any) -> None:
-        check(getattr(self.library, f"cublasLt{kind}SetAttribute")(what, which, byref(value), c_size_t(sizeof(value))))
+        check_status(
+            getattr(self.library, f"cublasLt{kind}SetAttribute")(what, which, byref(value), c_size_t(sizeof(value)))
+        )

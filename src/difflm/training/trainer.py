@@ -194,7 +194,7 @@ class Trainer:
                 block.forward = partial(recomputed, block.forward, use_reentrant=False)
             if self.recipe.compile:  # block by block: equal blocks share their code, which saves minutes
                 block.compile(dynamic=False, options=COMPILED)
-        for part in ("entry", "finish", "slopes"):
+        for part in ("entry", "add_rest", "slopes"):
             if self.recipe.compile and hasattr(network, part):
                 setattr(network, part, torch.compile(getattr(network, part), dynamic=False, options=COMPILED))
 
