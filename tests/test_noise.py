@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from difflm.diffusion import noise as noise_module
-from difflm.diffusion.noise import Noise, fold_counter, folded
+from difflm.diffusion.noise import Noise, fold_counter, fold_counters
 
 N = 40_000
 FIVE_SIGMA = 5 / math.sqrt(N)
@@ -110,7 +110,7 @@ def test_fold_is_a_non_negative_seed_that_minds_order_and_length(parts):
 
 @given(st.integers(-LARGEST, LARGEST), st.lists(st.integers(-(2**40), 2**40), max_size=3))
 def test_a_seed_in_a_tensor_is_folded_alike(seed, parts):
-    assert int(folded(torch.tensor([seed]), *parts)) == fold_counter(seed, *parts)
+    assert int(fold_counters(torch.tensor([seed]), *parts)) == fold_counter(seed, *parts)
 
 
 @pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no GPU here, nor Triton's interpreter")

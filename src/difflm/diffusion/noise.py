@@ -41,7 +41,7 @@ def fold_counter(*parts: int) -> int:
     return key & (2**63 - 1)
 
 
-def folded(first: Tensor, *parts: int) -> Tensor:
+def fold_counters(first: Tensor, *parts: int) -> Tensor:
     """The same for integers in a tensor."""
     key = mix_bits(first)
     for part in parts:
@@ -75,7 +75,7 @@ class Noise:
             return self._uniform_alone(step, stream)
         if self.kernel is not None and len(shape) <= 2:
             return self.kernel(self.seed, samples, step, shape, stream)
-        seed = fold_counter(self.seed, stream) if isinstance(self.seed, int) else folded(self.seed, stream)
+        seed = fold_counter(self.seed, stream) if isinstance(self.seed, int) else fold_counters(self.seed, stream)
         key = mix_bits(mix_bits(samples + seed) + step)
         for size in shape:
             counter = torch.arange(size, device=samples.device, dtype=torch.int64)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.diffusion.base import Codec, Process
-from difflm.diffusion.noise import Noise, fold_counter, folded
+from difflm.diffusion.noise import Noise, fold_counter, fold_counters
 from difflm.diffusion.processes.gaussian import interpolate
 from difflm.errors import UsageError
 
@@ -99,7 +99,7 @@ class LowDiscrepancy(TimeSampler):
             index = index * each + torch.arange(each, device=index.device)
         # A number of the host where the seed is one: a captured step copies nothing from there.
         seed = noise.seed
-        key = fold_counter(seed, TIMES) if isinstance(seed, int) else folded(seed, TIMES).double().unsqueeze(-1)
+        key = fold_counter(seed, TIMES) if isinstance(seed, int) else fold_counters(seed, TIMES).double().unsqueeze(-1)
         u = ((index.double() * GOLDEN_RATIO + key / 2**63) % 1.0).float()
         return u.squeeze(1) if each == 1 else u
 

@@ -104,7 +104,7 @@ class Plan:
     outᵀ = bᵀ·aᵀ."""
 
     def __init__(self, a: Tensor, b: Tensor, out: Tensor) -> None:
-        self.library, self.handle = open_library(a.device)
+        self.cublas, self.handle = open_library(a.device)
         self.product = self._create("MatmulDesc", c_int(COMPUTE_FLOAT32), c_int(FLOAT32))
         for which, matrix in ((TRANSPOSE_A, b), (TRANSPOSE_B, a)):
             self._set("MatmulDesc", self.product, which, c_int(is_transposed(matrix)))
@@ -129,7 +129,7 @@ class Plan:
         how = byref(self.proposal.algorithm), c_void_p(work.data_ptr()), c_size_t(work.numel())
         stream = c_void_p(torch.cuda.current_stream().cuda_stream)
         one, zero = c_float(1), c_float(0)
-        status = self.library.cublasLtMatmul(
+        status = self.cublas.cublasLtMatmul(
             self.handle, self.product, byref(one), *given, byref(zero), *made, *how, stream
         )
         check_status(status)
@@ -153,9 +153,9 @@ class Plan:
         found, count = (Proposal * PROPOSED)(), c_int()
         left, right, result = self.layouts
         given = self.handle, self.product, left, right, result, result, preference
-        status = self.library.cublasLtMatmulAlgoGetHeuristic(*given, c_int(PROPOSED), found, byref(count))
+        status = self.cublas.cublasLtMatmulAlgoGetHeuristic(*given, c_int(PROPOSED), found, byref(count))
         check_status(0 if status == NOT_SUPPORTED else status)
-        check_status(self.library.cublasLtMatmulPreferenceDestroy(preference))
+        check_status(self.cublas.cublasLtMatmulPreferenceDestroy(preference))
         return [one for one in found[: count.value] if one.state == 0]
 
     def _lay_out(self, matrix: Tensor) -> c_void_p:
@@ -164,10 +164,10 @@ class Plan:
 
     def _create(self, kind: str, *given: Any) -> c_void_p:
         made = c_void_p()
-        check_status(getattr(self.library, f"cublasLt{kind}Create")(byref(made), *given))
+        check_status(getattr(self.cublas, f"cublasLt{kind}Create")(byref(made), *given))
         return made
 
     def _set(self, kind: str, what: c_void_p, which: int, value: Any) -> None:
         check_status(
-            getattr(self.library, f"cublasLt{kind}SetAttribute")(what, which, byref(value), c_size_t(sizeof(value)))
+            getattr(self.cublas, f"cublasLt{kind}SetAttribute")(what, which, byref(value), c_size_t(sizeof(value)))
         )
