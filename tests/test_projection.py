@@ -112,7 +112,8 @@ def test_compiled_blocks_join_their_sums(time, hands_on, dropout, reads_source, 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("packed_rows", [False, True])
 @pytest.mark.parametrize(("heads", "time"), [(2, "adaptive"), (12, "adaptive"), (2, "none"), (12, "none")])
-def test_blocks_train_with_the_kernels_as_without(heads, time, packed_rows, monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_train_with_the_kernels_as_without(heads, time, packed_rows, dtype, monkeypatch):
     torch.manual_seed(0)
     network = transformer.Transformer(8, 8, 64 * heads, 3, heads, dropout=0.0, time=time).cuda()
     for part in network.parameters():
@@ -124,7 +125,7 @@ def test_blocks_train_with_the_kernels_as_without(heads, time, packed_rows, monk
         if compiled:
             for block in network.blocks:
                 block.compile(dynamic=False)
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype is torch.bfloat16):
             loss = network(x, t, documents).float().square().mean()
         found.append(torch.autograd.grad(loss, [*network.parameters()]))
     for wanted, *others in zip(*found, strict=True):

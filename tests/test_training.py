@@ -291,7 +291,7 @@ def test_a_narrow_copy_goes_on_where_a_checkpoint_left_it():
         assert all(torch.equal(whole[name], parted[name]) for name in whole)
 
 
-@pytest.mark.parametrize("precision, compiled", [("fp32", False), ("bf16", False), ("bf16", True)])
+@pytest.mark.parametrize("precision, compiled", [("fp32", False), ("fp32", True), ("bf16", False), ("bf16", True)])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_recorded_steps_move_weights_as_unrecorded_ones(tmp_path, accumulate, precision, compiled):
     """Two widths, five steps each, so that every recording is replayed: gradients, and the update in one pass."""

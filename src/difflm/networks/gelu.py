@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from difflm.networks.residual_norm import in_dtype
 from difflm.runtime.kernels import TRITON
 from difflm.runtime.products import multiply_matrices
 
@@ -63,7 +64,7 @@ class FastGelu(torch.autograd.Function):
 
 def fast_gelu(x: Tensor) -> Tensor:
     wide = x.float()
-    return (wide * normal_distribution(wide)[0]).to(x.dtype)
+    return in_dtype(wide * normal_distribution(wide)[0], x.dtype)
 
 
 def normal_distribution(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,12 @@ def working_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
 
 
+def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """For what a function with gradients of its own returns. A cast that changes nothing must not be written there:
+    compiled by torch 2.11, `backward` gets zeros for the gradient of its result."""
+    return x if x.dtype is dtype else x.to(dtype)
+
+
 def is_compiled_training() -> bool:
     return torch.compiler.is_compiling() and torch.is_grad_enabled()
 
@@ -57,7 +63,8 @@ class SumAndNorm(torch.autograd.Function):
         total = x.clone() if y is None else x + with_bias(y, y_bias)
         ctx.save_for_backward(total, weight)
         ctx.eps, ctx.dtypes = eps, [None if part is None else part.dtype for part in (x, y, y_bias)]
-        return total, F.layer_norm(total.float(), total.shape[-1:], weight.float(), bias.float(), eps).to(dtype)
+        normed = F.layer_norm(in_dtype(total, torch.float32), total.shape[-1:], weight.float(), bias.float(), eps)
+        return total, in_dtype(normed, dtype)
 
     @staticmethod
     def backward(ctx: Any, beside: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
