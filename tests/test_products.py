@@ -18,8 +18,9 @@ def test_products_of_matrices_and_of_their_transposes(turned):
     torch.manual_seed(0)
     a, b = torch.randn(5, 7), torch.randn(7, 3)
     a, b = (one.t().contiguous().t() if turn else one for one, turn in zip((a, b), turned, strict=True))
-    assert torch.allclose(multiply_matrices(a, b), a @ b)
-    assert multiply_matrices(a, b).is_contiguous()
+    bias = torch.randn(3)
+    for found, wanted in ((multiply_matrices(a, b), a @ b), (multiply_matrices(a, b, bias), a @ b + bias)):
+        assert torch.allclose(found, wanted, atol=1e-6) and found.is_contiguous()
 
 
 def test_a_product_has_the_gradients_of_a_linear_layer():
@@ -95,11 +96,12 @@ def test_an_algorithm_that_fails_is_not_chosen(stand_in, monkeypatch):
 
 
 @pytest.mark.parametrize("status", [0, products.NOT_SUPPORTED])
-def test_without_an_algorithm_torch_multiplies(stand_in, status):
+@pytest.mark.parametrize("bias", [None, torch.randn(6)])
+def test_without_an_algorithm_torch_multiplies(stand_in, status, bias):
     library = stand_in([], {}, status)
     a, b, out = torch.randn(8, 4), torch.randn(4, 6), torch.empty(8, 6)
-    Plan(a, b, out)(a, b, out)
-    assert torch.equal(out, a @ b) and not library.used
+    Plan(a, b, out, bias)(a, b, out, bias)
+    assert torch.equal(out, a @ b if bias is None else torch.addmm(bias, a, b)) and not library.used
     with pytest.raises(RuntimeError, match="status 3"):
         stand_in([], {}, 3)
         Plan(a, b, out)
@@ -117,17 +119,31 @@ def test_matrices_are_described_as_columns(stand_in, turned):
     assert library.layouts == [(b[1], b[0], b[1]), (a[1], a[0], a[1]), (6, 8, 6)]
 
 
+def test_each_product_adds_its_own_bias(stand_in):
+    library = stand_in([0], {0: 1.0})
+    a, b, out, biases = torch.randn(8, 4), torch.randn(4, 6), torch.empty(8, 6), torch.randn(2, 6)
+    plan = Plan(a, b, out, biases[0])
+    assert library.attributes[products.EPILOGUE] == products.WITH_BIAS
+    for bias in biases:
+        plan(a, b, out, bias)
+        assert library.attributes[products.BIAS_POINTER] == bias.data_ptr()
+
+
 @pytest.mark.skipif(GPU.type == "cpu", reason="no GPU here")
 @pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
-def test_large_products_on_a_gpu(turned):
+@pytest.mark.parametrize("biased", [False, True])
+def test_large_products_on_a_gpu(turned, biased):
     torch.manual_seed(0)
     a, b = torch.randn(4096, 2048, device=GPU).bfloat16(), torch.randn(2048, 1536, device=GPU).bfloat16()
     a, b = (one.t().contiguous().t() if turn else one for one, turn in zip((a, b), turned, strict=True))
-    exact = a.float() @ b.float()
+    bias = 100 * torch.randn(1536, device=GPU).bfloat16() if biased else None
+    exact = a.float() @ b.float() + (0 if bias is None else bias.float())
     graph, before = torch.cuda.CUDAGraph(), len(products._plans)
-    assert (multiply_matrices(a, b).float() - exact).norm() < 4e-3 * exact.norm() and len(products._plans) == before + 1
+    for _ in range(2):
+        out = multiply_matrices(a, b, bias)
+        assert (out.float() - exact).norm() < 4e-3 * exact.norm() and len(products._plans) == before + 1
     with torch.cuda.graph(graph):
-        out = multiply_matrices(a, b)
+        out = multiply_matrices(a, b, bias)
     graph.replay()
     assert (out.float() - exact).norm() < 4e-3 * exact.norm() and len(products._plans) == before + 1
     elsewhere = torch.empty(a.numel() + 1, dtype=a.dtype, device=GPU)[1:].view(a.shape)

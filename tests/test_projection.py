@@ -41,8 +41,35 @@ def test_the_kernel_joins_gradients(length, heads, dim, across, packed_rows):
     assert all((one - other).norm() < 1e-5 * one.norm() for one, other in zip(*slopes, strict=True))
 
 
-def differentiate_gelu(x, grad):
+def test_a_compiled_projection_has_the_gradients_of_a_plain_one(monkeypatch):
+    """In float32, too, where casts change nothing. A plain function stands for the kernel."""
+
+    @torch.library.custom_op("test::join_gradients", mutates_args=())
+    def join_gradients(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k = (part * cos + (part * sin).roll(cos.shape[-1] // 2, -1) for part in (q, k))
+        out = torch.stack([part.transpose(1, 2) for part in (q, k, v)], 2).contiguous()
+        return out, out.sum((0, 1)).unsqueeze(0)
+
+    @join_gradients.register_fake
+    def _(q, *rest):
+        batch, heads, length, dim = q.shape
+        return q.new_empty(batch, length, 3, heads, dim), q.new_empty(1, 3, heads, dim)
+
+    monkeypatch.setattr(transformer, "join_gradients", join_gradients, raising=False)
+    torch.manual_seed(0)
+    given = [torch.randn(*size, requires_grad=True) for size in ((2, 5, 8), (24, 8), (24,))]
+    turn, grads = rotary(5, 4, torch.device("cpu")), [torch.randn(2, 2, 5, 4) for _ in range(3)]
+    wanted = split_projection(F.linear(*given).view(2, 5, 3, 2, 4), turn)
+    found = torch.compile(SplitProjection.apply, backend="aot_eager")(*given, *turn, 2)
+    slopes = [torch.autograd.grad(parts, given, grads) for parts in (wanted, found)]
+    assert all((one - other).norm() < 1e-5 * one.norm() for one, other in zip(*slopes, strict=True))
+
+
+def differentiate_gelu(x, bias, grad):
     """What the kernel of this name computes."""
+    x = x + bias
     below, density = normal_distribution(x)
     slopes = grad * (below + x * density)
     return x * below, slopes, slopes.sum(0, keepdim=True)
@@ -75,6 +102,7 @@ def test_compiled_blocks_join_their_sums(time, hands_on, dropout, reads_source, 
     """Three blocks, whose gradients are those of blocks that are not compiled; so is what dropout draws. Without
     Triton's interpreter, plain functions stand for the kernels."""
     if not INTERPRETED:
+        monkeypatch.setattr(gelu, "apply_gelu", lambda x, bias: F.gelu(x + bias), raising=False)
         monkeypatch.setattr(gelu, "differentiate_gelu", differentiate_gelu, raising=False)
         monkeypatch.setattr(residual_norm, "norm_gradients", norm_gradients, raising=False)
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ from difflm.runtime.kernels import TRITON
 from difflm.runtime.products import multiply_matrices
 
 if TRITON:
-    from difflm.runtime.kernels.gelu import differentiate_gelu
+    from difflm.runtime.kernels.gelu import apply_gelu, differentiate_gelu
 
 # Φ(-|x|) = exp(-x²/2) · (t·c₁ + t²·c₂ + …), t = 1 / (1 + SLOPE·|x|), to 7.5e-8 (Abramowitz & Stegun, 26.2.17).
 SLOPE = 0.2316419
@@ -27,21 +27,20 @@ class Gelu(nn.GELU):
 
 
 class LinearGeluLinear(torch.autograd.Function):
-    """GELU(x·Vᵀ + a)·Wᵀ + b of x [N, in], or without b. What GELU returns is not kept: the kernel that computes its
-    slopes writes it again, and sums the gradient of a on the way. There is no second gradient."""
+    """GELU(x·Vᵀ + a)·Wᵀ + b of x [N, in], or without b. Our kernels add a, sum its gradient on the way, and write GELU
+    again for the gradients, so that it is not kept. There is no second gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, v: Tensor, a: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        inner = torch.addmm(a, x, v.t())
-        ctx.save_for_backward(x, v, w, inner)
+        inner = multiply_matrices(x, v.t())
+        ctx.save_for_backward(x, v, a, w, inner)
         ctx.biased = b is not None
-        active = fast_gelu(inner)
-        return multiply_matrices(active, w.t()) if b is None else torch.addmm(b, active, w.t())
+        return multiply_matrices(apply_gelu(inner, a), w.t(), b)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, v, w, inner = ctx.saved_tensors
-        active, slopes, sums = differentiate_gelu(inner, multiply_matrices(grad, w))
+        x, v, a, w, inner = ctx.saved_tensors
+        active, slopes, sums = differentiate_gelu(inner, a, multiply_matrices(grad, w))
         of_first = multiply_matrices(slopes, v), multiply_matrices(slopes.t(), x), sums.sum(0).to(v.dtype)
         return *of_first, multiply_matrices(grad.t(), active), grad.sum(0) if ctx.biased else None
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from difflm.diffusion.precision import avoid_onednn
 from difflm.runtime.kernels import TRITON, has_kernel
+from difflm.runtime.products import multiply_matrices
 
 if TRITON:
     from difflm.runtime.kernels.word_slopes import weigh_slopes_in_place
@@ -23,16 +24,16 @@ CHUNK = {"cuda": 2**28, "cpu": 2**24}  # logits at a time; on other devices as o
 ROWS = 128  # rows of a part are a multiple of it
 LARGE = 4096  # words from which our own kernel computes slopes
 
-Slopes = Callable[[Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor, Tensor]]
+Slopes = Callable[[Tensor, Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor, Tensor]]
 
 
 def weigh_slopes(
-    logits: Tensor, targets: Tensor, weights: Tensor, vocabulary: int, smoothing: float
+    logits: Tensor, bias: Tensor, targets: Tensor, weights: Tensor, vocabulary: int, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropies [N] of logits [N, V], in float32, and the gradient of their sum under weights [N], with its sums
-    over rows [V], in float32; of the columns only the first `vocabulary` are words. A compiler makes three kernels of
-    it."""
-    wide = logits.float()
+    """Cross-entropies [N] of logits [N, V], to which the bias [V] is still to be added, in float32, and the gradient of
+    their sum under weights [N], with its sums over rows [V], in float32; of the columns only the first `vocabulary` are
+    words. A compiler makes three kernels of it."""
+    wide = logits.float() + bias.float()
     whole = wide.logsumexp(-1)
     wanted = (1 - smoothing) * wide.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     column = torch.arange(logits.shape[-1], device=logits.device)
@@ -128,8 +129,8 @@ class WeighedNats(torch.autograd.Function):
         bias_grad = torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, len(states), size):
             part = slice(start, start + size)
-            logits = torch.addmm(bias, states[part], weight.t())
-            nats, slope, slope_sum = slopes(logits, targets[part], weights[part], vocabulary, smoothing)
+            logits = multiply_matrices(states[part], weight.t())
+            nats, slope, slope_sum = slopes(logits, bias, targets[part], weights[part], vocabulary, smoothing)
             del logits
             found.append(nats)
             torch.mm(slope, weight, out=states_grad[part])

@@ -1,4 +1,4 @@
-"""Linear layers whose products are those of `runtime/products.py`; torch's own where a bias is added on the way."""
+"""Linear layers whose products are those of `runtime/products.py`."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ class Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.biased = bias is not None
-        return multiply_matrices(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+        return multiply_matrices(x, weight.t(), bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

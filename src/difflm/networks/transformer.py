@@ -23,7 +23,7 @@ from difflm.networks.documents import document_ends, same_document
 from difflm.networks.gelu import Gelu, LinearGeluLinear
 from difflm.networks.head import weigh_slopes
 from difflm.networks.linear import apply_linear
-from difflm.networks.residual_norm import add_and_norm, is_compiled_training, with_bias, working_dtype
+from difflm.networks.residual_norm import add_and_norm, in_dtype, is_compiled_training, with_bias, working_dtype
 from difflm.runtime.kernels import TRITON, has_kernel
 from difflm.runtime.products import multiply_matrices
 
@@ -106,7 +106,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def rotate_flipped(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The same for a compiled training step, which finds flipped halves faster than rolled numbers."""
-    return torch.addcmul(x * cos, x.unflatten(-1, (2, -1)).flip(-2).flatten(-2), sin).to(x.dtype)
+    return in_dtype(torch.addcmul(x * cos, x.unflatten(-1, (2, -1)).flip(-2).flatten(-2), sin), x.dtype)
 
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class SplitProjection(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, cos: Tensor, sin: Tensor, heads: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(x, weight, cos, sin)
-        packed = F.linear(x, weight, bias).view(*x.shape[:2], 3, heads, -1)
+        packed = multiply_matrices(x.flatten(0, 1), weight.t(), bias).view(*x.shape[:2], 3, heads, -1)
         q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
         return rotate_flipped(q, cos, sin), rotate_flipped(k, cos, sin), v
 

@@ -18,7 +18,8 @@ WORKSPACE = 2**25  # bytes that an algorithm may use
 ALIGNMENT = 256  # bytes: algorithms are proposed for matrices that begin at multiples of it
 # As in cublasLt.h and library_types.h.
 FLOAT32, BFLOAT16, COMPUTE_FLOAT32 = 0, 14, 68
-TRANSPOSE_A, TRANSPOSE_B, MAX_WORKSPACE = 3, 4, 1
+TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER, BIAS_TYPE, MAX_WORKSPACE = 3, 4, 7, 8, 26, 1
+WITH_BIAS = 4  # an epilogue
 NOT_SUPPORTED = 15
 
 _lock = threading.Lock()
@@ -26,35 +27,37 @@ _plans: dict[tuple[Any, ...], "Plan"] = {}
 
 
 @library.custom_op("difflm::multiply_matrices", mutates_args=())
-def multiply_matrices(a: Tensor, b: Tensor) -> Tensor:
-    """a·b of two matrices, which may be transposed views."""
+def multiply_matrices(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a·b of two matrices, which may be transposed views; or a·b + bias."""
     out = a.new_empty(a.shape[0], b.shape[1])
-    if not is_tuned(a, b, out):
-        return torch.mm(a, b, out=out)
-    key = a.device, *a.shape, b.shape[1], is_transposed(a), is_transposed(b)
-    with torch.cuda.device_of(a):
-        plan = _plans.get(key)
-        if plan is None and torch.cuda.is_current_stream_capturing():  # nothing can be measured now
-            return torch.mm(a, b, out=out)
-        if plan is None:
-            with _lock:
-                plan = _plans[key] = _plans.get(key) or Plan(a, b, out)
-        plan(a, b, out)
+    if not is_tuned(a, b, out, bias):
+        return multiply_plainly(a, b, out, bias)
+    key = a.device, *a.shape, b.shape[1], is_transposed(a), is_transposed(b), bias is None
+    with torch.cuda.device_of(a), _lock:
+        if key not in _plans and torch.cuda.is_current_stream_capturing():  # nothing can be measured now
+            return multiply_plainly(a, b, out, bias)
+        if key not in _plans:
+            _plans[key] = Plan(a, b, out, bias)
+        _plans[key](a, b, out, bias)
     return out
 
 
 @multiply_matrices.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
+def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-def is_tuned(*matrices: Tensor) -> bool:
-    """Whether algorithms are compared for a product, given both matrices and its result. Not where results must be the
-    same to the bit in every run: another algorithm rounds in another order."""
-    (rows, inner), columns = matrices[0].shape, matrices[1].shape[1]
-    plain = all(one.dtype is torch.bfloat16 and one.is_cuda and one.data_ptr() % ALIGNMENT == 0 for one in matrices)
-    known = all(one.is_contiguous() or one.t().is_contiguous() for one in matrices)
-    large = 2 * rows * inner * columns >= LEAST
+def multiply_plainly(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+
+
+def is_tuned(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether algorithms are compared for a product. Not where results must be the same to the bit in every run:
+    another algorithm rounds in another order."""
+    given = [a, b, out] if bias is None else [a, b, out, bias]
+    plain = all(one.dtype is torch.bfloat16 and one.is_cuda and one.data_ptr() % ALIGNMENT == 0 for one in given)
+    known = all(one.is_contiguous() or one.t().is_contiguous() for one in given)
+    large = 2 * a.shape[0] * a.shape[1] * b.shape[1] >= LEAST
     return plain and known and large and not torch.are_deterministic_algorithms_enabled() and load_library() is not None
 
 
@@ -100,28 +103,34 @@ class Proposal(ctypes.Structure):
 
 
 class Plan:
-    """The fastest algorithm for products of these shapes. cuBLASLt stores matrices by columns, so that it computes
-    outᵀ = bᵀ·aᵀ."""
+    """The fastest algorithm for products of these shapes, with or without a bias. cuBLASLt stores matrices by columns,
+    so that it computes outᵀ = bᵀ·aᵀ. One thread at a time may use a plan."""
 
-    def __init__(self, a: Tensor, b: Tensor, out: Tensor) -> None:
+    def __init__(self, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
         self.cublas, self.handle = open_library(a.device)
         self.product = self._create("MatmulDesc", c_int(COMPUTE_FLOAT32), c_int(FLOAT32))
         for which, matrix in ((TRANSPOSE_A, b), (TRANSPOSE_B, a)):
             self._set("MatmulDesc", self.product, which, c_int(is_transposed(matrix)))
+        if bias is not None:
+            self._set("MatmulDesc", self.product, EPILOGUE, c_int(WITH_BIAS))
+            self._set("MatmulDesc", self.product, BIAS_TYPE, c_int(BFLOAT16))
+            self._set("MatmulDesc", self.product, BIAS_POINTER, c_void_p(bias.data_ptr()))
         self.layouts = [self._lay_out(matrix) for matrix in (b, a, out)]
         proposals = self._propose()
         self.proposal: Proposal | None = None
         taken = [math.inf] * len(proposals)
         for _ in range(ROUNDS):
             for number, self.proposal in enumerate(proposals):
-                taken[number] = min(taken[number], self._time(a, b, out))
+                taken[number] = min(taken[number], self._time(a, b, out, bias))
         fastest = min(taken, default=math.inf)
         self.proposal = proposals[taken.index(fastest)] if fastest < math.inf else None
 
-    def __call__(self, a: Tensor, b: Tensor, out: Tensor) -> None:
+    def __call__(self, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
         if self.proposal is None:  # cuBLASLt knows no way
-            torch.mm(a, b, out=out)
+            multiply_plainly(a, b, out, bias)
             return
+        if bias is not None:
+            self._set("MatmulDesc", self.product, BIAS_POINTER, c_void_p(bias.data_ptr()))
         left, right, result = self.layouts
         work = out.new_empty(self.proposal.workspace, dtype=torch.uint8)
         given = c_void_p(b.data_ptr()), left, c_void_p(a.data_ptr()), right
@@ -134,15 +143,15 @@ class Plan:
         )
         check_status(status)
 
-    def _time(self, a: Tensor, b: Tensor, out: Tensor) -> float:
+    def _time(self, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         try:
-            self(a, b, out)
+            self(a, b, out, bias)
         except RuntimeError:  # an algorithm that does not work here, or finds no memory
             return math.inf
         begin.record()
         for _ in range(TIMES):
-            self(a, b, out)
+            self(a, b, out, bias)
         end.record()
         end.synchronize()
         return begin.elapsed_time(end)

@@ -48,10 +48,10 @@ def _differentiate_norm(  # type: ignore[no-untyped-def]
         value = tl.load(x + place, there, 0.0).to(tl.float32)
         slope = tl.load(grad + place, there, 0.0).to(tl.float32)
         other = tl.load(beside + place, there, 0.0).to(tl.float32)
-        centred = tl.where(there, value - tl.sum(value, 0) / dim, 0.0)
-        spread = tl.rsqrt(tl.sum(centred * centred, 0) / dim + eps)
-        normed, weighed = centred * spread, slope * scale
-        mean, along = tl.sum(weighed, 0) / dim, tl.sum(weighed * normed, 0) / dim
+        centred, weighed = tl.where(there, value - tl.sum(value, 0) / dim, 0.0), slope * scale
+        mean, squares, product = tl.sum(weighed, 0) / dim, tl.sum(centred * centred, 0), tl.sum(weighed * centred, 0)
+        spread = tl.rsqrt(squares / dim + eps)
+        normed, along = centred * spread, product * spread / dim
         total = (weighed - mean - normed * along) * spread + other
         tl.store(slopes + place, total.to(slopes.dtype.element_ty), there)
         of_weight += slope * normed

@@ -11,20 +11,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096  # columns that a program reads at a time
+BLOCK = 2048  # columns that a program reads at a time
 ROWS, STEP, COLUMNS = 64, 4, 1024  # of a tile; STEP rows of it at a time
-LOWEST = tl.constexpr(-3e38)
+LOWEST, LOG2_E = tl.constexpr(-3e38), tl.constexpr(1.4426950408889634)
 
 
 def weigh_slopes_in_place(
-    logits: Tensor, targets: Tensor, weights: Tensor, vocabulary: int, smoothing: float
+    logits: Tensor, bias: Tensor, targets: Tensor, weights: Tensor, vocabulary: int, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`weigh_slopes`, which overwrites the logits. Of these, columns behind the vocabulary are −∞."""
+    """`weigh_slopes`, which overwrites the logits. Behind the vocabulary the bias is −∞."""
     rows, columns = logits.shape
     tiles = triton.cdiv(columns, COLUMNS), triton.cdiv(rows, ROWS)
     nats, whole = (torch.empty(rows, device=logits.device) for _ in range(2))
     sums = torch.empty(tiles[1], columns, device=logits.device)
-    given = (logits, targets.contiguous(), whole)
+    given = (logits, bias, targets.contiguous(), whole)
     sizes = (logits.stride(0), columns, vocabulary, float(smoothing))
     with torch.cuda.device_of(logits):
         _normalise[(rows,)](*given, nats, *sizes, SMOOTH=smoothing > 0, BLOCK=BLOCK, num_warps=8)
@@ -40,25 +40,30 @@ def weigh_slopes_in_place(
 
 @triton.jit
 def _normalise(  # type: ignore[no-untyped-def]
-    logits, targets, whole, nats, stride, columns, vocabulary, smoothing, SMOOTH: tl.constexpr, BLOCK: tl.constexpr
-):
+    logits, bias, targets, whole, nats, stride, columns, vocabulary, smoothing,
+    SMOOTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One row: the logarithm of its sum of exponentials, and its nats."""
     row = tl.program_id(0)
     base = logits + row.to(tl.int64) * stride
-    # Of each lane: the largest number so far, the sum of exponentials relative to it, and the plain sum.
+    # Of each lane: the largest number so far, the sum of exponentials relative to it, both to the base 2, and the plain
+    # sum.
     top, total = tl.full([BLOCK], LOWEST, tl.float32), tl.zeros([BLOCK], tl.float32)
     plain = tl.zeros([BLOCK], tl.float32)
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)
         x = tl.load(base + column, column < columns, float("-inf")).to(tl.float32)
-        factor = tl.exp(-tl.abs(x - top))  # of the sum if x is larger, else of x
-        total = tl.where(x > top, total * factor + 1.0, total + factor)
-        top = tl.maximum(top, x)
+        x += tl.load(bias + column, column < columns, 0.0).to(tl.float32)
         if SMOOTH:
             plain += tl.where(column < vocabulary, x, 0.0)
+        x *= LOG2_E
+        factor = tl.exp2(-tl.abs(x - top))  # of the sum if x is larger, else of x
+        total = tl.where(x > top, total * factor + 1.0, total + factor)
+        top = tl.maximum(top, x)
     most = tl.max(top, 0)
-    norm = most + tl.log(tl.sum(total * tl.exp(top - most), 0))
-    wanted = (1 - smoothing) * tl.load(base + tl.load(targets + row)).to(tl.float32)
+    norm = (most + tl.log2(tl.sum(total * tl.exp2(top - most), 0))) / LOG2_E
+    target = tl.load(targets + row)
+    wanted = (1 - smoothing) * (tl.load(base + target).to(tl.float32) + tl.load(bias + target).to(tl.float32))
     if SMOOTH:
         wanted += smoothing * (tl.sum(plain, 0) / vocabulary)
     tl.store(whole + row, norm)
@@ -67,19 +72,19 @@ def _normalise(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _differentiate(  # type: ignore[no-untyped-def]
-    logits, targets, whole, weights, sums, rows, stride, columns, vocabulary, smoothing,
+    logits, bias, targets, whole, weights, sums, rows, stride, columns, vocabulary, smoothing,
     SMOOTH: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One tile: gradients in place of the logits, and their sums over its rows."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     there, tile = column < columns, tl.program_id(1)
-    total = tl.zeros([COLUMNS], tl.float32)
+    total, added = tl.zeros([COLUMNS], tl.float32), tl.load(bias + column, column < columns, 0.0).to(tl.float32)
     for start in range(0, ROWS, STEP):
         row = tile * ROWS + start + tl.arange(0, STEP)
         valid = row < rows
         place = logits + row.to(tl.int64)[:, None] * stride + column[None, :]
         inside = valid[:, None] & there[None, :]
-        x = tl.load(place, inside, float("-inf")).to(tl.float32)
+        x = tl.load(place, inside, float("-inf")).to(tl.float32) + added[None, :]
         target, norm = tl.load(targets + row, valid, 0), tl.load(whole + row, valid, 0.0)
         weight = tl.load(weights + row, valid, 0.0)
         slope = tl.exp(x - norm[:, None]) - tl.where(column[None, :] == target[:, None], 1 - smoothing, 0.0)
