@@ -21,19 +21,8 @@ from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM, TextSpec
 from difflm.networks import BertLayout, Transformer
 from difflm.networks.gelu import FastGelu, Gelu, LinearGeluLinear
 from difflm.networks.residual_norm import SumAndNorm, add_and_norm
-from difflm.networks.transformer import (
-    Attention,
-    Dropout,
-    FeedForward,
-    additive,
-    at_once,
-    dropped,
-    parted,
-    rotary,
-    rotate,
-    sinusoid,
-    split_projection,
-)
+from difflm.networks.rotary import rotary, rotate, split_projection
+from difflm.networks.transformer import Attention, Dropout, FeedForward, additive, at_once, dropped, parted, sinusoid
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 

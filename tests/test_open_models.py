@@ -12,7 +12,7 @@ from difflm import Infill, Length, TextDiffusion
 from difflm.diffusion.samplers.steps import StepState, ddim
 from difflm.models.open_families import FAMILIES
 from difflm.models.open_models import is_tied, load_network
-from difflm.networks.transformer import rotary
+from difflm.networks.rotary import rotary
 
 CASES = [(name, case["name"]) for name, model in MODELS.items() for case in model["cases"]]
 CPU = torch.device("cpu")

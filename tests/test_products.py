@@ -147,5 +147,11 @@ def test_large_products_on_a_gpu(turned, biased):
     graph.replay()
     assert (out.float() - exact).norm() < 4e-3 * exact.norm() and len(products._plans) == before + 1
     elsewhere = torch.empty(a.numel() + 1, dtype=a.dtype, device=GPU)[1:].view(a.shape)
-    assert products.is_tuned(a, b, out)
+    assert products.is_tuned(a, b, out, bias)
+    if bias is not None:
+        odd = torch.empty(len(bias) + 1, dtype=bias.dtype, device=GPU)[1:].copy_(bias)
+        other = torch.stack([bias, bias], 1)[:, 0]
+        for one in (odd, other, bias.float()):
+            assert not products.is_tuned(a, b, out, one)
+        assert (multiply_matrices(a, b, odd).float() - exact).norm() < 4e-3 * exact.norm()
     assert not products.is_tuned(a[:8], b, out[:8]) and not products.is_tuned(elsewhere, b, out)

@@ -14,7 +14,7 @@ from difflm.methods import METHODS
 from difflm.methods.base import TextSpec
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference, narrow_norms
-from difflm.networks.transformer import rotary, rotate, rotate_halves
+from difflm.networks.rotary import rotary, rotate, rotate_halves
 from difflm.runtime.cuda_graphs import FLAG_DELAY, DelayedFlag
 from difflm.runtime.tensors import module_tensors
 

@@ -14,7 +14,7 @@ from difflm.data.labels import Labelling
 from difflm.data.tokenizers import END, PAD, START
 from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.samplers.loop import Caches
-from difflm.networks.transformer import rotary
+from difflm.networks.rotary import rotary
 
 LENGTH = "length"  # the head for the number of words of a text
 

@@ -25,7 +25,8 @@ from difflm.models.base import Sampling
 from difflm.models.batching import DrawnLength, LengthPolicy, observed_counts
 from difflm.models.diffusion import DiffusionModel
 from difflm.networks import EncoderDecoder, Transformer
-from difflm.networks.transformer import Cache, Memory, rotary
+from difflm.networks.rotary import rotary
+from difflm.networks.transformer import Cache, Memory
 from difflm.runtime.cuda_graphs import DelayedFlag
 
 MAX_WORDS = 512  # the largest number of words of a text, even if training texts were shorter

@@ -35,7 +35,8 @@ from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequ
 from difflm.models.batching import DrawnLength
 from difflm.models.editing import between_ends, fit_width, masked_mean, source_mask
 from difflm.networks import EncoderDecoder, Transformer
-from difflm.networks.transformer import Memory, Slots, rotary
+from difflm.networks.rotary import rotary
+from difflm.networks.transformer import Memory, Slots
 from difflm.runtime.cuda_graphs import DelayedFlag
 
 IMPOSSIBLE = float("-inf")

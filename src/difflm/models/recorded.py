@@ -16,7 +16,8 @@ from difflm.diffusion.samplers.loop import BoundDenoiser, Frame, Memory, Sampler
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
 from difflm.models.few_places import write_places
-from difflm.networks.transformer import Slots, rotary
+from difflm.networks.rotary import rotary
+from difflm.networks.transformer import Slots
 from difflm.runtime.cuda_graphs import CapturedFunction, compile_whole
 from difflm.runtime.tensors import storage_addresses
 

@@ -18,7 +18,8 @@ from difflm.diffusion.samplers.discrete_steps import gibbs
 from difflm.diffusion.samplers.loop import BanTokens, ImposeTokens, SamplerInputs, Temperature
 from difflm.models.block_diffusion import BlockwiseDenoiser
 from difflm.models.recorded import RecordedSampler, can_capture
-from difflm.networks.transformer import Slots, Transformer, rotary
+from difflm.networks.rotary import rotary
+from difflm.networks.transformer import Slots, Transformer
 
 
 def recorder_of(inputs: SamplerInputs) -> type[RecordedSampler] | None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.processes.gaussian import Gumbel
 from difflm.networks.open_transformer import LayerNorm, who_sees_whom
-from difflm.networks.transformer import rotary, rotate
+from difflm.networks.rotary import rotary, rotate
 
 FREQUENCIES = 256  # of σ
 EPSILON = 1e-3  # of their log-linear noise, σ(t) = −log(1 − (1 − ε) t), which is finite at t = 1

@@ -5,7 +5,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.networks.transformer import Memory, Rest, Transformer, additive, rotary
+from difflm.networks.rotary import rotary
+from difflm.networks.transformer import Memory, Rest, Transformer, additive
 from difflm.runtime.kernels import has_kernel
 
 

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from difflm.diffusion.precision import avoid_onednn
 from difflm.networks.documents import same_document
-from difflm.networks.transformer import Cache, rotary, rotate
+from difflm.networks.rotary import rotary, rotate
+from difflm.networks.transformer import Cache
 
 Kept = Tensor | Cache  # keys and values of one layer, [2, B, heads, L, head_dim] or two of [B, heads, L, head_dim]
 Activation = Literal["silu", "gelu", "gelu_tanh"]

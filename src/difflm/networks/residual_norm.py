@@ -18,8 +18,8 @@ def working_dtype(x: Tensor) -> torch.dtype:
 
 
 def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """For what a function with gradients of its own returns. A cast that changes nothing must not be written there:
-    compiled by torch 2.11, `backward` gets zeros for the gradient of its result."""
+    """x.to(dtype). What `torch.autograd.Function.forward` returns must not come from a cast that changes nothing, or go
+    through one: compiled by torch 2.11, `backward` then gets zeros instead of its gradient."""
     return x if x.dtype is dtype else x.to(dtype)
 
 

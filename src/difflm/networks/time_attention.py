@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.networks.encoder_decoder import EncoderDecoder
-from difflm.networks.transformer import Attention, Block, Cache, Memory, Slots, additive, rotary, rotate
+from difflm.networks.rotary import rotary, rotate
+from difflm.networks.transformer import Attention, Block, Cache, Memory, Slots, additive
 
 
 class TimeAttention(Attention):

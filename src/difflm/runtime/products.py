@@ -15,11 +15,12 @@ LEAST = 2 * 10**10  # operations of a product from which algorithms are compared
 PROPOSED = 8  # algorithms
 ROUNDS, TIMES = 3, 4  # of the comparison: all algorithms in each round, so many times in a row
 WORKSPACE = 2**25  # bytes that an algorithm may use
-ALIGNMENT = 256  # bytes: algorithms are proposed for matrices that begin at multiples of it
+ALIGNMENT = 256  # bytes: algorithms are proposed for matrices, and a bias, that begin at multiples of it
 # As in cublasLt.h and library_types.h.
 FLOAT32, BFLOAT16, COMPUTE_FLOAT32 = 0, 14, 68
-TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER, BIAS_TYPE, MAX_WORKSPACE = 3, 4, 7, 8, 26, 1
-WITH_BIAS = 4  # an epilogue
+TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER, BIAS_TYPE = 3, 4, 7, 8, 26  # attributes of a product
+WITH_BIAS = 4  # as its epilogue: its last step adds a vector
+MAX_WORKSPACE = 1  # an attribute of what is preferred
 NOT_SUPPORTED = 15
 
 _lock = threading.Lock()

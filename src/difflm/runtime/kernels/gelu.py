@@ -14,12 +14,11 @@ ROWS, COLUMNS = 32, 1024  # of one that differentiates it, one row after the oth
 @library.custom_op("difflm::apply_gelu", mutates_args=())
 def apply_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """GELU(x + bias) of x [N, columns]."""
-    x = x.contiguous()
+    x, bias = x.contiguous(), bias.contiguous()
     (rows, columns), out = x.shape, torch.empty_like(x)
+    tiles = triton.cdiv(rows, TILE[0]) * triton.cdiv(columns, TILE[1])
     with torch.cuda.device_of(x):
-        _apply_gelu[(triton.cdiv(columns, TILE[1]), triton.cdiv(rows, TILE[0]))](
-            x, bias, out, rows, columns, ROWS=TILE[0], COLUMNS=TILE[1], num_warps=4
-        )
+        _apply_gelu[(tiles,)](x, bias, out, rows, columns, ROWS=TILE[0], COLUMNS=TILE[1], num_warps=4)
     return out
 
 
@@ -32,11 +31,11 @@ def _(x: Tensor, bias: Tensor) -> Tensor:
 def differentiate_gelu(x: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """GELU(x + bias) of x [N, columns], the gradient of x from that of GELU(x + bias), and its sum over rows, of which
     there is one for each tile, in float32."""
-    x, grad = x.contiguous(), grad.contiguous()
+    x, bias, grad = x.contiguous(), bias.contiguous(), grad.contiguous()
     (rows, columns), active, slopes = x.shape, torch.empty_like(x), torch.empty_like(x)
     sums = x.new_empty(triton.cdiv(rows, ROWS), columns, dtype=torch.float32)
     with torch.cuda.device_of(x):
-        _differentiate_gelu[(triton.cdiv(columns, COLUMNS), len(sums))](
+        _differentiate_gelu[(len(sums) * triton.cdiv(columns, COLUMNS),)](
             x, bias, grad, active, slopes, sums, rows, columns, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
         )
     return active, slopes, sums
@@ -52,8 +51,8 @@ def _(x: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @triton.jit
 def _normal_distribution(x):  # type: ignore[no-untyped-def]
-    """Its function and √(2π) of its density, as `normal_distribution` in difflm.networks.gelu. A root and its square
-    take less time than a division."""
+    """The distribution function of the standard normal distribution, and √(2π) times its density, as in
+    `normal_distribution` of difflm.networks.gelu. A reciprocal root and its square take less time than a division."""
     bell, root = tl.exp(-0.5 * x * x), tl.rsqrt(1.0 + 0.2316419 * tl.abs(x))
     t = root * root
     tail = (((0.5307027145 * t - 0.7265760135) * t + 0.7107068705) * t - 0.142248368) * t + 0.127414796
@@ -63,7 +62,8 @@ def _normal_distribution(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _apply_gelu(x, bias, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    column, row = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    tile, across = tl.program_id(0), tl.cdiv(columns, COLUMNS)
+    column, row = tile % across * COLUMNS + tl.arange(0, COLUMNS), tile // across * ROWS + tl.arange(0, ROWS)
     place, inside = row.to(tl.int64)[:, None] * columns + column[None, :], (row < rows)[:, None] & (column < columns)
     value = tl.load(x + place, inside, 0.0).to(tl.float32)
     value += tl.load(bias + column, column < columns, 0.0).to(tl.float32)[None, :]
@@ -75,7 +75,8 @@ def _apply_gelu(x, bias, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.con
 def _differentiate_gelu(  # type: ignore[no-untyped-def]
     x, bias, grad, active, slopes, sums, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    column, first = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.program_id(1) * ROWS
+    tile, across = tl.program_id(0), tl.cdiv(columns, COLUMNS)
+    column, first = tile % across * COLUMNS + tl.arange(0, COLUMNS), tile // across * ROWS
     there, total = column < columns, tl.zeros([COLUMNS], tl.float32)
     added = tl.load(bias + column, there, 0.0).to(tl.float32)
     start, last = first.to(tl.int64) * columns + column, tl.minimum(ROWS, rows - first) - 1
@@ -92,4 +93,4 @@ def _differentiate_gelu(  # type: ignore[no-untyped-def]
         slope = (slope * (below + value * 0.3989422804014327 * bell)).to(slopes.dtype.element_ty)
         tl.store(slopes + place, slope, there)
         total += slope.to(tl.float32)
-    tl.store(sums + tl.program_id(1) * columns + column, total, there)
+    tl.store(sums + tile // across * columns + column, total, there)

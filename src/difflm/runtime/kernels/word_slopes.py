@@ -24,7 +24,7 @@ def weigh_slopes_in_place(
     tiles = triton.cdiv(columns, COLUMNS), triton.cdiv(rows, ROWS)
     nats, whole = (torch.empty(rows, device=logits.device) for _ in range(2))
     sums = torch.empty(tiles[1], columns, device=logits.device)
-    given = (logits, bias, targets.contiguous(), whole)
+    given = (logits, bias.contiguous(), targets.contiguous(), whole)
     sizes = (logits.stride(0), columns, vocabulary, float(smoothing))
     with torch.cuda.device_of(logits):
         _normalise[(rows,)](*given, nats, *sizes, SMOOTH=smoothing > 0, BLOCK=BLOCK, num_warps=8)
@@ -46,8 +46,7 @@ def _normalise(  # type: ignore[no-untyped-def]
     """One row: the logarithm of its sum of exponentials, and its nats."""
     row = tl.program_id(0)
     base = logits + row.to(tl.int64) * stride
-    # Of each lane: the largest number so far, the sum of exponentials relative to it, both to the base 2, and the plain
-    # sum.
+    # Of each lane: the largest x·log₂e so far, the sum of 2^(x·log₂e - largest), and the sum of x itself.
     top, total = tl.full([BLOCK], LOWEST, tl.float32), tl.zeros([BLOCK], tl.float32)
     plain = tl.zeros([BLOCK], tl.float32)
     for start in range(0, columns, BLOCK):
@@ -78,7 +77,7 @@ def _differentiate(  # type: ignore[no-untyped-def]
     """One tile: gradients in place of the logits, and their sums over its rows."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     there, tile = column < columns, tl.program_id(1)
-    total, added = tl.zeros([COLUMNS], tl.float32), tl.load(bias + column, column < columns, 0.0).to(tl.float32)
+    total, added = tl.zeros([COLUMNS], tl.float32), tl.load(bias + column, there, 0.0).to(tl.float32)
     for start in range(0, ROWS, STEP):
         row = tile * ROWS + start + tl.arange(0, STEP)
         valid = row < rows
