@@ -5,6 +5,7 @@ import ctypes
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from difflm.networks.linear import Product, apply_linear
 from difflm.runtime import products
@@ -21,6 +22,13 @@ def test_products_of_matrices_and_of_their_transposes(turned):
     bias = torch.randn(3)
     for found, wanted in ((multiply_matrices(a, b), a @ b), (multiply_matrices(a, b, bias), a @ b + bias)):
         assert torch.allclose(found, wanted, atol=1e-6) and found.is_contiguous()
+
+
+def test_operations_of_a_product_are_counted():
+    with FlopCounterMode(display=False) as counted:
+        multiply_matrices(torch.randn(5, 7), torch.randn(7, 3))
+        multiply_matrices(torch.randn(5, 7), torch.randn(7, 3), torch.randn(3))
+    assert counted.get_total_flops() == 2 * 2 * 5 * 7 * 3
 
 
 def test_a_product_has_the_gradients_of_a_linear_layer():

@@ -4,12 +4,14 @@ first one, which is up to a tenth slower for the layers of a Transformer (docs/l
 import ctypes
 import math
 import threading
+from collections.abc import Sequence
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p, sizeof
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, library
+from torch.utils.flop_counter import register_flop_formula
 
 LEAST = 2 * 10**10  # operations of a product from which algorithms are compared
 PROPOSED = 8  # algorithms
@@ -48,6 +50,12 @@ def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
+@register_flop_formula(torch.ops.difflm.multiply_matrices)
+def count_operations(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of a product of matrices of these shapes, for torch's counter."""
+    return 2 * a[0] * a[1] * b[1]
+
+
 def multiply_plainly(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
     return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
 
@@ -58,7 +66,7 @@ def is_tuned(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None = None) -> b
     given = [a, b, out] if bias is None else [a, b, out, bias]
     plain = all(one.dtype is torch.bfloat16 and one.is_cuda and one.data_ptr() % ALIGNMENT == 0 for one in given)
     known = all(one.is_contiguous() or one.t().is_contiguous() for one in given)
-    large = 2 * a.shape[0] * a.shape[1] * b.shape[1] >= LEAST
+    large = count_operations(a.shape, b.shape) >= LEAST
     return plain and known and large and not torch.are_deterministic_algorithms_enabled() and load_library() is not None
 
 
