@@ -108,6 +108,9 @@ def test_a_sampler_of_another_family_is_refused(models):
         models["difflm"].generate(sampler="autoregressive")
     with pytest.raises(UsageError, match="temperature"):
         models["difflm"].generate(temperature=0)
+    for setting in ({"top_k": 5}, {"beams": 4}, {"length_penalty": 1.0}):
+        with pytest.raises(UsageError, match="is for autoregressive models"):
+            models["difflm"].generate(**setting)
 
 
 def test_the_cost_of_a_text_is_its_own(models):

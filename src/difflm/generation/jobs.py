@@ -44,6 +44,7 @@ FOREIGN = {  # why a model outside a family refuses its settings
     "tokens": "--{} is for models that draw tokens, which this one does not.",
     "masked": "--{} is for models of masks, which this one is not.",
     "edits": "--{} is for models that edit texts, which this one does not.",
+    "left-to-right": "--{} is for autoregressive models, which this one is not.",
     "masks": "a {} needs a model of masks over whole texts, such as mdlm, or one that learned to drop its condition.",
 }
 
