@@ -12,7 +12,7 @@ from difflm.runtime.products import multiply_matrices
 if TRITON:
     from difflm.runtime.kernels.projection import join_gradients
 
-SHORT = 64  # words: up to this length, starting kernels takes most of a GPU's time
+SHORT = 64  # words: up to this length, other kernels are faster on a GPU (docs/log.md)
 
 
 def rotary(
