@@ -21,7 +21,7 @@ from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM, TextSpec
 from difflm.networks import BertLayout, Transformer
 from difflm.networks.gelu import FastGelu, Gelu, LinearGeluLinear
 from difflm.networks.residual_norm import SumAndNorm, add_and_norm
-from difflm.networks.rotary import rotary, rotate, split_projection
+from difflm.networks.rotary import compute_rotations, rotate_vectors, split_projection
 from difflm.networks.transformer import Attention, Dropout, FeedForward, additive, at_once, dropped, parted, sinusoid
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
@@ -136,14 +136,14 @@ def test_a_network_that_was_read_in_inference_mode_can_be_trained():
 def test_rotation_depends_on_distance_alone():
     """⟨R_i q, R_j k⟩ is a function of i − j (Su et al., 2021), and turning keeps lengths."""
     q, k = torch.randn(16), torch.randn(16)
-    cos, sin = rotary(20, 16, torch.device("cpu"))
-    turned_q, turned_k = rotate(q.expand(20, 16), cos, sin), rotate(k.expand(20, 16), cos, sin)
+    cos, sin = compute_rotations(20, 16, torch.device("cpu"))
+    turned_q, turned_k = rotate_vectors(q.expand(20, 16), cos, sin), rotate_vectors(k.expand(20, 16), cos, sin)
     scores = turned_q @ turned_k.T
     for distance in (0, 1, 7):
         same = torch.stack([scores[i + distance, i] for i in range(20 - distance)])
         assert torch.allclose(same, same[:1].expand_as(same), atol=1e-4)
     assert torch.allclose(turned_q.norm(dim=-1), q.norm().expand(20), rtol=1e-5)
-    later = rotary(5, 16, torch.device("cpu"), start=15)
+    later = compute_rotations(5, 16, torch.device("cpu"), start=15)
     assert torch.allclose(later[0], cos[15:]) and torch.allclose(later[1], sin[15:])
 
 
@@ -297,7 +297,7 @@ def sliced(packed: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor] | None)
 def test_a_projection_is_split_with_its_gradients(turned, compiled):
     torch.manual_seed(0)
     packed = torch.randn(2, 5, 3, 3, 8, requires_grad=True)
-    turn = None if turned == "not" else rotary(5, 8, packed.device)
+    turn = None if turned == "not" else compute_rotations(5, 8, packed.device)
     if turned == "by document" and turn is not None:
         place = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]])
         turn = turn[0][place].unsqueeze(1), turn[1][place].unsqueeze(1)
@@ -316,7 +316,7 @@ def test_gradients_of_a_split_projection_are_its_slopes():
     """In float64, twice."""
     torch.manual_seed(0)
     packed = torch.randn(1, 3, 3, 2, 4, dtype=torch.float64, requires_grad=True)
-    cos, sin = (angle.double() for angle in rotary(3, 4, packed.device))
+    cos, sin = (angle.double() for angle in compute_rotations(3, 4, packed.device))
     assert torch.autograd.gradcheck(lambda x: split_projection(x, (cos, sin)), packed)
     assert torch.autograd.gradgradcheck(lambda x: split_projection(x, (cos, sin)), packed)
 
@@ -331,7 +331,7 @@ def test_the_gradient_of_a_projection_is_one_stack():
 
     attention, x = Attention(16, 2, 0.0), torch.randn(2, 70, 16, requires_grad=True)
     compiled = torch.compile(attention, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
-    y, _ = compiled(x, None, rotary(70, 8, x.device), False, None, False)
+    y, _ = compiled(x, None, compute_rotations(70, 8, x.device), False, None, False)
     y.sum().backward()
     _, back = given
     names = [node.name for node in back.graph.nodes]
@@ -342,7 +342,7 @@ def test_the_gradient_of_a_projection_is_one_stack():
 
 def test_attention_returns_keys_and_values_to_those_who_keep_them():
     attention, x = Attention(16, 2, 0.0), torch.randn(2, 70, 16)
-    turn = rotary(70, 8, x.device)
+    turn = compute_rotations(70, 8, x.device)
     (y, kept), (other, nothing) = (attention(x, None, turn, False, None, keeps) for keeps in (True, False))
     assert torch.equal(y, other) and nothing is None and [one.shape for one in kept] == [(2, 2, 70, 8)] * 2
 
@@ -449,14 +449,14 @@ def test_attention_of_short_texts_is_attention(length, how):
     packed = torch.randn(3, length, 3, 2, 64, device="cuda").bfloat16().requires_grad_()
     there = torch.arange(length, device="cuda") < torch.tensor([[1], [length], [length // 2 + 1]], device="cuda")
     mask = additive(there, torch.bfloat16) if how in ("masked", "all") else None
-    turn = rotary(length, 64, packed.device) if how in ("turned", "all") else None
+    turn = compute_rotations(length, 64, packed.device) if how in ("turned", "all") else None
     causal = how in ("causal", "all")
     own = attend(packed, mask, *(turn or (None, None)), None, causal, 0.0)
 
     exact = packed.detach().double().requires_grad_()
     q, k, v = exact.permute(2, 0, 3, 1, 4)
     if turn is not None:
-        q, k = (rotate(one, *(angle.double() for angle in turn)) for one in (q, k))
+        q, k = (rotate_vectors(one, *(angle.double() for angle in turn)) for one in (q, k))
     scores = q @ k.transpose(-1, -2) / 8
     scores = scores if mask is None else scores + mask.double()[:, None, None]
     if causal:

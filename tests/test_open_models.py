@@ -12,7 +12,7 @@ from difflm import Infill, Length, TextDiffusion
 from difflm.diffusion.samplers.steps import StepState, ddim
 from difflm.models.open_families import FAMILIES
 from difflm.models.open_models import is_tied, load_network
-from difflm.networks.rotary import rotary
+from difflm.networks.rotary import compute_rotations
 
 CASES = [(name, case["name"]) for name, model in MODELS.items() for case in model["cases"]]
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def answer(network, embedding, case):
         row, column = block.unsqueeze(1), block.unsqueeze(0)
         above = torch.cat([row == column, column < row], 1)
         seen = torch.cat([above, torch.cat([torch.zeros(length, length, dtype=torch.bool), column <= row], 1)])[None]
-        more["turn"] = tuple(part.repeat(2, 1) for part in rotary(length, network.head_dim, CPU))
+        more["turn"] = tuple(part.repeat(2, 1) for part in compute_rotations(length, network.head_dim, CPU))
         ids = torch.cat([ids, torch.tensor(case["clean_ids"])], 1)
     logits = network(torch.nn.functional.embedding(ids, embedding), t, seen, **more)[:, : len(case["input_ids"][0])]
     if case.get("output") == "log score":

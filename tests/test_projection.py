@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import library
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from difflm.networks import gelu, linear, residual_norm, transformer
-from difflm.networks import rotary as rotary_file
+from difflm.networks import gelu, linear, residual_norm, rotary, transformer
 from difflm.networks.gelu import normal_distribution
-from difflm.networks.rotary import SplitProjection, rotary, split_projection
+from difflm.networks.rotary import SplitProjection, compute_rotations, split_projection
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 
@@ -32,7 +32,7 @@ def test_the_kernel_joins_gradients(length, heads, dim, across, packed_rows):
     grads = [torch.randn(2, heads, length, dim, device=device) for _ in range(3)]
     if across:
         grads = [grad.transpose(1, 2).contiguous().transpose(1, 2) for grad in grads]
-    turn = rotary(length, dim, device)
+    turn = compute_rotations(length, dim, device)
     if packed_rows:
         places = torch.stack([torch.arange(length), (torch.arange(length) + 3) % 5]).to(device)
         turn = turn[0][places].unsqueeze(1), turn[1][places].unsqueeze(1)
@@ -47,7 +47,7 @@ def test_the_kernel_joins_gradients(length, heads, dim, across, packed_rows):
 def test_a_compiled_projection_has_the_gradients_of_a_plain_one(monkeypatch):
     """In float32, where casts change nothing, torch 2.11 lost them. A plain function stands for the kernel."""
 
-    @torch.library.custom_op("test::join_gradients", mutates_args=())
+    @library.custom_op("test::join_gradients", mutates_args=())
     def join_gradients(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,10 +60,10 @@ def test_a_compiled_projection_has_the_gradients_of_a_plain_one(monkeypatch):
         batch, heads, length, dim = q.shape
         return q.new_empty(batch, length, 3, heads, dim), q.new_empty(1, 3, heads, dim)
 
-    monkeypatch.setattr(rotary_file, "join_gradients", join_gradients, raising=False)
+    monkeypatch.setattr(rotary, "join_gradients", join_gradients, raising=False)
     torch.manual_seed(0)
     given = [torch.randn(*size, requires_grad=True) for size in ((2, 5, 8), (24, 8), (24,))]
-    turn, grads = rotary(5, 4, torch.device("cpu")), [torch.randn(2, 2, 5, 4) for _ in range(3)]
+    turn, grads = compute_rotations(5, 4, torch.device("cpu")), [torch.randn(2, 2, 5, 4) for _ in range(3)]
     wanted = split_projection(F.linear(*given).view(2, 5, 3, 2, 4), turn)
     found = torch.compile(SplitProjection.apply, backend="aot_eager")(*given, *turn, 2)
     slopes = [torch.autograd.grad(parts, given, grads) for parts in (wanted, found)]

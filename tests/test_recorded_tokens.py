@@ -14,7 +14,7 @@ from difflm.methods import METHODS
 from difflm.methods.base import TextSpec
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference, narrow_norms
-from difflm.networks.rotary import rotary, rotate, rotate_halves
+from difflm.networks.rotary import compute_rotations, rotate_halves, rotate_vectors
 from difflm.runtime.cuda_graphs import FLAG_DELAY, DelayedFlag
 from difflm.runtime.tensors import module_tensors
 
@@ -139,7 +139,12 @@ def test_norms_and_rotations_of_half_width_are_near_those_of_float32():
         found = half(x.bfloat16())
     assert found.dtype is torch.bfloat16
     assert torch.allclose(found.float(), norm(x), atol=2**-6 * float(norm(x).abs().max()))
-    heads, (cos, sin) = torch.randn(2, 3, 80, 4, 16).permute(0, 1, 3, 2, 4), rotary(80, 16, torch.device("cpu"))
-    assert torch.allclose(rotate_halves(heads, cos, sin), rotate(heads, cos, sin), atol=1e-6)
+    heads, (cos, sin) = (
+        torch.randn(2, 3, 80, 4, 16).permute(0, 1, 3, 2, 4),
+        compute_rotations(80, 16, torch.device("cpu")),
+    )
+    assert torch.allclose(rotate_halves(heads, cos, sin), rotate_vectors(heads, cos, sin), atol=1e-6)
     turned = rotate_halves(*(one.bfloat16() for one in (heads, cos, sin)))
-    assert turned.dtype is torch.bfloat16 and torch.allclose(turned.float(), rotate(heads, cos, sin), atol=2**-5)
+    assert turned.dtype is torch.bfloat16 and torch.allclose(
+        turned.float(), rotate_vectors(heads, cos, sin), atol=2**-5
+    )

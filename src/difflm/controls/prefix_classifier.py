@@ -14,7 +14,7 @@ from difflm.data.labels import Labelling
 from difflm.data.tokenizers import END, PAD, START
 from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.samplers.loop import Caches
-from difflm.networks.rotary import rotary
+from difflm.networks.rotary import compute_rotations
 
 LENGTH = "length"  # the head for the number of words of a text
 
@@ -49,7 +49,7 @@ class PrefixClassifier(Classifier):
         trunk, before, turn, mask = self.trunk, caches[0][0].shape[2] if caches else 0, None, None
         if alternatives:
             words, device = view.shape[1], view.device
-            turn = rotary(1, trunk.head_dim, device, before)
+            turn = compute_rotations(1, trunk.head_dim, device, before)
             itself = torch.eye(words, dtype=torch.bool, device=device)
             mask = F.pad(itself, (before, 0), value=True).unsqueeze(0)
         empty = [None] * len(trunk.blocks)

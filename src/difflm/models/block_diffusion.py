@@ -25,7 +25,7 @@ from difflm.models.base import Sampling
 from difflm.models.batching import DrawnLength, LengthPolicy, observed_counts
 from difflm.models.diffusion import DiffusionModel
 from difflm.networks import EncoderDecoder, Transformer
-from difflm.networks.rotary import rotary
+from difflm.networks.rotary import compute_rotations
 from difflm.networks.transformer import Cache, Memory
 from difflm.runtime.cuda_graphs import DelayedFlag
 
@@ -135,7 +135,7 @@ class BlockDenoiser(Denoiser):
         assert clean is not None, "blocks are denoised given the clean text before them"
         length, level = x.shape[1], self.process.at(t)
         level = level if level.t.dim() == 2 else self.process.at(level.t.unsqueeze(1).expand(x.shape[:2]))
-        cos, sin = rotary(length, self.network.head_dim, x.device)
+        cos, sin = compute_rotations(length, self.network.head_dim, x.device)
         turn = torch.cat([cos, cos]), torch.cat([sin, sin])
         with autocast_to(x.device, self.precision):
             words, zeros = self.read_words(clean)

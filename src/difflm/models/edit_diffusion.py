@@ -35,7 +35,7 @@ from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequ
 from difflm.models.batching import DrawnLength
 from difflm.models.editing import between_ends, fit_width, masked_mean, source_mask
 from difflm.networks import EncoderDecoder, Transformer
-from difflm.networks.rotary import rotary
+from difflm.networks.rotary import compute_rotations
 from difflm.networks.transformer import Memory, Slots
 from difflm.runtime.cuda_graphs import DelayedFlag
 
@@ -323,7 +323,10 @@ class EditDiffusion(LanguageModel):
         # The dtype of the memory, which autocast gives to keys and values.
         room_for = (len(memory), 2, rows * beams, network.heads, width, network.head_dim)
         empty, at = torch.zeros(room_for, dtype=memory[0][0].dtype, device=device), torch.zeros_like(used[:1])
-        caches, turns = [Slots(keys, values, at) for keys, values in empty], rotary(width, network.head_dim, device)
+        caches, turns = (
+            [Slots(keys, values, at) for keys, values in empty],
+            compute_rotations(width, network.head_dim, device),
+        )
         positions, first = torch.arange(width, device=device), torch.arange(rows, device=device).unsqueeze(1) * beams
         for k in range(width - 1):
             logits = self.read_next(last.view(-1, 1), positions[k : k + 1], caches, turns, memory)

@@ -16,7 +16,7 @@ from difflm.diffusion.samplers.loop import BoundDenoiser, Frame, Memory, Sampler
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
 from difflm.models.few_places import write_places
-from difflm.networks.rotary import rotary
+from difflm.networks.rotary import compute_rotations
 from difflm.networks.transformer import Slots
 from difflm.runtime.cuda_graphs import CapturedFunction, compile_whole
 from difflm.runtime.tensors import storage_addresses
@@ -192,7 +192,7 @@ class RecordedDecoder:
     ) -> None:
         self.model, self.state = model, decoding_state(model, batch, width, sampling)
         weight, network = model.embedding.weight, model.network
-        self.angles = rotary(width, network.head_dim, weight.device)
+        self.angles = compute_rotations(width, network.head_dim, weight.device)
         heads, rows = network.input.out_features // network.head_dim, len(self.state.last)
         empty = torch.zeros(rows, heads, width, network.head_dim, dtype=weight.dtype, device=weight.device)
         self.caches = [Slots(empty.clone(), empty.clone(), self.state.position) for _ in network.blocks]

@@ -18,7 +18,7 @@ from difflm.diffusion.samplers.discrete_steps import gibbs
 from difflm.diffusion.samplers.loop import BanTokens, ImposeTokens, SamplerInputs, Temperature
 from difflm.models.block_diffusion import BlockwiseDenoiser
 from difflm.models.recorded import RecordedSampler, can_capture
-from difflm.networks.rotary import rotary
+from difflm.networks.rotary import compute_rotations
 from difflm.networks.transformer import Slots, Transformer
 
 
@@ -44,7 +44,7 @@ class RecordedBlocks(RecordedSampler):
         self.block = torch.arange(size, device=device)
         # Slot j is that of position j − size: before the first block there is another, which is never attended to.
         self.position = torch.arange(-size, width, device=device)
-        self.angles = rotary(width + size, network.head_dim, device, -size)
+        self.angles = compute_rotations(width + size, network.head_dim, device, -size)
         self.slot = torch.zeros(2 * size, dtype=torch.int64, device=device)  # slots of the two blocks
         heads = network.input.out_features // network.head_dim
         dtype = network.input.weight.dtype  # of all linear layers

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.processes.gaussian import Gumbel
 from difflm.networks.open_transformer import LayerNorm, who_sees_whom
-from difflm.networks.rotary import rotary, rotate
+from difflm.networks.rotary import compute_rotations, rotate_vectors
 
 FREQUENCIES = 256  # of σ
 EPSILON = 1e-3  # of their log-linear noise, σ(t) = −log(1 − (1 − ε) t), which is finite at t = 1
@@ -73,7 +73,7 @@ class DitBlock(nn.Module):
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = self.adaLN_modulation(c).chunk(6, -1)
         qkv = self.attn_qkv(torch.addcmul(shift_1, self.norm1(x), 1 + scale_1))
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(rotate(q, *turn), rotate(k, *turn), v, attn_mask=seen)
+        y = F.scaled_dot_product_attention(rotate_vectors(q, *turn), rotate_vectors(k, *turn), v, attn_mask=seen)
         x = torch.addcmul(x, gate_1, self.attn_out(y.transpose(1, 2).flatten(2)))
         return torch.addcmul(x, gate_2, self.mlp(torch.addcmul(shift_2, self.norm2(x), 1 + scale_2)))
 
@@ -116,7 +116,7 @@ class Dit(nn.Module):
                 c = c + F.silu(self.cond_map.embedding_table(classes))
             c = c if c.dim() == 3 else c.unsqueeze(1)
             length, device = inputs.shape[1], inputs.device
-            turn = turn or rotary(length, self.head_dim, device)
+            turn = turn or compute_rotations(length, self.head_dim, device)
             seen = who_sees_whom(mask, length, self.shape.block, device)
             x = inputs.to(self.head.weight.dtype)
             x = x if self.self_cond_proj is None else self.self_cond_proj(x)

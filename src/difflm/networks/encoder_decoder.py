@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.networks.rotary import rotary
+from difflm.networks.rotary import compute_rotations
 from difflm.networks.transformer import Memory, Rest, Transformer, additive
 from difflm.runtime.kernels import has_kernel
 
@@ -83,7 +83,7 @@ class StagedDecoder(EncoderDecoder):
         x, part = self.embed(inputs, mask), self.stages[stage]
         # States grow from block to block: without a norm they would drown the words.
         x = x if states is None else x + F.layer_norm(states, states.shape[-1:])
-        turn, keeps = rotary(x.shape[1], self.head_dim, x.device), not has_kernel(x.device)
+        turn, keeps = compute_rotations(x.shape[1], self.head_dim, x.device), not has_kernel(x.device)
         if mask is not None and (mask.is_cuda or not self.training):
             mask = additive(mask, self.head.weight.dtype)
         rest: Rest | None = None

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from difflm.diffusion.precision import avoid_onednn
 from difflm.networks.documents import same_document
-from difflm.networks.rotary import rotary, rotate
+from difflm.networks.rotary import compute_rotations, rotate_vectors
 from difflm.networks.transformer import Cache
 
 Kept = Tensor | Cache  # keys and values of one layer, [2, B, heads, L, head_dim] or two of [B, heads, L, head_dim]
@@ -108,7 +108,7 @@ class SelfAttention(nn.Module):
         k = self.k_norm(self.k_proj(x).unflatten(-1, (self.kv_heads, -1))).transpose(1, 2)
         v = self.v_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         if turn is not None:
-            q, k = rotate(q, *turn), rotate(k, *turn)
+            q, k = rotate_vectors(q, *turn), rotate_vectors(k, *turn)
         own = torch.stack([k, v])
         if kept is not None:
             k, v = (torch.cat(both, 2) for both in zip(kept, own, strict=True))
@@ -199,13 +199,13 @@ class OpenTransformer(nn.Module):
         seen = who_sees_whom(mask, length, shape.block, device)
         if seen is not None and seen.shape[-1] == length and before:
             seen = F.pad(seen.expand(-1, -1, length, -1), (before, 0), value=True)
-        turn = rotary(length, shape.head_dim, device, before, shape.rope, places) if shape.rope else None
+        turn = compute_rotations(length, shape.head_dim, device, before, shape.rope, places) if shape.rope else None
         near, local_turn = seen, turn
         if shape.window:
             place = torch.arange(length, device=device)
             close = ((place.unsqueeze(1) - place).abs() <= shape.window).view(1, 1, length, length)
             near = close if seen is None else seen & close
-            local_turn = rotary(length, shape.head_dim, device, base=shape.local_rope)
+            local_turn = compute_rotations(length, shape.head_dim, device, base=shape.local_rope)
         found = []
         for number, layer in enumerate(self.layers):
             local = number % shape.global_every

@@ -15,7 +15,7 @@ if TRITON:
 SHORT = 64  # words: up to this length, other kernels are faster on a GPU (docs/log.md)
 
 
-def rotary(
+def compute_rotations(
     length: int,
     dim: int,
     device: torch.device,
@@ -24,15 +24,16 @@ def rotary(
     places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position's rotation angles (Su et al., 2021), [L, dim]; the first half's sines with the
-    sign that `rotate` would else give to the states at every call. Positions follow each other from `start` on, unless
-    their `places` [L] say otherwise."""
+    sign that `rotate_vectors` would else give to them at every call. Positions follow each other from `start` on,
+    unless their `places` [L] say otherwise."""
     frequencies = base ** (-torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim)
     place = torch.arange(start, start + length, device=device, dtype=torch.float32) if places is None else places
     angles = place.float().unsqueeze(-1) * frequencies
     return torch.cat([angles, angles], dim=-1).cos(), torch.cat([-angles, angles], dim=-1).sin()
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_vectors(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries or keys x [..., L, dim] turned by their positions, in the fastest of three ways."""
     if x.is_cuda and x.shape[-2] > SHORT and not torch.is_grad_enabled():
         return rotate_halves(x, cos.to(x.dtype), sin.to(x.dtype))
     if torch.is_grad_enabled():
@@ -60,9 +61,9 @@ def split_projection(packed: Tensor, turn: tuple[Tensor, Tensor] | None) -> tupl
     writes at once, where slices are filled with zeros and added."""
     if torch.is_grad_enabled():
         q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
-        return (q, k, v) if turn is None else (rotate(q, *turn), rotate(k, *turn), v)
+        return (q, k, v) if turn is None else (rotate_vectors(q, *turn), rotate_vectors(k, *turn), v)
     qkv = packed.permute(2, 0, 3, 1, 4)
-    q, k, v = qkv if turn is None else (*rotate(qkv[:2], *turn), qkv[2])
+    q, k, v = qkv if turn is None else (*rotate_vectors(qkv[:2], *turn), qkv[2])
     return q, k, v
 
 

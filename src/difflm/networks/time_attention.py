@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.networks.encoder_decoder import EncoderDecoder
-from difflm.networks.rotary import rotary, rotate
+from difflm.networks.rotary import compute_rotations, rotate_vectors
 from difflm.networks.transformer import Attention, Block, Cache, Memory, Slots, additive
 
 
@@ -28,8 +28,8 @@ class TimeAttention(Attention):
         by_time = self.time_key(told).unflatten(-1, (self.heads, -1)).transpose(1, 2).expand_as(k)
         content, time = (q + bias for bias in biases.to(q.dtype))
         y = F.scaled_dot_product_attention(
-            torch.cat([rotate(content, *turn), time], -1),
-            torch.cat([rotate(k, *turn), by_time], -1),
+            torch.cat([rotate_vectors(content, *turn), time], -1),
+            torch.cat([rotate_vectors(k, *turn), by_time], -1),
             v,
             attn_mask=None if mask is None else mask[:, None, None, :],
             dropout_p=self.dropout if self.training else 0.0,
@@ -83,7 +83,7 @@ class TimeAttentionDecoder(EncoderDecoder):
         memory: Sequence[Memory] | None = None,
     ) -> tuple[Tensor, list[Cache | None]]:
         assert t is not None and memory is not None
-        told, turn = self.embed_time(t), turn or rotary(x.shape[1], self.head_dim, x.device, start)
+        told, turn = self.embed_time(t), turn or compute_rotations(x.shape[1], self.head_dim, x.device, start)
         if mask is not None and (mask.is_cuda or not self.training):
             mask = additive(mask, self.head.weight.dtype)
         for block, source in zip(self.blocks, memory, strict=True):

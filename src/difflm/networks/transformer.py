@@ -24,7 +24,7 @@ from difflm.networks.gelu import Gelu, LinearGeluLinear
 from difflm.networks.head import weigh_slopes
 from difflm.networks.linear import apply_linear
 from difflm.networks.residual_norm import add_and_norm, is_compiled_training, with_bias, working_dtype
-from difflm.networks.rotary import SHORT, SplitProjection, rotary, split_projection
+from difflm.networks.rotary import SHORT, SplitProjection, compute_rotations, split_projection
 from difflm.runtime.kernels import TRITON, has_kernel
 
 if TRITON:
@@ -360,11 +360,11 @@ class Transformer(nn.Module):
             elif self.time == "prefix":
                 return self.prefixed(x, told, mask)
         if turn is None and (start or x.shape[1] % 16):
-            turn = rotary(x.shape[1], self.head_dim, x.device, start)
+            turn = compute_rotations(x.shape[1], self.head_dim, x.device, start)
         elif turn is None:  # those of whole canvases are kept for good: a captured step refers to them
             key = x.shape[1], x.device
             with torch.inference_mode(False):  # which would leave tensors that training cannot use
-                turn = self._turns[key] = self._turns.get(key) or rotary(x.shape[1], self.head_dim, x.device)
+                turn = self._turns[key] = self._turns.get(key) or compute_rotations(x.shape[1], self.head_dim, x.device)
         causal = self.causal
         if mask is not None and mask.dtype is torch.int64:  # numbers of documents, each of which begins at position 0
             place = torch.arange(x.shape[1], device=x.device) - document_ends(mask)[0]
@@ -412,7 +412,7 @@ class Transformer(nn.Module):
         """All blocks over the text with the time before it."""
         x = torch.cat([told[:, :1], x], dim=1)
         mask = None if mask is None else F.pad(mask, (1, 0), value=True)
-        turn = rotary(x.shape[1], self.head_dim, x.device)
+        turn = compute_rotations(x.shape[1], self.head_dim, x.device)
         for block in self.blocks:
             x, _, _ = block(x, None, mask, turn)  # which keeps what it computes, and leaves no rest
         return x[:, 1:], []

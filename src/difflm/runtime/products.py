@@ -52,7 +52,7 @@ def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @register_flop_formula(torch.ops.difflm.multiply_matrices)
 def count_operations(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> int:
-    """Of a product of matrices of these shapes, for torch's counter."""
+    """The operations of a product of matrices of these shapes; torch's counter asks for them, too."""
     return 2 * a[0] * a[1] * b[1]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, library
 def attend(
     qkv: Tensor,  # [B, L, 3, heads, D]
     mask: Tensor | None,  # added to the scores of each key, [B, L]
-    cos: Tensor | None,  # of each position's rotation, [L, D], as `rotary` returns them
+    cos: Tensor | None,  # of each position's rotation, [L, D], as `compute_rotations` returns them
     sin: Tensor | None,
     seed: Tensor | None,  # of dropout, [1]; None: no dropout
     causal: bool,
