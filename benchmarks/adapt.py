@@ -170,7 +170,7 @@ class Teacher:
             drawn = [torch.full((min(BATCH, count - first), 1), -1, device=words.device)]
             for _ in range(tokens):
                 last = theirs[drawn[-1]] if kept else torch.full_like(drawn[0], self.start)
-                states, own = self.network.run(F.embedding(last, self.embedding), None, kept or None)
+                states, own = self.network.run(F.embedding(last, self.embedding), None, kept or None, keeps=True)
                 new = [(keys, values) for keys, values in own]
                 kept = [
                     (torch.cat([k, x], 2), torch.cat([v, y], 2)) for (k, v), (x, y) in zip(kept, new, strict=False)

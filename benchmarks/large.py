@@ -1,5 +1,5 @@
 """Rows of `benchmarks.speed --only large`: masked training and sampling at the sizes of GPT-2, short and long texts,
-beside blocks, a plain loop in torch and the autoregressive twin.
+beside blocks, a plain loop in torch and the autoregressive twin; and training of a network of SmolLM2's shape.
 
 Needed work counts, for every token, six operations a weight of the blocks, attention forward and backward, and six a
 weight of the head at the positions that are learned: half of them under masks, where a causal model learns all and
@@ -49,14 +49,46 @@ class Size:
         """Texts of so many words, and as many of them as make the same number of tokens together."""
         return replace(self, texts=max(1, self.texts * self.words // words), words=words)
 
+    @property
+    def block_weights(self) -> int:
+        return 12 * self.hidden**2
+
     def needed_flops(self, causal: bool) -> float:
         """Of one token, forward and backward."""
-        blocks = 12 * self.layers * self.hidden**2
+        blocks = self.layers * self.block_weights
         attention = 12 * self.layers * self.words * self.hidden
         head = self.vocabulary * self.hidden
         return 6 * blocks + attention * (0.5 if causal else 1) + 6 * head * (1 if causal else 0.5)
 
 
+@dataclass(frozen=True)
+class LlamaSize(Size):
+    """A network of Llama's shape, as a model of others has it: grouped heads, gated feed-forward layers."""
+
+    kv_heads: int
+    inner: int
+    anneal: int = 0
+
+    @property
+    def block_weights(self) -> int:
+        return (2 * self.hidden + 2 * self.hidden * self.kv_heads // self.heads + 3 * self.inner) * self.hidden
+
+    def recipe(self, method: str, **changes: Any) -> Recipe:
+        decoder = {
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.inner,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "rms_norm_eps": 1e-5,
+        }
+        recipe = super().recipe(method, **changes)
+        return recipe.model_copy(update={"model": {**recipe.model, "decoder": decoder, "anneal": self.anneal}})
+
+
+SMOLLM2 = LlamaSize(30, 576, 9, 49_152, 480, 128, 3, 1536)
+TINY_LLAMA = LlamaSize(2, 48, 3, 500, 4, 32, 1, 96)
 SMALL, MEDIUM = Size(12, 768, 12, 50_257, 32, 1024), Size(24, 1024, 16, 50_257, 32, 1024)  # GPT-2's
 TINY = Size(2, 64, 2, 500, 4, 32)
 LONGEST = {"cuda": 8192, "cpu": 64}
@@ -89,6 +121,7 @@ def large_rows(device: torch.device, gflops: float) -> Iterator[Callable[[], Row
     yield partial(train, *medium, "mdlm")
     for words in GROWN[device.type]:
         yield partial(train, small[0], small[1].with_words(words), "mdlm")
+    yield partial(train, *(("smollm2", SMOLLM2) if device.type == "cuda" else ("tiny llama", TINY_LLAMA)), "mdlm")
     yield partial(plain_row, *small, device, gflops)
     yield partial(train, *small, "autoregressive")
 
@@ -111,7 +144,7 @@ def training_row(
     with bench.training_step(recipe, size.vocabulary, device, size.texts, size.words) as (_, step, _):
         run = lambda: [step() for _ in range(in_a_row)]  # noqa: E731
         timing = time_work(device, run)
-        kernels = longest_kernels(device, run, in_a_row) if size in (SMALL, TINY) and not recompute else {}
+        kernels = longest_kernels(device, run, in_a_row) if size in (SMALL, TINY, SMOLLM2) and not recompute else {}
     seconds = timing.seconds / in_a_row
     row = rate_row(name, size, method, method == "autoregressive", seconds, gflops)
     about = {"recompute": recompute, "row_seconds": rounded(time.perf_counter() - begin)}

@@ -104,6 +104,21 @@ def test_slopes_are_finite_beside_words_that_stand():
     assert slopes and all(bool(torch.isfinite(one).all()) for one in slopes)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("shift", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_documents_of_a_packed_row_are_read_as_alone(kind, shift):
+    """Each document of a row is answered as if it stood in a row of its own, from its own first position on."""
+    torch.manual_seed(0)
+    shape = Shape(hidden=16, layers=2, heads=2, inner=16, kv_heads=1, head_dim=8, shift=shift)
+    learned = Shape(**{**vars(shape), "rope": 0.0, "positions": 12, "kv_heads": 2, "norm": "layer", "gated": False})
+    network = AnnealedTransformer(shape if kind == "llama" else learned, 8, updates=0).train()
+    x, lengths = torch.randn(1, 12, 16), (5, 4, 3)
+    documents = torch.arange(3).repeat_interleave(torch.tensor(lengths)).unsqueeze(0)
+    alone = torch.cat([network(part, None) for part in x.split(lengths, 1)], 1)
+    torch.testing.assert_close(network(x, None, documents), alone, atol=1e-5, rtol=0)
+
+
 # -- blocks -----------------------------------------------------------------------------------------------------------
 
 WORDS, LENGTH = 14, 24
@@ -226,3 +241,21 @@ def test_a_method_that_cannot_begin_so_says_which_can(llama, tmp_path):
     said = "sedd cannot start from somebody else's model; give method=, one of .*mdlm, .*block-diffusion"
     with pytest.raises(UsageError, match=said):
         load_recipe("own-text", ["method=sedd", f"data={tmp_path}/my.txt", f"init={llama}"])
+
+
+@pytest.mark.parametrize("rows", ["texts", "packed"])
+def test_one_recipe_adapts_a_left_to_right_model(llama, tmp_path, rows, capsys):
+    """`train adapt` takes the tokenizer from the same directory; its first loss is finite, and its run writes."""
+    write_grammar(tmp_path / "my.txt", 40)
+    changes = [f"model.pretrained={llama}", f"data={tmp_path}/my.txt", "steps=2", "batch_size=8", "longest=64"]
+    changes += [f"rows={rows}", *(["widths=[]"] if rows == "packed" else ["widths=[16,64]"])]
+    assert main(["train", "adapt", *changes, "--out", str(tmp_path / "run")]) == 0
+    lm = TextDiffusion.from_pretrained(tmp_path / "run")
+    assert len(lm.infill("the dog ___ in the garden")[0].text) > 0
+    assert main(["train", "adapt", f"data={tmp_path}/my.txt", "--out", str(tmp_path / "none")]) == 2
+    assert "model.pretrained=DIR" in capsys.readouterr().err and not (tmp_path / "none").exists()
+
+
+def test_a_library_network_reads_no_packed_rows(llama, tmp_path):
+    with pytest.raises(UsageError, match=r"autoregressive with model\.pretrained reads one.*: mdlm"):
+        load_recipe("adapt", ["method=autoregressive", f"init={llama}", "rows=packed", "data=my.txt", "widths=[]"])

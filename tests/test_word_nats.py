@@ -25,14 +25,16 @@ from difflm.networks import Transformer, head
 
 WORDS, LONGEST, TEXTS = 70, 24, 64  # 70 is no multiple of 64
 MASKED = ("mdlm", "cmlm", "d3pm-absorbing", "bert-mouth", "block-diffusion")
+LLAMA = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+LLAMA |= {"num_attention_heads": 2, "num_key_value_heads": 1, "rms_norm_eps": 1e-5}
 
 
-def make_model(name, source_longest=0, words=WORDS):
+def make_model(name, source_longest=0, words=WORDS, **more):
     torch.manual_seed(0)
-    settings = {"hidden": 16, "layers": 1, "heads": 2, "dropout": 0.0}
+    settings = {"hidden": 16, "layers": 1, "heads": 2, "dropout": 0.0, **more}
     model = METHODS[name](**settings).build(TextSpec(words, LONGEST, source_longest))
     for part in model.modules():
-        if isinstance(part, Transformer):
+        if isinstance(part, head.WordHead):
             torch.nn.init.normal_(part.head.weight, std=0.5)
             torch.nn.init.normal_(part.head.bias)
     return model
@@ -71,6 +73,22 @@ def test_masked_words_alone_give_the_loss_of_all_logits(monkeypatch, name, sourc
     assert (rows < shape.numel()) == (name != "block-diffusion")  # whose blocks have times of their own
     monkeypatch.setattr(diffusion, "is_linear", lambda *_: False)
     assert_equal_losses(found, losses_and_gradients(model, batch))
+
+
+@pytest.mark.parametrize("name", ["mdlm", "block-diffusion"])
+@pytest.mark.parametrize("shift", [True, False])
+@pytest.mark.parametrize("anneal", [0, 10])
+def test_masked_words_alone_give_the_loss_of_a_loaded_network(monkeypatch, name, shift, anneal):
+    model, batch = make_model(name, decoder=LLAMA, shift=shift, anneal=anneal).train(), make_batch()
+
+    def measure():
+        torch.manual_seed(0)  # who sees whom is drawn while attention opens
+        return losses_and_gradients(model, batch)
+
+    found = measure()
+    assert model._rows
+    monkeypatch.setattr(diffusion, "is_linear", lambda *_: False)
+    assert_equal_losses(found, measure())
 
 
 def test_parts_of_the_rows_give_the_loss_of_all_rows(monkeypatch):

@@ -75,6 +75,7 @@ class Method(BaseModel):
     one_canvas: ClassVar[bool] = False  # whether source and text share one canvas and its embedding
     reads_prompts: ClassVar[bool] = False  # whether texts can be trained with prompts
     packs: ClassVar[bool] = False  # whether a row may hold several documents, each trained separately
+    packs_pretrained: ClassVar[bool] = False  # the same of a model that starts from somebody else's network
     begins_with: ClassVar[tuple[str, ...]] = ()  # other methods whose networks it can start from (init=RUN)
     bound: ClassVar[bool] = True  # whether its likelihood is exact or a true bound
 
@@ -93,8 +94,9 @@ class Method(BaseModel):
         """Say which size no network can have; "" if all are valid."""
         sizes = self.model_dump()
         for key, value in sizes.items():
-            if type(value) is int and value < 1:
-                return f"model.{key}: should be at least 1, not {value}"
+            least = 0 if type(self).model_fields[key].default == 0 else 1
+            if type(value) is int and value < least:
+                return f"model.{key}: should be at least {least}, not {value}"
         if not 0 <= sizes.get("dropout", 0) < 1:
             return f"model.dropout: should be between 0 and 1, not {sizes['dropout']}"
         hidden, heads = sizes.get("hidden", 2), sizes.get("heads", 1)

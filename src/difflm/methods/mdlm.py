@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class Mdlm(DecoderStart):
     name, paper, family = "mdlm", "Sahoo et al. 2024", "masked"
-    packs = True
+    packs = packs_pretrained = True
 
     context: float = Field(default=0.0, ge=0, le=1)  # share of texts learned with a gap between clean words
     quality_head: bool = False  # whether it learns which of its words are wrong, for the sampler prism

@@ -88,8 +88,8 @@ class DecoderStart(TokenMethod):
     "Its config, which a run keeps."
     shift: bool = True
     "Of such a model: whether a position still speaks of the next one."
-    anneal: int = 1000
-    "Of such a model: updates after which positions see all that follow them."
+    anneal: int = 0
+    "Of such a model: updates after which positions see all that follow them; 0: from the first."
 
     @model_validator(mode="before")
     @classmethod

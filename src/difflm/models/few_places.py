@@ -13,7 +13,7 @@ from difflm.diffusion.processes.discrete import draw_states
 from difflm.diffusion.samplers.discrete_steps import ancestral
 from difflm.diffusion.samplers.loop import BanTokens, BoundDenoiser, ImposeTokens, SamplerInputs, Temperature
 from difflm.models.word_nats import has_linear_bound
-from difflm.networks import Transformer
+from difflm.networks.head import WordHead
 
 FEWEST = 8  # positions at a time: with fewer, their number would differ between batches more often
 MAX_DRAWN = 2**24  # random numbers that are drawn at once
@@ -58,7 +58,7 @@ def write_places(
     process, bound = inputs.process, inputs.denoise
     assert isinstance(process, Absorbing) and isinstance(bound, BoundDenoiser)
     network = bound.denoiser.network
-    assert isinstance(network, Transformer)
+    assert isinstance(network, WordHead)
     moves = process.moves(x, level.t, next_level.t, fresh)
     at = moves.long().argsort(dim=-1, descending=True, stable=True)[:, : inputs.places]
 

@@ -44,7 +44,7 @@ class OpenBlockDenoiser(BlockDenoiser):
         read: Callable[[Tensor], Belief] | None = None,
     ) -> Belief:
         clean, network = condition.given, cast(AnnealedTransformer, self.network)
-        assert clean is not None and read is None, "blocks are denoised given the clean text before them"
+        assert clean is not None, "blocks are denoised given the clean text before them"
         length, level = x.shape[1], self.process.at(t)
         level = level if level.t.dim() == 2 else self.process.at(level.t.unsqueeze(1).expand(x.shape[:2]))
         with autocast_to(x.device, self.precision):
@@ -59,6 +59,8 @@ class OpenBlockDenoiser(BlockDenoiser):
             seen, places = self.seen_by(length, x.device), torch.cat([read_at, place]) + self.shift
             hidden, _ = network.run(torch.cat([noisy.flatten(1, 2), words], 1), seen, None, places)
             spoken = hidden[:, : len(read_at)].unflatten(1, (-1, self.size + self.shift))[:, :, : self.size]
+            if read is not None:
+                return read(spoken.flatten(1, 2))
             logits = network.answer(spoken.flatten(1, 2)).float()
         with torch.autocast(x.device.type, enabled=False):
             return self.codec.belief(logits, x, level, self.codec.evidence(x, level), self.process)
@@ -108,7 +110,7 @@ class OpenBlockDenoiser(BlockDenoiser):
                 copy = torch.full((len(there), 1), before is None, device=block.device)
                 seen = torch.cat([there[:, :old], copy, there[:, old:]], 1).unsqueeze(1).expand(-1, width, -1)
             places = torch.arange(start - copies, start + block.shape[1], device=block.device) + self.shift
-            hidden, found = network.run(inputs, seen, kept or None, places)
+            hidden, found = network.run(inputs, seen, kept or None, places, keeps=True)
             logits = network.answer(hidden[:, : block.shape[1]]).float()
         if noisy:
             return logits, caches

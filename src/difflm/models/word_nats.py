@@ -19,8 +19,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Corrupted, Objective
 from difflm.diffusion.processes import DiscreteProcess
 from difflm.diffusion.timesteps import TimeSampler
-from difflm.networks import Transformer
-from difflm.networks.head import rows_of_part, weigh_nats
+from difflm.networks.head import WordHead, rows_of_part, weigh_nats
 
 LINEAR = {"elbo", "masked_ce", "chain_kl", "ce"}  # loss terms that are linear under masks
 WATCHED = 4096  # batches whose times determine the largest number of masked words
@@ -46,7 +45,7 @@ def is_linear(objective: Objective, denoiser: Denoiser) -> bool:
 
 def has_linear_bound(denoiser: Denoiser) -> bool:
     """The same for the bound."""
-    return getattr(denoiser.process, "linear", False) and isinstance(denoiser.network, Transformer)
+    return getattr(denoiser.process, "linear", False) and isinstance(denoiser.network, WordHead)
 
 
 class WordDenoiser:
@@ -60,7 +59,7 @@ class WordDenoiser:
 
     def __call__(self, x: Tensor, t: Times, mask: Tensor | None = None, condition: Condition = UNCONDITIONAL) -> Belief:
         network, weights = self.denoiser.network, (x == self.denoiser.process.mask_id).float()
-        assert isinstance(network, Transformer)
+        assert isinstance(network, WordHead)
 
         def read(states: Tensor) -> Belief:
             return read_nats(network, states, self.ids, weights, weights.numel(), weights.new_zeros(1), 0.0)
@@ -80,7 +79,7 @@ def read_masked(
     """The nats of a batch's masked words, weighted by their times, given the network's last states. `made` has a belief
     of 1 nat for each masked word; `rows` caches how many rows are computed, by batch shape."""
     network, process, shape = denoiser.network, denoiser.process, made.ids.shape
-    assert isinstance(network, Transformer) and isinstance(process, DiscreteProcess)
+    assert isinstance(network, WordHead) and isinstance(process, DiscreteProcess)
     with torch.autocast(states.device.type, enabled=False):
         total = objective.total(objective(made)) * made.mask
         weights = total * (weight if weight.dim() == 2 else weight.unsqueeze(1))
@@ -91,7 +90,7 @@ def read_masked(
 
 
 def read_nats(
-    network: Transformer, states: Tensor, ids: Tensor, weights: Tensor, rows: int, u: Tensor, smoothing: float
+    network: WordHead, states: Tensor, ids: Tensor, weights: Tensor, rows: int, u: Tensor, smoothing: float
 ) -> WordNats:
     """The nats of the words [B, L] that have weights, given the network's last states, for at most this many rows. `u`
     [1], a uniform number, determines where the run of used rows starts if some are left out."""

@@ -45,7 +45,26 @@ def weigh_slopes(
     return whole - wanted, slopes, slopes.sum(0, dtype=torch.float32)
 
 
-def choose_slopes(network: Any, device: torch.device) -> Slopes:
+class WordHead(nn.Module):
+    """A network that ends in a norm and a head over words. Without `answers`, its `forward` returns the last states,
+    for callers that use the head at some positions only."""
+
+    norm: nn.Module
+    head: nn.Linear
+    slopes = staticmethod(weigh_slopes)  # of its head; a trainer compiles it
+
+    def finish_states(self, x: Tensor) -> Tensor:
+        """Last states as the head reads them."""
+        out: Tensor = self.norm(x)
+        return out
+
+    def answer(self, x: Tensor) -> Tensor:
+        """Logits of last states, each at its own position."""
+        out: Tensor = self.head(self.finish_states(x))
+        return out
+
+
+def choose_slopes(network: WordHead, device: torch.device) -> Slopes:
     """Our own kernel for a large vocabulary on a GPU, else the network's function, which a trainer compiles."""
     own = network.head.out_features >= LARGE and has_kernel(device)
     slopes: Slopes = weigh_slopes_in_place if own else network.slopes
@@ -53,16 +72,17 @@ def choose_slopes(network: Any, device: torch.device) -> Slopes:
 
 
 def weigh_nats(
-    network: Any, states: Tensor, targets: Tensor, weights: Tensor, smoothing: float = 0.0
+    network: WordHead, states: Tensor, targets: Tensor, weights: Tensor, smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropies [N] of a Transformer's predictions from its last states [N, hidden], which have no gradient, and
+    """Cross-entropies [N] of a network's predictions from its last states [N, hidden], which have no gradient, and
     their sum under `weights` [N], which has one. `smoothing` is the share of the target spread over all words."""
-    head: nn.Linear = network.head
-    states, kind = network.norm(states), states.device.type
+    head, kind = network.head, states.device.type
+    states = network.finish_states(states)
     cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if cast else states.dtype
     with torch.autocast(kind, enabled=False), avoid_onednn(states.device, dtype):
-        given = states.to(dtype), head.weight.to(dtype), head.bias.to(dtype), targets, weights.float(), smoothing
+        bias = head.weight.new_zeros(head.out_features) if head.bias is None else head.bias
+        given = states.to(dtype), head.weight.to(dtype), bias.to(dtype), targets, weights.float(), smoothing
         if not torch.is_grad_enabled():
             return plain_nats(*given)
         found: tuple[Tensor, Tensor] = WeighedNats.apply(*given, choose_slopes(network, states.device))

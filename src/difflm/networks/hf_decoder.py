@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.errors import UsageError
-from difflm.networks.head import weigh_slopes
+from difflm.networks.head import WordHead
 from difflm.networks.hf_encoder import LOCAL, explained, library_config, transformers
 from difflm.networks.transformer import Cache
 from difflm.runtime.files import read_json
@@ -32,13 +32,12 @@ def read_decoder(folder: str) -> dict[str, Any]:
     return decoder
 
 
-class PretrainedDecoder(nn.Module):
+class PretrainedDecoder(WordHead):
     """Vectors of words through the library's layers; `head` gives logits of our words. It answers to the calls of
     `Transformer` that reading takes. Training may compile the library's layers, but nothing captures them: the library
     asks the device for masks at every call."""
 
     capturable = False
-    slopes = staticmethod(weigh_slopes)
 
     def __init__(self, decoder: dict[str, Any], vocabulary: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -80,10 +79,6 @@ class PretrainedDecoder(nn.Module):
                 kept.update(*cache, layer)
         out = self.body(inputs_embeds=x, past_key_values=kept, use_cache=True, **seen)
         return out.last_hidden_state, [(one[0], one[1]) for one in out.past_key_values]
-
-    def answer(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x)
-        return out
 
 
 @torch.no_grad()

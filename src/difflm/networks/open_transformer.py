@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.diffusion.precision import avoid_onednn
-from difflm.networks.documents import same_document
+from difflm.networks.documents import document_ends, same_document
+from difflm.networks.head import WordHead
 from difflm.networks.rotary import compute_rotations, rotate_vectors
-from difflm.networks.transformer import Cache
+from difflm.networks.transformer import Cache, additive
 
 Kept = Tensor | Cache  # keys and values of one layer, [2, B, heads, L, head_dim] or two of [B, heads, L, head_dim]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -101,17 +102,18 @@ class SelfAttention(nn.Module):
         self.k_norm = RmsNorm(shape.head_dim, shape.eps) if shape.head_norms else nn.Identity()
 
     def forward(
-        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Kept | None
-    ) -> tuple[Tensor, Tensor]:
-        """Also keys and values, [2, B, heads, L, head_dim]; `kept` are those of positions before, which all see."""
+        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Kept | None, keeps: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Also keys and values, [2, B, heads, L, head_dim], if the caller `keeps` them: a compiled layer would add
+        their gradients, zeros. `kept` are those of positions before, which all see."""
         q = self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, -1))).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).unflatten(-1, (self.kv_heads, -1))).transpose(1, 2)
         v = self.v_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         if turn is not None:
             q, k = rotate_vectors(q, *turn), rotate_vectors(k, *turn)
-        own = torch.stack([k, v])
+        own = torch.stack([k, v]) if keeps else None
         if kept is not None:
-            k, v = (torch.cat(both, 2) for both in zip(kept, own, strict=True))
+            k, v = (torch.cat(both, 2) for both in zip(kept, (k, v), strict=True))
         if self.kv_heads != self.heads:
             k, v = (part.repeat_interleave(self.heads // self.kv_heads, 1) for part in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
@@ -142,14 +144,14 @@ class Layer(nn.Module):
         self.post_attention_layernorm = make_norm(shape)
 
     def forward(
-        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Kept | None
-    ) -> tuple[Tensor, Tensor]:
-        y, own = self.self_attn(self.input_layernorm(x), turn, seen, kept)
+        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Kept | None, keeps: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        y, own = self.self_attn(self.input_layernorm(x), turn, seen, kept, keeps)
         x = x + y
         return x + self.mlp(self.post_attention_layernorm(x)), own
 
 
-class OpenTransformer(nn.Module):
+class OpenTransformer(WordHead):
     def __init__(self, shape: Shape, words: int) -> None:
         super().__init__()
         self.shape = shape
@@ -162,18 +164,23 @@ class OpenTransformer(nn.Module):
         self.head = nn.Linear(shape.hidden, words, shape.head_bias)
 
     def forward(
-        self, inputs: Tensor, t: Tensor | None, mask: Tensor | None = None, kept: Tensor | None = None
+        self,
+        inputs: Tensor,
+        t: Tensor | None,
+        mask: Tensor | None = None,
+        kept: Tensor | None = None,
+        answers: bool = True,
     ) -> Tensor:
         """`kept` is what `read_prompt` returned of the positions before."""
         with avoid_onednn(inputs.device, self.head.weight.dtype):
             x, _ = self.run(inputs, mask, kept)
-            logits = self.answer(x)
-        return torch.cat([logits[:, :1], logits[:, :-1]], 1) if self.shape.shift else logits
+            x = shift_states(x, mask) if self.shape.shift else x
+            return self.answer(x) if answers else x
 
     def read_prompt(self, inputs: Tensor) -> Tensor:
         """Keys and values of whole blocks from the first position on, [B, layers, 2, heads, L, head_dim]."""
         with avoid_onednn(inputs.device, self.head.weight.dtype):
-            return torch.stack(self.run(inputs, None, None)[1]).movedim(2, 0)
+            return torch.stack(self.run(inputs, None, None, keeps=True)[1]).movedim(2, 0)
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -185,14 +192,17 @@ class OpenTransformer(nn.Module):
         mask: Tensor | None,
         kept: Tensor | Sequence[Cache] | None,
         places: Tensor | None = None,
+        keeps: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The last states, and keys and values of every layer. `places` [L] are positions that do not simply follow
-        those that are kept."""
+        """The last states, and keys and values of every layer if the caller `keeps` them. `places` [L] are positions
+        that do not simply follow those that are kept."""
         shape, length, device = self.shape, inputs.shape[1], inputs.device
         before = 0 if kept is None else kept[0][0].shape[-2]
         x = inputs.to(self.head.weight.dtype)
         if self.places is not None:
             place = torch.arange(before, before + length, device=device) if places is None else places
+            if mask is not None and mask.dtype is torch.int64:  # each document begins at position 0
+                place = place - document_ends(mask)[0]
             x = x + self.places(place.clamp(max=shape.positions - 1))  # a canvas may be wider than the longest text
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
@@ -206,20 +216,18 @@ class OpenTransformer(nn.Module):
             close = ((place.unsqueeze(1) - place).abs() <= shape.window).view(1, 1, length, length)
             near = close if seen is None else seen & close
             local_turn = compute_rotations(length, shape.head_dim, device, base=shape.local_rope)
-        found = []
+        if x.is_cuda:
+            near, seen = (None if one is None else additive(one, x.dtype) for one in (near, seen))
+        found = list[Tensor]()
         for number, layer in enumerate(self.layers):
             local = number % shape.global_every
             old = kept[:, number].movedim(0, 1) if isinstance(kept, Tensor) else kept[number] if kept else None
-            x, own = layer(x, local_turn if local else turn, near if local else seen, old)
-            found.append(own)
+            x, own = layer(x, local_turn if local else turn, near if local else seen, old, keeps)
+            found += [] if own is None else [own]
         return x, found
 
-    def answer(self, x: Tensor) -> Tensor:
-        """Logits of the last states, each at its own position."""
-        out: Tensor = self.head(self.before_head(self.norm(x)))
-        return out
-
-    def before_head(self, x: Tensor) -> Tensor:
+    def finish_states(self, x: Tensor) -> Tensor:
+        x = super().finish_states(x)
         if self.transform is None or self.transform_norm is None:
             return x
         out: Tensor = self.transform_norm(ACTIVATIONS[self.shape.activation](self.transform(x)))
@@ -228,7 +236,7 @@ class OpenTransformer(nn.Module):
 
 class AnnealedTransformer(OpenTransformer):
     """A network that learned from left to right and comes to see everything: in training a position sees a later one
-    with a chance that rises to 1 over the first `updates` (Gong et al., 2025)."""
+    with a chance that rises to 1 over the first `updates` (Gong et al., 2025), or from the start if these are 0."""
 
     opened: Tensor  # the probability
 
@@ -238,7 +246,7 @@ class AnnealedTransformer(OpenTransformer):
         self.register_buffer("opened", torch.zeros(()), persistent=False)
 
     def begin_update(self, update: int) -> None:
-        self.opened.fill_(min(1.0, update / self.updates))
+        self.opened.fill_(min(1.0, update / max(1, self.updates)))
 
     def run(
         self,
@@ -246,15 +254,25 @@ class AnnealedTransformer(OpenTransformer):
         mask: Tensor | None,
         kept: Tensor | Sequence[Cache] | None,
         places: Tensor | None = None,
+        keeps: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
-        if not self.training:
-            return super().run(inputs, mask, kept, places)
+        if not (self.training and self.updates):
+            return super().run(inputs, mask, kept, places, keeps)
         length = inputs.shape[1]
         place = torch.arange(length, device=inputs.device) if places is None else places
         earlier = place <= place.unsqueeze(1)
         seen = (earlier | (torch.rand(length, length, device=inputs.device) < self.opened)).unsqueeze(0)
         there = None if mask is None else who_sees_whom(mask, length, 0, inputs.device)
-        return super().run(inputs, seen if there is None else seen & there.squeeze(1), kept, places)
+        return super().run(inputs, seen if there is None else seen & there.squeeze(1), kept, places, keeps)
+
+
+def shift_states(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The states that predict each position: those of the position before; of the first of a text, its own."""
+    before = torch.cat([x[:, :1], x[:, :-1]], 1)
+    if mask is None or mask.dtype is not torch.int64:
+        return before
+    first = document_ends(mask)[0] == torch.arange(x.shape[1], device=x.device)
+    return torch.where(first.unsqueeze(-1), x, before)
 
 
 def who_sees_whom(mask: Tensor | None, length: int, block: int, device: torch.device) -> Tensor | None:

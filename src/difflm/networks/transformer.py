@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from difflm.networks.documents import document_ends, same_document
 from difflm.networks.gelu import Gelu, LinearGeluLinear
-from difflm.networks.head import weigh_slopes
+from difflm.networks.head import WordHead
 from difflm.networks.linear import apply_linear
 from difflm.networks.residual_norm import add_and_norm, is_compiled_training, with_bias, working_dtype
 from difflm.networks.rotary import SHORT, SplitProjection, compute_rotations, split_projection
@@ -272,9 +272,7 @@ class Block(nn.Module):
         return type(self.feed) is FeedForward and not (self.training and self.drop.p)
 
 
-class Transformer(nn.Module):
-    slopes = staticmethod(weigh_slopes)  # of its head; a trainer compiles it
-
+class Transformer(WordHead):
     def __init__(
         self,
         in_dim: int,
@@ -309,10 +307,8 @@ class Transformer(nn.Module):
         memory: Sequence[Memory] | None = None,
         answers: bool = True,
     ) -> Tensor:
-        """Without `answers`: the last states, for callers that use the head at some positions only (`weigh_nats`)."""
         x, _ = self.run(self.embed(inputs, mask), t, mask, None, start=0, memory=memory)
-        out: Tensor = self.head(self.norm(x)) if answers else x
-        return out
+        return self.answer(x) if answers else x
 
     def embed(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
         """With `places`, each position gets its distance from the start and from the end of the text: rotary embeddings
@@ -416,7 +412,3 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x, _, _ = block(x, None, mask, turn)  # which keeps what it computes, and leaves no rest
         return x[:, 1:], []
-
-    def answer(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.norm(x))
-        return out

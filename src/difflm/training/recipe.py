@@ -157,15 +157,22 @@ def load_recipe(
     lines of the recipe that do not apply to the method or the data that the changes name."""
     values = _read(name_or_path)
     given = dict(split_change(change) for change in changes)
-    if given.get("init") and is_pretrained(Path(str(given["init"]))):  # an open model with its own tokenizer
-        theirs = given.pop("init")
+    begins = values["model"].get("pretrained", "") is None  # a recipe that starts from somebody else's model
+    key = "model.pretrained" if begins and "init" not in given else "init"
+    if given.get(key) and is_pretrained(Path(str(given[key]))):  # an open model with its own tokenizer
+        theirs = given.pop(key)
         method = str(given.get("method", values.get("method")))
         if method in METHODS and "pretrained" not in METHODS[method].model_fields:
             able = ", ".join(name for name, one in METHODS.items() if "decoder" in one.model_fields)
             raise UsageError(
-                f"init={theirs}: {method} cannot start from somebody else's model; give method=, one of {able}."
+                f"{key}={theirs}: {method} cannot start from somebody else's model; give method=, one of {able}."
             )
         given = {"model.pretrained": theirs, "tokenizer": theirs, **given}
+    elif begins:
+        raise UsageError(
+            f"{name_or_path} starts from a left-to-right model: give model.pretrained=DIR, a directory with its "
+            "config.json, safetensors and tokenizer.json."
+        )
     if "minutes" in given and given.get("steps"):
         raise UsageError(f"minutes={given['minutes']} and steps={given['steps']} both say how long: give one of them.")
     if "minutes" in given:
@@ -363,9 +370,10 @@ def _check_sources(recipe: Recipe) -> None:
 def _check_rows(recipe: Recipe) -> None:
     if recipe.rows == "texts":
         return
-    if not METHODS[recipe.method].packs or recipe.model.get("pretrained"):
-        able = ", ".join(name for name, method in METHODS.items() if method.packs)
-        pretrained = " with model.pretrained" if METHODS[recipe.method].packs else ""
+    method, begun = METHODS[recipe.method], recipe.model.get("pretrained")
+    if not method.packs or (begun and not method.packs_pretrained):
+        able = ", ".join(name for name, one in METHODS.items() if (one.packs_pretrained if begun else one.packs))
+        pretrained = " with model.pretrained" if begun else ""
         raise UsageError(
             f"recipe: rows: {recipe.method}{pretrained} reads one text per row. These read packed rows: {able}."
         )
