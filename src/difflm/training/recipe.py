@@ -157,7 +157,7 @@ def load_recipe(
     lines of the recipe that do not apply to the method or the data that the changes name."""
     values = _read(name_or_path)
     given = dict(split_change(change) for change in changes)
-    begins = values["model"].get("pretrained", "") is None  # a recipe that starts from somebody else's model
+    begins = values["model"].get("pretrained") == ""  # a recipe that starts from somebody else's model
     key = "model.pretrained" if begins and "init" not in given else "init"
     if given.get(key) and is_pretrained(Path(str(given[key]))):  # an open model with its own tokenizer
         theirs = given.pop(key)
