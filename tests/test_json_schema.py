@@ -1,11 +1,17 @@
 """JSON schemas: what their automata accept against another validator, and what is refused."""
 
+import itertools
 import json
 import random
 import re
 import time
+from datetime import date, datetime
+from ipaddress import IPv4Address
+from typing import Annotated, Literal
+from uuid import UUID
 
 import numpy as np
+import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +21,9 @@ from typer.testing import CliRunner
 
 from difflm import Json, TextDiffusion
 from difflm.app.cli import app
-from difflm.data.json_schema import is_json_of, schema_tree
+from difflm.app.commands.generate import make_request
+from difflm.data.json_formats import FORMATS
+from difflm.data.json_schema import USUAL_LENGTH, is_json_of, schema_tree
 from difflm.data.regular import CharacterAutomaton, compile_characters
 from difflm.errors import UsageError
 
@@ -142,13 +150,14 @@ def test_named_schemas_are_followed():
     [
         ({}, "the type is missing"),
         ({"type": "strnig"}, "'strnig' is not known"),
-        ({"type": "string", "format": "date"}, "'format' is not supported"),
+        ({"type": "string", "format": "hostname"}, "'hostname' is not known. Known: date, date-time"),
+        ({"type": "string", "format": "date", "maxLength": 5}, "date cannot be combined"),
+        ({"type": "string", "minLength": 10**6}, "0 to 1000"),
         ({"type": "object", "properties": {"a": {"not": {}}}}, r"JSON schema, a: 'not'"),
         ({"type": "object", "required": ["a"]}, "required and not among"),
         ({"type": "object", "additionalProperties": {"type": "string"}}, "none are written"),
         ({"type": "array"}, "items is missing"),
         ({"type": "array", "items": {"type": "null"}, "minItems": 3, "maxItems": 2}, "minItems is above maxItems"),
-        ({"type": "string", "maxLength": 10**6}, "0 to 1000"),
         ({"type": "string", "pattern": "a", "maxLength": 3}, "cannot be combined"),
         ({"type": "string", "pattern": "^a|b$"}, "into a group"),
         ({"type": "string", "pattern": '"'}, "quotation mark"),
@@ -181,6 +190,91 @@ def test_what_is_not_of_the_subset_is_refused_in_a_line(schema, reason):
 def test_what_is_no_schema_is_refused(schema):
     with pytest.raises(UsageError, match="not a JSON object"):
         Json(schema)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_strings_of_a_format_are_valid_and_have_the_lengths_it_says(name):
+    """Another validator, which checks formats, says so of texts drawn at random; so does our own check."""
+    schema, known = {"type": "string", "format": name}, FORMATS[name]
+    other = validator.validator_for(schema, validate_formats=True)
+    automaton, chance = compile_characters(schema_tree(schema), LETTERS), random.Random(0)
+    for _ in range(100):
+        value = json.loads(draw_text(automaton, chance, most=chance.randrange(40)))
+        assert other.is_valid(value) and is_json_of(json.dumps(value), schema), value
+        assert known.shortest <= len(value) <= known.longest
+
+
+@given(st.sampled_from([*FORMATS]), st.data())
+@settings(max_examples=60, deadline=None)
+def test_damaged_strings_of_a_format_are_judged_like_another_validator(name, data):
+    """One character of a valid string is exchanged. Ours may be stricter, never more lenient."""
+    schema = {"type": "string", "format": name}
+    other = validator.validator_for(schema, validate_formats=True)
+    automaton = compile_characters(schema_tree(schema), LETTERS)
+    value = json.loads(draw_text(automaton, random.Random(data.draw(st.integers(0, 99)))))
+    at, sign = data.draw(st.integers(0, len(value) - 1)), data.draw(st.sampled_from("09aZ-:.@/ T"))
+    damaged = value[:at] + sign + value[at + 1 :]
+    assert not is_json_of(json.dumps(damaged), schema) or other.is_valid(damaged), damaged
+
+
+def test_every_day_of_the_calendar_is_a_date_and_no_other():
+    automaton = compile_characters(schema_tree({"type": "string", "format": "date"}), LETTERS)
+    for year in (1900, 1999, 2000, 2023, 2024, 2096, 2100):
+        for month, day in itertools.product(range(14), range(33)):
+            text = f"{year:04}-{month:02}-{day:02}"
+            try:
+                known = date.fromisoformat(text).year < 2100
+            except ValueError:
+                known = False
+            assert automaton.accepts(f'"{text}"') == known, text
+
+
+def test_strings_without_a_limit_have_a_usual_one():
+    for schema in ({"type": "string"}, {"type": "string", "maxLength": 10**6}):
+        most = USUAL_LENGTH
+        automaton = compile_characters(schema_tree(schema), 'ab{}"')
+        assert automaton.accepts(f'"{"a" * most}"') and not automaton.accepts(f'"{"a" * (most + 1)}"')
+        assert is_json_of(f'"{"a" * (most + 1)}"', schema)  # which the schema allows
+    many = {"type": "object", "properties": {f"a{k}": {"type": "string"} for k in range(25)}, "required": ["a24"]}
+    assert compile_characters(schema_tree(many), LETTERS).accepts('{"a24": "b"}')  # and is not too large
+
+
+def test_an_object_without_properties_is_any_object():
+    schema = {"type": "object"}
+    automaton, chance = compile_characters(schema_tree(schema), LETTERS), random.Random(0)
+    drawn = [draw_text(automaton, chance, most=60) for _ in range(60)]
+    found = [json.loads(text) for text in drawn]
+    assert all(isinstance(one, dict) and is_json_of(text, schema) for one, text in zip(found, drawn, strict=True))
+    assert any(found) and automaton.accepts('{"a": [1, "b"], "c_d": {"e": null}}') and automaton.accepts("{}")
+    closed = compile_characters(schema_tree({**schema, "additionalProperties": False}), LETTERS)
+    assert closed.accepts("{}") and not closed.accepts('{"a": 1}')
+
+
+class Address(pydantic.BaseModel):
+    street: str
+    number: int = pydantic.Field(ge=1, le=999)
+
+
+class Person(pydantic.BaseModel):
+    name: Annotated[str, pydantic.Field(max_length=12)]
+    born: date
+    seen: datetime | None = None
+    key: UUID
+    page: pydantic.HttpUrl
+    host: IPv4Address
+    mood: Literal["good", "bad"]
+    address: Address
+
+
+def test_a_pydantic_class_is_a_schema():
+    """What its automaton accepts, the class reads."""
+    control, chance = Json(Person), random.Random(0)
+    automaton = compile_characters(control.expression, LETTERS)
+    for _ in range(10):
+        text = draw_text(automaton, chance, most=200)
+        assert Person.model_validate_json(text) and control.check(text).satisfied
+    with pytest.raises(UsageError, match="nor a Pydantic class"):
+        Json(int)
 
 
 MENU = {
@@ -234,6 +328,15 @@ def test_the_command_reads_a_file_and_says_what_is_wrong(tmp_path, text, said):
         path.write_text(text)
     done = CliRunner().invoke(app, ["generate", "e2e", "--json-schema", str(path)], standalone_mode=False)
     assert done.return_value == 2 and said in done.output + done.stderr and "Traceback" not in done.output
+
+
+def test_the_command_reads_a_schema_that_is_written_out():
+    schema = {"type": "object", "properties": {"price": {"const": "//"}}, "required": ["price"]}
+    (control,) = make_request({"json_schema": json.dumps(schema)}).controls()
+    assert control.target == schema
+    for text, said in (("{", "--json-schema is not JSON"), ('{"type": "x"}', "'x' is not known")):
+        done = CliRunner().invoke(app, ["generate", "e2e", "--json-schema", text], standalone_mode=False)
+        assert done.return_value == 2 and said in done.output + done.stderr
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from browsing import REFUSED, Opener, asked, finished, hush, says, sentence, texts, write
 from serving import need, running
+from tiny import tiny_run
 from typer.testing import CliRunner
 
 import difflm.app.studio
@@ -53,6 +54,30 @@ def test_two_controls_are_asked_and_both_marks_turn_good(opened):
     ] * 2
     assert tab.inner_text("[data-tally='length']") == tab.inner_text("[data-tally='field.food']") == "✓ 2/2"
     assert asked(tab) == {"n": ["2"], "steps": ["3"], "length": ["12"], "field.food": ["Japanese"]}
+
+
+def test_a_json_schema_has_a_field_where_the_model_can_write_json(opened, browser, tmp_path):
+    """Models of restaurants cannot; one of byte pairs can: its texts are valid, and an error stands at the field."""
+    tab = opened("#n=1&steps=2")
+    finished(tab)
+    assert tab.locator("#json_schema").is_hidden()
+    (tmp_path / "signs.txt").write_text("".join(f'{chr(k)}{{}}[]": {chr(159 - k)}\n' for k in range(33, 127)) * 4)
+    changes = {"steps": 1, "validate_every": 1, "save_every": 1, "tokenizer": "bpe", "vocabulary": 300, "longest": 80}
+    run = tiny_run(tmp_path, "mdlm", data=str(tmp_path / "signs.txt"), **changes)
+    with running(TextDiffusion.from_pretrained(run)) as server:
+        opener = Opener(browser, f"{server.url}/")
+        tab = opener("#n=2&steps=2")
+        finished(tab)
+        schema = '{"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}'
+        tab.fill("#json_schema", schema)
+        assert all(json.loads(text) in ({"on": True}, {"on": False}) for text in write(tab))
+        assert tab.inner_text("[data-tally='json']") == "✓ 2/2" and asked(tab)["json_schema"] == [schema]
+        tab.fill("#json_schema", '{"type": "strnig"}')
+        tab.get_by_role("button", name="Write", exact=True).first.click()
+        tab.wait_for_selector("#field-wrong")
+        assert "'strnig' is not known" in tab.inner_text("#field-wrong")
+        for context in opener.contexts:
+            context.close()
 
 
 def test_a_control_that_is_missed_says_so_in_a_word(opened):

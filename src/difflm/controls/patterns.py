@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import BaseModel, PydanticUserError
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_number, need_text
 from difflm.controls.exact import Avoid, Infill, spell_variants
@@ -103,20 +104,21 @@ class WordCount(Pattern):
 
 @dataclass(frozen=True)
 class Json(Pattern):
-    """A JSON schema, in a regular subset; the whole text is JSON that follows it."""
+    """A JSON schema, in a regular subset, or a Pydantic class; the whole text is JSON that follows it."""
 
     regex: str = field(init=False, default="")
-    schema: str | Mapping[str, Any]  # kept as JSON
+    schema: str | Mapping[str, Any] | type[BaseModel]  # kept as JSON
     name = "json"
 
     def __post_init__(self) -> None:
         try:
-            text = self.schema if isinstance(self.schema, str) else json.dumps(self.schema, allow_nan=False)
+            schema = self.schema.model_json_schema() if isinstance(self.schema, type) else self.schema
+            text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
             known = isinstance(json.loads(text), dict)
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, RecursionError, AttributeError, PydanticUserError):
             known = False
         if not known:
-            raise UsageError("JSON schema: it is not a JSON object.")
+            raise UsageError("JSON schema: it is not a JSON object, nor a Pydantic class that has one.")
         object.__setattr__(self, "schema", text)
 
     @cached_property

@@ -2,13 +2,15 @@
 finished texts that knows nothing of automata.
 
 Texts are formatted as by Python's `json.dumps`, with a space after each comma and colon. Properties are in the order of
-the schema, strings contain no escapes, and numbers have at most fifteen digits and six decimals."""
+the schema, strings contain no escapes and, unless the schema gives a limit, at most USUAL_LENGTH characters (fewer if
+there are many of them), and numbers have at most fifteen digits and six decimals."""
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from difflm.data.json_formats import FORMATS, has_format
 from difflm.data.regular import (
     MAX_COUNT,
     MAX_DEPTH,
@@ -30,6 +32,11 @@ NOT_SAME = (("\u2028", "\u2029"), ("\ufeff", "\ufeff"))  # some readers treat th
 NAMED_RANGES = {"d": (("0", "9"),), "w": (("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"))}
 INSIDE = Chars(UNSPELT, negated=True)
 DIGIT = Chars((("0", "9"),))
+USUAL_LENGTH, LEAST_USUAL = 80, 20  # characters of a string for which the schema gives no limit
+ALL_USUAL = 600  # of all such strings together, so that the automaton stays small
+# Of an object for which the schema gives no properties:
+KEY = "[a-z][a-z_]{0,11}"
+PLAIN = "-?(0|[1-9][0-9]{0,8})([.][0-9]{1,4})?|true|false|null"
 LARGEST = 10**15 - 1  # up to this number, all readers agree on whole numbers
 FRACTION = Sequenced((Repeated(DIGIT, 0, 5), Chars((("1", "9"),))))  # never zero, so that bounds stay simple
 
@@ -38,7 +45,7 @@ BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 KEYWORDS: Mapping[str, set[str]] = {
     "object": {"properties", "required", "additionalProperties"},
     "array": {"items", "minItems", "maxItems"},
-    "string": {"pattern", "minLength", "maxLength"},
+    "string": {"pattern", "minLength", "maxLength", "format"},
     "integer": BOUNDS,
     "number": BOUNDS,
     "boolean": set(),
@@ -48,14 +55,18 @@ KEYWORDS: Mapping[str, set[str]] = {
 
 def schema_tree(schema: Schema) -> Node:
     """The regular expression of the texts of a schema."""
-    return Compiler(schema).compile(schema, "", 0)
+    counting = Compiler(schema, 0)
+    counting.compile(schema, "", 0)
+    usual = max(LEAST_USUAL, min(USUAL_LENGTH, ALL_USUAL // max(1, counting.unlimited)))
+    return Compiler(schema, usual).compile(schema, "", 0)
 
 
 class Compiler:
-    """Reads a schema from the outside in; `at` is the current path."""
+    """Reads a schema from the outside in; `at` is the current path. Strings without a limit have `usual` characters at
+    most, and are counted."""
 
-    def __init__(self, root: Schema) -> None:
-        self.root = root
+    def __init__(self, root: Schema, usual: int) -> None:
+        self.root, self.usual, self.unlimited = root, usual, 0
 
     def refuse(self, at: str, reason: str) -> NoReturn:
         raise UsageError(f"JSON schema{f', {at[1:]}' if at else ''}: {reason}.")
@@ -108,6 +119,8 @@ class Compiler:
         return None if value is None else int(value)
 
     def counts(self, schema: Schema, low: str, high: str, at: str) -> tuple[int, int | None]:
+        if is_whole(schema.get(high)) and schema[high] > MAX_COUNT:  # as good as none, since fewer may be written
+            schema = {key: value for key, value in schema.items() if key != high}
         least, most = self.count(schema, low, 0, at) or 0, self.count(schema, high, None, at)
         if most is not None and most < least:
             self.refuse(at, f"{low} is above {high}")
@@ -123,7 +136,10 @@ class Compiler:
 
     def compile_string(self, schema: Schema, at: str, depth: int) -> Node:
         least, most = self.counts(schema, "minLength", "maxLength", at)
-        inner: Node = Repeated(INSIDE, least, most)
+        if "format" in schema:
+            return Sequenced((literal('"'), self.compile_format(schema, least, most, at), literal('"')))
+        self.unlimited += most is None and "pattern" not in schema
+        inner: Node = Repeated(INSIDE, least, max(least, self.usual) if most is None else most)
         if "pattern" in schema:
             if least or most is not None:
                 self.refuse(at, "pattern and a length cannot be combined: write the length into the pattern")
@@ -136,6 +152,14 @@ class Compiler:
             except UsageError as error:
                 self.refuse(at, str(error).removesuffix("."))
         return Sequenced((literal('"'), inner, literal('"')))
+
+    def compile_format(self, schema: Schema, least: int, most: int | None, at: str) -> Node:
+        known = FORMATS.get(str(schema["format"]))
+        if known is None:
+            self.refuse(at, f"the format {str(schema['format'])[:50]!r} is not known. Known: {', '.join(FORMATS)}")
+        if "pattern" in schema or least > known.shortest or (most is not None and most < known.longest):
+            self.refuse(at, f"{schema['format']} cannot be combined with another pattern or such a length")
+        return parse_pattern(known.written)
 
     def compile_integer(self, schema: Schema, at: str, depth: int) -> Node:
         return self.compile_signed(schema, at, lambda low, high, *_: digits_between(low, high))
@@ -174,12 +198,11 @@ class Compiler:
         least, most = self.counts(schema, "minItems", "maxItems", at)
         if most == 0:
             return literal("[]")
-        item = self.compile(schema["items"], f"{at}.items", depth + 1)
-        more = Repeated(Sequenced((literal(", "), item)), max(least - 1, 0), None if most is None else most - 1)
-        some = Repeated(Sequenced((item, more)), int(least > 0), 1)
-        return Sequenced((literal("["), some, literal("]")))
+        return list_of(self.compile(schema["items"], f"{at}.items", depth + 1), least, most)
 
     def compile_object(self, schema: Schema, at: str, depth: int) -> Node:
+        if not {"properties", "required"} & {*schema} and schema.get("additionalProperties", True) is True:
+            return any_object()
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping) or not isinstance(required, list):
             self.refuse(at, "properties must be an object and required a list")
@@ -194,6 +217,25 @@ class Compiler:
             for key, own in properties.items()
         ]
         return Sequenced((literal("{"), join_entries(entries, [key in required for key in properties]), literal("}")))
+
+
+def any_object(depth: int = 1) -> Node:
+    """Any object whose values are plain or, `depth` levels deep, lists of plain ones and further objects."""
+    string = Sequenced((literal('"'), Repeated(INSIDE, 0, LEAST_USUAL), literal('"')))
+    plain = Either((string, parse_pattern(PLAIN)))
+    inner = (list_of(plain, 0, None), any_object(depth - 1)) if depth else ()
+    entry = Sequenced((literal('"'), parse_pattern(KEY), literal('": '), Either((plain, *inner))))
+    return Sequenced((literal("{"), separated(entry, 0, None), literal("}")))
+
+
+def list_of(item: Node, least: int, most: int | None) -> Node:
+    return Sequenced((literal("["), separated(item, least, most), literal("]")))
+
+
+def separated(item: Node, least: int, most: int | None) -> Node:
+    """So many of an item, with commas between them."""
+    more = Repeated(Sequenced((literal(", "), item)), max(least - 1, 0), None if most is None else most - 1)
+    return Repeated(Sequenced((item, more)), int(least > 0), 1)
 
 
 def join_entries(entries: Sequence[Node], required: Sequence[bool]) -> Node:
@@ -308,6 +350,8 @@ def is_valid(value: Any, schema: Schema, root: Schema) -> bool:
         return False
     if isinstance(value, str):
         if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
+            return False
+        if schema.get("format") in FORMATS and not has_format(value, schema["format"]):
             return False
         pattern = whole_pattern(schema.get("pattern", ""), r"[\s\S]*")
         return matches_wholly(pattern, value, re.ASCII)[0]

@@ -86,7 +86,7 @@ class Request(BaseModel):
     contains: list[str] = key("A word or phrase that must appear.", [])
     avoid: list[str] = key("A word that must not appear.", [])
     pattern: list[str] = key("A regular expression that the whole text must match.", [])
-    json_schema: dict[str, Any] | None = key("A JSON schema that the whole text must follow.")
+    json_schema: dict[str, Any] | str | None = key("A JSON schema that the text must follow, as an object or a text.")
     words: str | None = key("How many words between spaces: 12, or a range such as 8-12.")
     field: dict[str, str] = key("A fact that the text must state, such as food=Japanese.", {})
     label: dict[str, str] = key("A label that your own classifier (guide) knows.", {})

@@ -171,16 +171,18 @@ def named_values(option: str, given: list[str]) -> dict[str, str]:
     return found
 
 
-def read_json(option: str, path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file."""
+def read_json(option: str, given: str) -> dict[str, Any]:
+    """Read a JSON object from a file, or from the option itself."""
+    inline = given.lstrip().startswith("{")
+    name = "--json-schema" if inline else given
     try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
+        found = json.loads(given if inline else Path(given).read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}.") from None
+        raise UsageError(f"cannot read {name}: {error.strerror}.") from None
     except (ValueError, RecursionError):
-        raise UsageError(f"{path} is not JSON.") from None
+        raise UsageError(f"{name} is not JSON.") from None
     if not isinstance(found, dict):
-        raise UsageError(f"{path} holds no JSON object.")
+        raise UsageError(f"{name} holds no JSON object.")
     return found
 
 

@@ -97,7 +97,7 @@ METAVARS = {
     **dict.fromkeys(("n", "steps", "length", "mbr", "candidates", "block"), "N"),
     **dict.fromkeys(("sampler", "method", "projection", "start"), "NAME"),
     **{"avoid": "WORD", "pattern": "REGEX", "words": "N or LOW-HIGH", "pos": "TAGS", "tree": "BRACKETS"},
-    **{"json_schema": "FILE", "span": "FIRST,LAST,LABEL", "length_beam": "K", "top_k": "K", "revisions": "R"},
+    **{"json_schema": "FILE or JSON", "span": "FIRST,LAST,LABEL", "length_beam": "K", "top_k": "K", "revisions": "R"},
 }
 
 
@@ -107,8 +107,8 @@ def request_option(key: str) -> inspect.Parameter:
     kind, default, help = field.annotation, field.default, str(field.description)
     if isinstance(default, list | dict):
         kind, default, help = list[str] | None, None, f"{help.removesuffix('.')}; repeatable."
-    if METAVARS.get(key) == "FILE":
-        kind = Path | None
+    if key == "json_schema":
+        kind, help = str | None, "A JSON schema that the text must follow, as a file or written out."
     panel = next((name for name, keys in PANELS.items() if key in keys), "")
     panel = FAMILY_PANELS[FAMILIES[key]] if key in FAMILIES else panel
     made = option(help, METAVARS.get(key), *flags, panel=panel)

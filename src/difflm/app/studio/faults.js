@@ -1,10 +1,10 @@
 // Show an error at the field it concerns: the server's message begins with the field's name.
 import { byId, make } from "./parts.js";
 
-const ELSEWHERE = { infill: "start", edit: "start" }; // keys of a request whose fields have another name
+const ELSEWHERE = { infill: "start", edit: "start", "json schema": "json_schema" }; // keys of a request whose fields have another name
 const PLACES = [
   "source", "infill", "edit", "keep", "strength", "length", "contains", "avoid", "pattern", "pos", "tree", "span", "n",
-  "seed", "steps", "temperature", "guidance", "candidates",
+  "seed", "steps", "temperature", "guidance", "candidates", "json schema",
 ];
 
 // Returns false if the message concerns no field on the page.
@@ -12,7 +12,7 @@ export function showAtField(message) {
   const field = fieldOf(message);
   if (!field || field.closest("[hidden]")) return false;
   for (let fold = field.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
-  const said = message.replace(/^[\w -]+: /, "");
+  const said = message.replace(/^[\w ,.-]+: /, "");
   const note = make("p", "wrong", said[0].toUpperCase() + said.slice(1));
   note.id = "field-wrong";
   note.setAttribute("role", "alert");

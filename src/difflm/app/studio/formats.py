@@ -29,11 +29,13 @@ class NamedSchema(BaseModel):
 class ResponseFormat(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    type: Literal["text", "json_schema", "regex"]
+    type: Literal["text", "json_object", "json_schema", "regex"]
     json_schema: NamedSchema | None = Field(None, description="With the type json_schema.")
     regex: str | None = Field(None, description="With the type regex: the whole answer must match it.")
 
     def pattern(self) -> Pattern | None:
+        if self.type == "json_object" and self.json_schema is None and self.regex is None:
+            return Json({"type": "object"})
         given = {"json_schema": self.json_schema, "regex": self.regex}
         if any((value is not None) != (key == self.type) for key, value in given.items()):
             raise UsageError(f"response_format of type {self.type!r} needs the key {self.type!r} and takes no other.")

@@ -135,6 +135,7 @@ export class Panel {
       if (select.value) (request[select.dataset.key] ??= {})[select.dataset.name] = select.value;
     }
     for (const key of ["pos", "tree"]) put(key, byId(key).value.trim().replace(/\s+/g, " "));
+    put("json_schema", byId("json_schema").value.trim());
     if (byId("span").value.trim()) request.span = byId("span").value.trim().split(/\s+/);
     for (const key of ["contains", "avoid"]) if (phrases(key).length) request[key] = phrases(key);
     if (byId("pattern").value) request.pattern = this.pattern.read();
@@ -176,7 +177,7 @@ export class Panel {
       if (!known) select.append(new Option(value, value)); // the server will say what it thinks of it
       select.value = value;
     }
-    for (const key of ["pos", "tree"]) byId(key).value = request[key] ?? "";
+    for (const key of ["pos", "tree", "json_schema"]) byId(key).value = request[key] ?? "";
     byId("span").value = (request.span ?? []).join(" ");
     for (const key of PHRASES) byId(key).value = (request[key] ?? []).join(", ");
     this.pattern.write(request.pattern ?? []);
@@ -204,7 +205,7 @@ export class Panel {
 
   asked(request) {
     const many = (value) => (typeof value === "object" ? Object.keys(value).length : 1);
-    const keys = ["length", "field", "label", "pos", "tree", "span", "contains", "avoid", "pattern"];
+    const keys = ["length", "field", "label", "pos", "tree", "span", "contains", "avoid", "pattern", "json_schema"];
     return keys.reduce((sum, key) => sum + (key in request ? many(request[key]) : 0), 0);
   }
 

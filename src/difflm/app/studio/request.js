@@ -3,12 +3,12 @@
 // Keys are those of `difflm generate`; missing keys have the model's defaults.
 
 const NUMBERS = ["n", "seed", "steps", "temperature", "length", "guidance", "candidates", "strength"];
-const TEXTS = ["source", "infill", "edit", "pos", "tree"];
+const TEXTS = ["source", "infill", "edit", "pos", "tree", "json_schema"];
 const LISTS = ["contains", "avoid", "pattern", "keep", "span"];
 const TABLES = ["field", "label"];
 const ORDER = [
   "source", "n", "seed", "steps", "temperature", "candidates", "guidance", "infill", "edit", "keep", "strength", "length",
-  "field", "label", "pos", "tree", "span", "contains", "avoid", "pattern",
+  "field", "label", "pos", "tree", "span", "contains", "avoid", "pattern", "json_schema",
 ];
 
 // `model` is named where several are served.
@@ -43,7 +43,7 @@ export function command(model, request) {
   for (const key of ORDER) {
     const value = request[key];
     if (value === undefined) continue;
-    const option = key === "n" ? "-n" : `--${key}`;
+    const option = key === "n" ? "-n" : `--${key.replace("_", "-")}`;
     if (LISTS.includes(key)) words.push(...value.flatMap((item) => [option, item]));
     else if (TABLES.includes(key)) words.push(...Object.entries(value).flatMap(([k, v]) => [option, `${k}=${v}`]));
     else words.push(option, String(value));
@@ -69,6 +69,7 @@ const CONTROLS = {
   contains: (v) => v.map((phrase) => `Contains(${literal(phrase)})`),
   avoid: (v) => v.map((word) => `Avoid(${literal(word)})`),
   pattern: (v) => v.map((regex) => `Pattern(${literal(regex)})`),
+  json_schema: (v) => [`Json(${literal(v)})`],
 };
 
 export function python(model, request) {

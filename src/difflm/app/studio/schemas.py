@@ -1,5 +1,6 @@
 """Requests and responses of the server as pydantic models, from which the OpenAPI document is made."""
 
+import json
 import shlex
 from dataclasses import replace
 from typing import Any, Literal
@@ -72,7 +73,7 @@ def option(key: str, value: Any) -> list[str]:
     """A key of a request as the option of the command."""
     name = "-n" if key == "n" else f"--{key.replace('_', '-')}"
     if key == "json_schema":
-        return [name, "FILE"]
+        return [name, value if isinstance(value, str) else json.dumps(value)]
     if isinstance(value, bool):
         return [name if value else f"--no-{key}"]
     if isinstance(value, dict):
@@ -242,6 +243,7 @@ class ControlsAnswer(BaseModel):
     avoid: dict[str, str] | None
     pattern: dict[Literal["unit"], str] | None = Field(description="What its tokens are: words, characters or tokens.")
     infill: dict[Literal["sizes"], bool] | None = Field(description="Whether the number of words in a gap can be set.")
+    json_schema: dict[str, Any] | None = Field(description="Whether it can write JSON: its signs are known.")
     alternatives: dict[Literal["most"], int] | None = Field(description="How many likely words each position gets.")
     edit: dict[str, str] | None
     samplers: list[str]

@@ -28,6 +28,7 @@ from difflm.models.diffusion import DiffusionModel
 from difflm.models.leave_one_out import NEARLY_WRITTEN, knows_evidence, leave_one_out_log_probs
 
 OTHERS = 5  # likely words for a place of a text
+SOME_JSON = '{"a": [0]}'  # whose signs a model must know to write any
 SPECIALS = 4  # ids that are not words
 
 
@@ -124,6 +125,7 @@ class Served:
             "contains": {"most": MOST} if steered else None,
             "avoid": {} if steered else None,
             "pattern": {"unit": self.info.unit} if spelt else None,
+            "json_schema": {} if spelt and UNK not in lm.tokenizer.encode(SOME_JSON) else None,
             "infill": {"sizes": spelt} if steered else None,
             "alternatives": {"most": OTHERS} if self.weighs_words else None,
             "edit": {} if spelt else {"noise": "none"} if "edits" in lm.model.families else None,
