@@ -9,7 +9,9 @@ from typing import Literal
 from difflm.data.texts import check_any, check_readable, read_lines
 from difflm.errors import DifflmError, UsageError
 
-Split = Literal["train", "valid"]
+Split = Literal["train", "valid", "test"]
+TWO_SPLITS = ("train", "valid")
+THREE_SPLITS = (*TWO_SPLITS, "test")  # of corpora whose test set is published as a file of its own
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,20 @@ def read_e2e(path: Path) -> Iterator[E2EPair]:
 def e2e_path(root: Path | None, split: Split) -> Path:
     """Find the file of a split under `root` ($DIFFLM_DATA where None); releases name it differently."""
     stems = (f"e2e/{split}.txt", f"e2e/src1_{split}.txt", f"e2e_data/src1_{split}.txt")
-    return find_corpus_file(root, "E2E", stems, f"e2e/{split}.txt[.gz], e2e_data/src1_{split}.txt", split)
+    return find_corpus_file(root, "E2E", stems, f"e2e/{split}.txt[.gz], e2e_data/src1_{split}.txt", split, THREE_SPLITS)
 
 
-def find_corpus_file(root: Path | None, title: str, stems: tuple[str, ...], names: str, split: Split = "train") -> Path:
+def find_corpus_file(
+    root: Path | None,
+    title: str,
+    stems: tuple[str, ...],
+    names: str,
+    split: Split = "train",
+    splits: tuple[str, ...] = TWO_SPLITS,
+) -> Path:
     """Find the first of several files of a split, plain or gzipped, under `root` or $DIFFLM_DATA."""
-    if split not in ("train", "valid"):
-        raise UsageError(f"{title} has no split {split!r} here: train or valid.")
+    if split not in splits:
+        raise UsageError(f"{title} has no split {split!r} here: {' or '.join(splits)}.")
     if root is None and "DIFFLM_DATA" not in os.environ:
         there = f"Give --data DIR, or set DIFFLM_DATA, to the directory that holds {names}."
         raise UsageError(f"where is {title}? {there}\nTo get it, see: difflm data list")

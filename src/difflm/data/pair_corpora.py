@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from difflm.data.e2e import Split, find_corpus_file
+from difflm.data.e2e import THREE_SPLITS, TWO_SPLITS, Split, find_corpus_file
 from difflm.data.texts import Example, check_any, check_readable, read_examples, read_jsonl, read_lines
 from difflm.errors import DifflmError
 
@@ -23,10 +23,14 @@ class PairCorpus:
     title: str
     files: Callable[[Split], Sequence[tuple[str, ...]]]  # the names of each file in releases, without .gz
     read: Callable[[Sequence[Path], Split], Iterable[Example]]
+    splits: tuple[str, ...] = TWO_SPLITS
 
     def paths(self, root: Path | None, split: Split) -> list[Path]:
         """Find the files of a split under `root` ($DIFFLM_DATA where None)."""
-        found = [find_corpus_file(root, self.title, stems, f"{stems[0]}[.gz]") for stems in self.files(split)]
+        found = [
+            find_corpus_file(root, self.title, stems, f"{stems[0]}[.gz]", split, self.splits)
+            for stems in self.files(split)
+        ]
         for path in found:
             check_readable(path)
         return found
@@ -143,8 +147,12 @@ def split_file(split: Split) -> str:
 
 
 PAIRS = {
-    "multi30k": PairCorpus("German captions", "Multi30k", multi30k_files, lambda paths, _: read_examples(paths)),
-    "multi30k-captions": PairCorpus("captions of the same image", "Multi30k", caption_files, read_captions),
+    "multi30k": PairCorpus(
+        "German captions", "Multi30k", multi30k_files, lambda paths, _: read_examples(paths), THREE_SPLITS
+    ),
+    "multi30k-captions": PairCorpus(
+        "captions of the same image", "Multi30k", caption_files, read_captions, THREE_SPLITS
+    ),
     "sgd": PairCorpus(
         "answers in task dialogues",
         "Schema-Guided Dialogue",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from difflm.data.batches import Permutation, held_out
 from difflm.data.corpora import BUNDLED, NAMES, corpus, corpus_examples, file_names
-from difflm.data.e2e import Split
+from difflm.data.e2e import THREE_SPLITS, TWO_SPLITS, Split
 from difflm.data.references import PairSet
 from difflm.data.texts import MOST_CHARACTERS, Example, split_long
 from difflm.data.tokenfile import is_new
@@ -41,7 +41,7 @@ def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Co
     data, column, chunk = recipe["data"], recipe["column"], recipe.get("chunk", 0)
     if data in BUNDLED:
         raise UsageError(f"{lm.name} was trained on texts that are not in the package. Give others: --on NAME or FILE.")
-    if split not in ("train", "valid"):
+    if split not in (THREE_SPLITS if data in NAMES else TWO_SPLITS):
         raise UsageError(f"there is no split {split!r} here: train or valid.")
     if data in NAMES:
         texts = list(corpus(data, root, split, column))  # type: ignore[arg-type]

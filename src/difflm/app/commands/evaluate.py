@@ -46,7 +46,7 @@ class MeasureOptions:
     """The options that evaluate and compare share."""
 
     data: Data = None
-    split: Annotated[Literal["train", "valid"], option("Which texts to measure on.")] = "valid"
+    split: Annotated[Literal["train", "valid", "test"], option("Which texts to measure on.")] = "valid"
     on: Annotated[
         str | None, option("Texts to measure on. [those that the runs held out]", "NAME or FILE", panel=LANGUAGE)
     ] = None

@@ -1,0 +1,372 @@
+"""The great table and the ledger of verdicts, from the file of finished runs and their items alone."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.tables.ledger import Arm, Claim, Comparison, Ledger, Wanted, choose_rate
+from benchmarks.tables.measures import BUDGETS, CANDIDATES
+from benchmarks.tables.stats import (
+    Difference,
+    Floats,
+    bleu_of,
+    bootstrap_bleu,
+    bootstrap_divergence,
+    bootstrap_ratio,
+    compare_seeds,
+    draw_items,
+    interpolate,
+    still_learning,
+)
+
+Record = Mapping[str, Any]
+EQUAL_DIV4 = 0.75
+EQUAL = ("task", "updates", "batch", "sets", "at_a_time")  # of all rows beside each other
+SIZES_WITHIN = 1.1  # largest over smallest number of parameters
+
+
+class UnequalRowsError(ValueError):
+    """Rows that must not stand beside each other."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The reported seeds of an arm on a task, at the rate that was chosen."""
+
+    task: str
+    arm: Arm
+    rate: float
+    records: Sequence[Record]
+    at_edge: bool
+
+    @property
+    def learning(self) -> bool:
+        return any(still_learning(one["curve"], one["score_kind"]) for one in self.records)
+
+    def mean(self, value: Callable[[Record], float | None]) -> float | None:
+        found = [one for one in map(value, self.records) if one is not None]
+        return float(np.mean(found)) if found and len(found) == len(self.records) else None
+
+
+def find_row(ledger: Ledger, task: str, arm: Arm, wanted: Wanted, finished: Mapping[str, Record]) -> Row | None:
+    """None while the rate is not chosen or no seed is finished."""
+    rate = choose_rate(wanted.sweep(ledger, task, arm), finished)
+    if rate is None:
+        return None
+    runs = [ledger.make_run(task, arm, rate, seed, wanted.updates) for seed in wanted.seeds]
+    found = [finished[run.key] for run in runs if run.key in finished and finished[run.key]["score"] is not None]
+    edge = rate in (min(wanted.rates), max(wanted.rates))
+    return Row(task, arm, rate, found, edge) if found else None
+
+
+def check_equal(rows: Sequence[Row]) -> None:
+    """Refuse rows of other updates, batches, sets or numbers of runs at a time, and assisted ones beside plain ones."""
+    for key in EQUAL:
+        found = {str(record[key]) for row in rows for record in row.records}
+        if len(found) > 1:
+            raise UnequalRowsError(f"rows differ in {key}: {', '.join(sorted(found))}.")
+    if len({row.arm.assisted for row in rows}) > 1:
+        named = ", ".join(row.arm.name for row in rows if row.arm.assisted)
+        raise UnequalRowsError(f"{named}: assisted rows stand in a table of their own.")
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def best_cell(record: Record, settings: Mapping[str, Any], budget: int, figure: str = "bleu") -> str:
+    """The cell that was best on dev, with these settings of sampling, or with any of the model's own."""
+    asked = json.dumps({k: v for k, v in settings.items() if k != "mbr"}, sort_keys=True)
+    views = [asked] if asked != "{}" else ["", '{"sampler": "confidence"}', '{"sampler": "ddim"}']
+    found = {
+        name: figures[figure]
+        for name, figures in record["dev"].items()
+        if name.count("|") == 2 and name.split("|")[0] in views and name.split("|")[1] == str(budget)
+    }
+    return max(found, key=lambda name: found[name])
+
+
+def curve_points(record: Record, quality: str, variety: str, budget: int) -> dict[str, tuple[float, float]]:
+    """(variety, quality) of the test cells of the sampler that was best on dev, over temperatures."""
+    view = best_cell(record, {}, budget).split("|")[0] if quality == "bleu" else ""
+    cells = {n: f for n, f in record["test"].items() if n.startswith(f"{view}|{budget}|") and variety in f}
+    return {name: (figures[variety], figures[quality]) for name, figures in cells.items() if quality in figures}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a row is measured, and how its difference from another is bootstrapped."""
+
+    sign: float
+    value: Callable[[Record, Arm], float | None]
+    bootstrap: Callable[["Loader", Row, Row], Floats | None]
+
+
+Loader = Callable[[Record], Mapping[str, "np.ndarray[Any, Any]"]]
+
+
+def of_cells(name: Callable[[Record, Arm], str]) -> Metric:
+    """BLEU of one cell, paired by test item."""
+
+    def value(record: Record, arm: Arm) -> float | None:
+        found: float = record["test"][name(record, arm)]["bleu"]
+        return found
+
+    def bootstrap(load: Loader, better: Row, worse: Row) -> Floats:
+        sides = [[load(one)[name(one, row.arm)] for one in row.records] for row in (better, worse)]
+        return bootstrap_bleu(*sides)
+
+    return Metric(1.0, value, bootstrap)
+
+
+def own_cell(record: Record, arm: Arm) -> str:
+    return best_cell(record, {}, BUDGETS["pairs"][0])
+
+
+def asked_cell(record: Record, arm: Arm) -> str:
+    return best_cell(record, arm.sampling, BUDGETS["pairs"][0])
+
+
+def mbr_cell(size: int) -> Callable[[Record, Arm], str]:
+    def find(record: Record, arm: Arm) -> str:
+        return next(name for name in record["test"] if name.startswith(f"mbr={size}|"))
+
+    return find
+
+
+def selected_cell(record: Record, arm: Arm) -> str:
+    """The method's own selection: beam search of a left-to-right model, else the most central candidate."""
+    return "beams=5||" if "beams=5||" in record["test"] else mbr_cell(CANDIDATES)(record, arm)
+
+
+def at_div4(record: Record, arm: Arm) -> float | None:
+    points = curve_points(record, "bleu", "div_4", BUDGETS["pairs"][0])
+    return interpolate([*points.values()], EQUAL_DIV4)
+
+
+def bootstrap_at_div4(load: Loader, better: Row, worse: Row) -> Floats | None:
+    """BLEU of redrawn items at the measured varieties, interpolated."""
+
+    def side(row: Row) -> Floats | None:
+        curves = []
+        for record in row.records:
+            points = curve_points(record, "bleu", "div_4", BUDGETS["pairs"][0])
+            if interpolate([*points.values()], EQUAL_DIV4) is None:
+                return None
+            items = {name: load(record)[name] for name in points}
+            times = draw_items(len(next(iter(items.values()))))
+            order = sorted(points, key=lambda name: points[name][0])
+            drawn = np.stack([bleu_of(times @ items[name].astype(np.int64)) for name in order], 1)
+            at = [points[name][0] for name in order]
+            curves.append([float(np.interp(EQUAL_DIV4, at, one)) for one in drawn])
+        return np.mean(curves, 0)
+
+    sides = side(better), side(worse)
+    return None if sides[0] is None or sides[1] is None else sides[0] - sides[1]
+
+
+def mbr_gain(record: Record, arm: Arm) -> float | None:
+    cells = [record["test"].get(mbr_cell(size)(record, arm)) for size in (1, 20)]
+    return cells[1]["bleu"] - cells[0]["bleu"] if all(cells) else None
+
+
+def bootstrap_gain(load: Loader, better: Row, worse: Row) -> Floats:
+    def side(row: Row, size: int) -> Sequence["np.ndarray[Any, Any]"]:
+        return [load(one)[mbr_cell(size)(one, row.arm)] for one in row.records]
+
+    return bootstrap_bleu(side(better, 20), side(worse, 20)) - bootstrap_bleu(side(better, 1), side(worse, 1))
+
+
+def bound(record: Record, arm: Arm) -> float | None:
+    found: float | None = record["test"].get("bound", {}).get("nats")
+    return found
+
+
+def at_variety(figure: str) -> Callable[[Record, Arm], float | None]:
+    """A figure of samples at the variety of real text, over temperatures."""
+
+    def value(record: Record, arm: Arm) -> float | None:
+        points = curve_points(record, figure, "distinct_4", BUDGETS["language"][0])
+        return interpolate([*points.values()], record["real"]["test"]["distinct_4"])
+
+    return value
+
+
+def nearest_cell(record: Record) -> str:
+    """The temperature whose variety is nearest to that of real text, on dev."""
+    real = record["real"]["dev"]["distinct_4"]
+    cells = {n: f for n, f in record["dev"].items() if n.startswith(f"|{BUDGETS['language'][0]}|")}
+    return min(cells, key=lambda name: abs(cells[name]["distinct_4"] - real))
+
+
+def bootstrap_samples(kind: str) -> Callable[[Loader, Row, Row], Floats]:
+    """Of the samples whose variety is nearest to real text's: nats of a judge, or divergence."""
+
+    def bootstrap(load: Loader, better: Row, worse: Row) -> Floats:
+        sides = [[load(one)[f"{kind} {nearest_cell(one)}"] for one in row.records] for row in (better, worse)]
+        if kind == "cells":
+            return bootstrap_divergence(*sides)
+        return bootstrap_ratio(*sides, paired=False) / 100
+
+    return bootstrap
+
+
+def bootstrap_bound(load: Loader, better: Row, worse: Row) -> Floats:
+    sides = [[load(one)["bound"] for one in row.records] for row in (better, worse)]
+    return bootstrap_ratio(*sides) / 100
+
+
+def no_bootstrap(load: Loader, better: Row, worse: Row) -> None:
+    return None
+
+
+METRICS = {
+    "bleu": of_cells(own_cell),
+    "bleu_sampled": of_cells(asked_cell),
+    "bleu_selected": of_cells(selected_cell),
+    "mbr_10": of_cells(mbr_cell(10)),
+    "mbr_gain": Metric(1.0, mbr_gain, bootstrap_gain),
+    "bleu_at_div4": Metric(1.0, at_div4, bootstrap_at_div4),
+    "nats": Metric(-1.0, bound, bootstrap_bound),
+    "judge": Metric(-1.0, at_variety("judge"), bootstrap_samples("judge")),
+    "mauve_like": Metric(1.0, at_variety("mauve_like"), bootstrap_samples("cells")),
+    "memorised": Metric(-1.0, at_variety("memorised"), no_bootstrap),
+}
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What was found of one comparison on one task."""
+
+    claim: Claim
+    comparison: Comparison
+    task: str
+    verdict: str
+    difference: Difference | None = None
+    why: str = ""
+
+
+def judge(comparison: Comparison, better: Row | None, worse: Row | None, load: Loader) -> tuple[str, Any, str]:
+    """The verdict on two rows, the difference it rests on, and what it lacks."""
+    if better is None or worse is None:
+        return "not run", None, ""
+    check_equal([better, worse])
+    if comparison.metric == "half_way":
+        a, b = ([r["curve"][m] for r in row.records] for row, m in ((better, "50"), (worse, "100")))
+        ahead = min(a) >= max(b)
+        return ("holds" if ahead else "undecided"), None, f"dev {np.mean(a):.1f} half way, {np.mean(b):.1f} at the end"
+    metric = METRICS[comparison.metric]
+    values = [[metric.value(record, row.arm) for record in row.records] for row in (better, worse)]
+    if any(value is None for side in values for value in side):
+        return "undecided", None, "the curves do not reach the same variety, or a figure is missing"
+    if min(map(len, values)) < 3:
+        means = [float(np.mean([v for v in side if v is not None])) for side in values]
+        return "undecided", None, f"{means[0]:.3g} against {means[1]:.3g}; fewer than three seeds"
+    boot = metric.bootstrap(load, better, worse)
+    if boot is None:
+        return "undecided", None, "no bootstrap of this figure"
+    sides: list[list[float]] = [[float(v) for v in side if v is not None] for side in values]
+    found = compare_seeds(sides[0], sides[1], boot, metric.sign)
+    learning = [row.arm.name for row in (better, worse) if row.learning]
+    if learning:
+        return "undecided", found, f"still learning: {', '.join(learning)}"
+    if comparison.within:
+        return ("holds" if found.low > -comparison.effect else found.verdict(comparison.effect)), found, "no worse"
+    return found.verdict(comparison.effect), found, ""
+
+
+def judge_all(ledger: Ledger, wanted: Wanted, finished: Mapping[str, Record], items: Path) -> Iterator[Judged]:
+    @cache
+    def read(key: str) -> Mapping[str, "np.ndarray[Any, Any]"]:
+        with np.load(items / f"{key}.npz") as found:
+            return dict(found)
+
+    for claim in ledger.claims.values():
+        for comparison in claim.comparisons:
+            for task in claim.tasks:
+                rows = [
+                    find_row(ledger, task, claim.arms[name], wanted, finished)
+                    for name in (comparison.better, comparison.worse)
+                ]
+                verdict, found, why = judge(comparison, rows[0], rows[1], lambda record: read(record["key"]))
+                yield Judged(claim, comparison, task, verdict, found, why)
+
+
+# -- printing ---------------------------------------------------------------------------------------------------------
+
+COLUMNS: dict[str, dict[str, Callable[[Record, Arm], float | None]]] = {
+    "pairs": {
+        "BLEU": METRICS["bleu"].value,
+        "selected": METRICS["bleu_selected"].value,
+        "at div-4 0.75": at_div4,
+        "div-4": lambda r, arm: r["test"][own_cell(r, arm)].get("div_4"),
+        "self-BLEU": lambda r, arm: r["test"][own_cell(r, arm)].get("self_bleu"),
+        "copied": lambda r, arm: r["test"][own_cell(r, arm)]["copy_rate"],
+        "calls": lambda r, arm: r["test"][own_cell(r, arm)]["calls"],
+    },
+    "language": {
+        "bound": bound,
+        "judge": METRICS["judge"].value,
+        "MAUVE-like": METRICS["mauve_like"].value,
+        "memorised": METRICS["memorised"].value,
+        "calls": lambda r, arm: r["test"][nearest_cell(r)]["calls"],
+    },
+}
+
+
+def print_tables(ledger: Ledger, wanted: Wanted, finished: Mapping[str, Record], items: Path) -> None:
+    for task in ledger.tasks.values():
+        seen: dict[tuple[str, tuple[tuple[str, Any], ...]], Row] = {}
+        for claim in ledger.claims.values():
+            for name, arm in ledger.arms(claim):
+                row = find_row(ledger, task.name, arm, wanted, finished) if name == task.name else None
+                if row:
+                    seen.setdefault((arm.system, tuple(sorted(arm.changes.items()))), row)
+        for assisted in (False, True):
+            rows = [row for row in seen.values() if row.arm.assisted == assisted]
+            if rows:
+                check_equal(rows)
+                print_task(task.name, task.kind, rows, assisted, wanted)
+    print_ledger(ledger, wanted, finished, items)
+
+
+def print_task(name: str, kind: str, rows: Sequence[Row], assisted: bool, wanted: Wanted) -> None:
+    first = rows[0].records[0]
+    sets = f"dev {first['sets']['dev']}, test {first['sets']['test']}"
+    about = f"{wanted.updates:,} updates of {first['batch']}, {first['at_a_time']} runs at a time; {sets}"
+    print(f"\n## {name}, {'assisted' if assisted else 'plain'}\n\n{about}\n")
+    columns = COLUMNS[kind]
+    print(f"| system | parameters | rate | seeds | minutes | {' | '.join(columns)} | |")
+    print("|" + "---|" * (6 + len(columns)))
+
+    def order(row: Row) -> float:
+        return -(row.mean(lambda record: record["score"]) or 0.0)
+
+    for row in sorted(rows, key=order):
+        changed = "".join(f" {k.removeprefix('model.')}={v}" for k, v in sorted(row.arm.changes.items()))
+        cells = [row.mean(lambda r, f=f, a=row.arm: f(r, a)) for f in columns.values()]  # type: ignore[misc]
+        shown = " | ".join("–" if cell is None else f"{cell:.3g}" for cell in cells)
+        minutes = np.mean([record["training"] for record in row.records]) / 60
+        marks = "; ".join(["still learning"] * row.learning + ["rate at the edge"] * row.at_edge)
+        size = f"{row.records[0]['parameters'] / 1e6:.1f}M | {row.rate:g} | {len(row.records)} | {minutes:.1f}"
+        print(f"| {row.arm.system}{changed} | {size} | {shown} | {marks} |")
+
+
+def print_ledger(ledger: Ledger, wanted: Wanted, finished: Mapping[str, Record], items: Path) -> None:
+    print("\n## Claims\n\n| claim | task | better than | metric | difference | bootstrap | verdict at this scale | |")
+    print("|---|---|---|---|---|---|---|---|")
+    for one in judge_all(ledger, wanted, finished, items):
+        found, asked = one.difference, one.comparison
+        shown = f"{found.mean:+.3g} ± {found.error:.2g} | {found.low:.3g} to {found.high:.3g}" if found else "– | –"
+        said = f"{one.claim.id} | {one.task} | {asked.better} / {asked.worse} | {asked.metric}"
+        print(f"| {said} | {shown} | {one.verdict} | {one.why} |")
+    for claim in ledger.claims.values():
+        if not claim.comparisons:
+            print(f"| {claim.id} | | | | – | – | not run | {claim.option} |")

@@ -1,0 +1,97 @@
+"""Train, dev and test of the great table's tasks. All choices are made on dev; test is read once, after them."""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copytree
+from typing import TYPE_CHECKING
+
+from benchmarks.tables.ledger import Ledger, Task
+
+if TYPE_CHECKING:
+    from difflm.data.references import PairSet
+    from difflm.data.tokenizers import Tokenizer
+
+ROC_DEV = 2500  # of the 5,000 validation stories; the others are test
+PTB_TEST = 2000  # the last lines of training, which are not trained on
+ROOM = 2  # tokens of a source that some methods spend on its ends: sources are the same for all
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of a task without sources; real texts that are trained on are streamed."""
+
+    dev: list[str]
+    test: list[str]
+    training: Callable[[], Iterator[str]]
+
+
+def hash_texts(texts: Sequence[str], references: Sequence[Sequence[str]] = ()) -> str:
+    """How many there are, and a fingerprint of them: rows on other sets are not compared."""
+    return f"{len(texts)} {hashlib.sha256(json.dumps([texts, references]).encode()).hexdigest()[:12]}"
+
+
+def read_lines(path: Path) -> list[str]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [line.strip() for line in file if line.strip()]
+
+
+def read_language(corpus: str, root: Path) -> Texts:
+    from difflm.data.corpora import corpus as read
+
+    if corpus == "ptb":
+        train, dev = (read_lines(root / "ptb" / f"{split}.txt.gz") for split in ("train", "valid"))
+        return Texts(dev, train[-PTB_TEST:], lambda: iter(train[:-PTB_TEST]))
+    if corpus == "roc":
+        held_out = list(read("roc", root, "valid"))
+        half = min(ROC_DEV, len(held_out) // 2)
+        return Texts(held_out[:half], held_out[half : 2 * half], lambda: read("roc", root, "train"))
+    return Texts(list(read(corpus, root, "valid")), list(read(corpus, root, "test")), lambda: read(corpus, root))
+
+
+def read_pairs(corpus: str, root: Path, tokenizer: "Tokenizer", room: int) -> tuple["PairSet", "PairSet"]:
+    """Dev and test: sources that every method can read."""
+    from difflm.data.references import read_pair_set
+
+    def read(split: str) -> "PairSet":
+        pairs = read_pair_set(corpus, None, root, split)  # type: ignore[arg-type]
+        lengths = [len(ids) for ids in tokenizer.for_sources.encode_batch(list(pairs.sources))]
+        return pairs.keep(0 < length <= room - ROOM for length in lengths)
+
+    return read("valid"), read("test")
+
+
+def prepare_task(ledger: Ledger, task: Task, work: Path, root: Path) -> Path:
+    """Learn the words of a task and read its training texts once: all its runs share them. Corpora whose test texts
+    are part of a published split are trained from a file without them."""
+    import torch
+
+    from difflm.runtime.files import write_atomic, write_json
+    from difflm.training.fit import Setup, prepare_model
+    from difflm.training.recipe import load_recipe
+
+    folder = work / "prepared" / task.name
+    if (folder / "config.json").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    if task.corpus in ("roc", "ptb"):
+        texts = read_language(task.corpus, root).training()
+        write_atomic(folder / "train.txt", "".join(f"{text}\n" for text in texts))
+    recipe = load_recipe(task.recipe, [f"{k}={json.dumps(v)}" for k, v in data_changes(task, folder).items()])
+    ready = prepare_model(Setup(recipe, folder, torch.device("cpu"), lambda *_: None, root, resume=False))
+    write_json(folder / "config.json", ready.config)
+    return folder
+
+
+def data_changes(task: Task, folder: Path) -> dict[str, object]:
+    own = folder / "train.txt"
+    small = {"model.hidden": 32, "model.layers": 1, "model.heads": 1} if not (folder / "config.json").exists() else {}
+    return {"data": str(own) if own.exists() else task.corpus, **task.changes, **small}
+
+
+def copy_read_texts(prepared: Path, out: Path) -> None:
+    if not (out / "data").exists():
+        copytree(prepared / "data", out / "data")
