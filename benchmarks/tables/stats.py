@@ -133,8 +133,9 @@ class Features:
         weighted = self.weigh(counts)
         self.mean = weighted.mean(0)
         centred = weighted - self.mean
-        _, vectors = np.linalg.eigh(centred.T @ centred)
-        self.axes = vectors[:, ::-1][:, :COMPONENTS]
+        values, rows = np.linalg.eigh(centred @ centred.T)  # texts are fewer than buckets
+        kept = np.argsort(-values)[: min(COMPONENTS, len(real) - 1)]
+        self.axes = centred.T @ rows[:, kept] / np.sqrt(np.maximum(values[kept], 1e-9))
 
     def weigh(self, counts: Floats) -> Floats:
         weighted = np.log1p(counts) * self.idf
