@@ -98,7 +98,8 @@ def test_what_is_said_to_train_does(entry, tmp_path):
 
 def test_e2e_is_fetched_into_the_layout_that_data_reads(web: Web, tmp_path):
     e2e = CATALOGUE["e2e"]
-    train, valid = (urlsplit(download.url).path for download in e2e.downloads)
+    train, valid, test = (urlsplit(download.url).path for download in e2e.downloads)
+    web.give(Page(table((MR, REF))), test)
     web.give(Page(table((MR, REF), (OTHER_MR, "It isn't\nfar."))), train)
     web.give(Page(b"\xef\xbb\xbf" + table((OTHER_MR, "It isn't far."))), valid)
     fetch_corpus(e2e, tmp_path, web.base)
@@ -106,14 +107,15 @@ def test_e2e_is_fetched_into_the_layout_that_data_reads(web: Web, tmp_path):
     [pair] = read_e2e(e2e_path(tmp_path, "valid"))
     assert pair.fields["Type"] == "restaurant" and pair.fields["customer rating"] == "5 out of 5"
     assert list(corpus("e2e", tmp_path, "valid")) == ["It isn ' t far ."]
+    assert e2e_path(tmp_path, "test").name == "test.txt.gz" and len(list(corpus("e2e", tmp_path, "test"))) == 1
 
 
 def test_lines_that_are_there_stay(tmp_path):
     """Who has Diffusion-LM's own files keeps them."""
-    for name in ("trainset.csv", "devset.csv"):
+    for name in ("trainset.csv", "devset.csv", "testset_w_refs.csv"):
         (tmp_path / name).write_bytes(table((MR, REF)))
     (tmp_path / "train.txt.gz").write_bytes(b"mine")
-    train, valid = convert_e2e(tmp_path)
+    train, valid, _ = convert_e2e(tmp_path)
     assert train.read_bytes() == b"mine"
     assert gzip.decompress(valid.read_bytes()).decode() == f"{LINE_OF_IT}\n"
 
@@ -238,7 +240,8 @@ def test_fetch_says_what_came_and_what_to_do_next(data, loopback, tmp_path):
     assert "CC BY-SA 4.0" in err
     _, out, _ = data("fetch", "e2e", "--out", tmp_path, "--json")
     files = [json.loads(line) for line in out.splitlines()]
-    assert [Path(file["file"]).name for file in files] == ["trainset.csv", "devset.csv", "train.txt.gz", "valid.txt.gz"]
+    tables = ["trainset.csv", "devset.csv", "testset_w_refs.csv"]
+    assert [Path(file["file"]).name for file in files] == [*tables, "train.txt.gz", "valid.txt.gz", "test.txt.gz"]
     assert all(Path(file["file"]).stat().st_size == file["size"] for file in files)
 
 

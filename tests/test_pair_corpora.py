@@ -29,21 +29,23 @@ def pairs(name: str, root: Path, split: str = "train") -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", ["task1.{}.{}.gz", "{}.{}.txt.gz", "task1/raw/{}.{}"])
 def test_multi30k_is_read_from_english_to_german(tmp_path, name):
-    for split, count in (("train", 3), ("val", 2)):
+    for split, count in (("train", 3), ("val", 2), ("test", 1)):
         for side in ("en", "de"):
             write(tmp_path, f"multi30k/{name.format(split, side)}", *(f"{split} {side} {k}" for k in range(count)))
     assert pairs("multi30k", tmp_path) == [(f"train en {k}", f"train de {k}") for k in range(3)]
     assert pairs("multi30k", tmp_path, "valid") == [("val en 0", "val de 0"), ("val en 1", "val de 1")]
     assert list(corpus("multi30k", tmp_path, "valid")) == ["val de 0", "val de 1"]
+    assert pairs("multi30k", tmp_path, "test") == [("test en 0", "test de 0")]
     assert len(corpus_paths("multi30k", tmp_path)) == 2
 
 
 def test_captions_are_sources_of_each_other_in_training_and_the_first_one_of_the_rest_held_out(tmp_path):
-    for split in ("train", "val"):
+    for split in ("train", "val", "test"):
         for k in range(1, 6):
             write(tmp_path, f"multi30k/task2.{split}.{k}.en.gz", f"a{k}", f"b{k}")
     trained, held_out = (pairs("multi30k-captions", tmp_path, split) for split in ("train", "valid"))
     assert held_out == [(f"{image}1", f"{image}{k}") for image in "ab" for k in range(2, 6)]
+    assert pairs("multi30k-captions", tmp_path, "test") == held_out
     every = {(f"{image}{j}", f"{image}{k}") for image in "ab" for j in range(1, 6) for k in range(1, 6) if j != k}
     assert len(trained) == 40 and {*trained} == every
 
@@ -55,6 +57,8 @@ def test_dialogues_are_split_into_turns_and_replies(tmp_path):
     write(tmp_path, "sgd/sgd.txt.gz", *lines)
     held_out = pairs("sgd", tmp_path, "valid")
     assert held_out == [("u99", "s99"), ("v99", "t99"), ("u199", "s199"), ("v199", "t199")]
+    with pytest.raises(UsageError, match="Schema-Guided Dialogue has no split 'test' here: train or valid"):
+        pairs("sgd", tmp_path, "test")  # it would be the training dialogues
     trained = pairs("sgd", tmp_path)
     assert len(trained) == 2 * 197 and not {*trained} & {*held_out}
     assert not any(source in ("u7", "v7") for source, _ in trained)

@@ -5,6 +5,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -67,6 +68,7 @@ def compare_seeds(better: Sequence[float], worse: Sequence[float], boot: Floats,
     return Difference(float(a.mean() - b.mean()), error, float(low), float(high))
 
 
+@lru_cache(maxsize=8)
 def draw_items(count: int, seed: int = 0, draws: int = DRAWS) -> Ints:
     """How often each item is in each draw, [draws, count]."""
     return np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws)

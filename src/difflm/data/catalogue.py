@@ -87,7 +87,7 @@ LINE = 128  # characters: 39 pieces of words on average (on 7 MB of enwik8 in te
 def convert_e2e(folder: Path) -> list[Path]:
     """Write the challenge's tables as the lines that `--data` reads; existing files are not replaced."""
     made = []
-    for table, split in (("trainset.csv", "train"), ("devset.csv", "valid")):
+    for table, split in (("trainset.csv", "train"), ("devset.csv", "valid"), ("testset_w_refs.csv", "test")):
         path = folder / f"{split}.txt.gz"
         if not path.exists():
             lines = "".join(f"{line}\n" for line in e2e_lines(folder / table))

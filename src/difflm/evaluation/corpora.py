@@ -41,8 +41,7 @@ def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Co
     data, column, chunk = recipe["data"], recipe["column"], recipe.get("chunk", 0)
     if data in BUNDLED:
         raise UsageError(f"{lm.name} was trained on texts that are not in the package. Give others: --on NAME or FILE.")
-    if split not in (THREE_SPLITS if data in NAMES else TWO_SPLITS):
-        raise UsageError(f"there is no split {split!r} here: train or valid.")
+    check_split(data, split)
     if data in NAMES:
         texts = list(corpus(data, root, split, column))  # type: ignore[arg-type]
         return Corpus(data, split, texts, lambda: corpus(data, root, "train", column))
@@ -51,6 +50,12 @@ def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Co
     return _file_corpus(
         lm, split, lambda: ((k, one) for k, text in enumerate(whole()) for one in split_long(text, most))
     )
+
+
+def check_split(data: str, split: str) -> None:
+    """Refuse a split that a file, or any corpus, does not have."""
+    if split not in (known := THREE_SPLITS if data in NAMES else TWO_SPLITS):
+        raise UsageError(f"{file_names(data)} has no split {split!r}: {' or '.join(known)}.")
 
 
 def named_corpus(name_or_path: str, root: Path | None, split: Split) -> Corpus:
@@ -72,6 +77,7 @@ def pairs_for(lm: TextDiffusion, root: Path | None, split: Split = "valid") -> P
     data, column = recipe["data"], recipe["column"]
     if data in NAMES:
         return PairSet.group(data, split, corpus_examples(data, root, split, column))
+    check_split(data, split)
     pairs = list(corpus_examples(data, root, "train", column))
     wanted, unseen = choose_numbers(lm, len(pairs), split)
     numbers = _number_distinct(lm, pairs) if recipe.get("distinct") else range(len(pairs))
