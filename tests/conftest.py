@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from difflm.machine import is_found, is_on
 from difflm.training import trainer as loop
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -23,10 +24,10 @@ settings.load_profile("difflm")
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Torch's own numbers are the same whichever tests run before, and so is its arithmetic: who trains in bfloat16 on
-    an ARM processor without it leaves oneDNN turned off (see `difflm.diffusion.precision.OneDnn`)."""
+    """Torch's own numbers are the same whichever tests run before, and so is its arithmetic. Where bfloat16 is turned
+    on without being there, oneDNN is off: torch would turn it off at the first such product."""
     torch.manual_seed(0)
-    torch._C._set_mkldnn_enabled(True)
+    torch._C._set_mkldnn_enabled(is_found("bfloat16") or not is_on("bfloat16"))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import torch
 from tiny import tiny_runs
 
 from difflm.generation.pipeline import TextDiffusion
+from difflm.machine import is_found, turn
 from difflm.runtime.threads import IsStopped, Job, run_parallel
 
 assert tiny_runs  # a fixture
@@ -69,8 +70,10 @@ def test_an_error_comes_to_the_reader_and_stops_the_others() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted by Linux")
-def test_jobs_side_by_side_have_one_thread_each_whatever_library_multiplies() -> None:
-    """ARM's products took as many threads as there are cores, in each of as many jobs."""
+@pytest.mark.parametrize("on", [True, is_found("openmp_products")])
+def test_jobs_side_by_side_have_one_thread_each_whatever_library_multiplies(on: bool) -> None:
+    """ARM's products took as many threads as there are cores, in each of as many jobs. The switch may be on without
+    that library, but not off with it."""
     both = threading.Barrier(2)
 
     def job(stopped: IsStopped) -> Iterator[int]:
@@ -79,7 +82,8 @@ def test_jobs_side_by_side_have_one_thread_each_whatever_library_multiplies() ->
         torch.nn.functional.linear(torch.zeros(32, 384), torch.zeros(1536, 384), torch.zeros(1536))
         yield len({path.name for path in Path("/proc/self/task").iterdir()} - before)
 
-    assert list(run_parallel([job, job])) == [0, 0]
+    with turn(openmp_products=on):
+        assert list(run_parallel([job, job])) == [0, 0]
 
 
 def test_a_lone_job_has_the_answers_of_several_side_by_side() -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,10 +12,17 @@ from torch import nn
 from difflm.app.cli import main
 from difflm.diffusion.noise import Noise
 from difflm.generation.pipeline import TextDiffusion
+from difflm.machine import eight_bit_engine, turn
 from difflm.models.inference import Inference
-from difflm.runtime.eight_bit import EightBitLinear, eight_bit_engine, lacks_vnni, pack_weight
+from difflm.runtime.eight_bit import EightBitLinear, lacks_vnni, pack_weight
 
-pytestmark = pytest.mark.skipif(eight_bit_engine() is None, reason="torch has no such products for this processor")
+pytestmark = pytest.mark.usefixtures("on")
+
+
+@pytest.fixture
+def on() -> Iterator[None]:
+    with turn(eight_bit=True):  # without an engine, the slow product stands in
+        yield
 
 
 @torch.no_grad()
@@ -53,6 +61,26 @@ def test_both_products_of_x86_have_the_same_bits(monkeypatch, rows):
     slow, same = pack_weight(weight)
     monkeypatch.undo()
     assert fast.func is not slow.func and torch.equal(scales, same) and torch.equal(fast(x), slow(x))
+
+
+@torch.no_grad()
+@pytest.mark.skipif(eight_bit_engine() is None, reason="there is only the slow product here")
+def test_the_slow_product_is_the_fast_one(monkeypatch):
+    """The engine rounds halves in its own way, and has seven bits without VNNI: a step of an input times a weight."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(40, 48), torch.randn(2, 9, 48)
+    fast, scales = pack_weight(weight)
+    monkeypatch.setattr("difflm.runtime.eight_bit.eight_bit_engine", lambda: None)
+    slow, same = pack_weight(weight)
+    error = (fast(x) - slow(x)).abs().max() / (x.max() - x.min())
+    assert torch.equal(scales, same) and float(error) < (0.5 if lacks_vnni() else 1 / 255)
+
+
+def test_it_is_refused_where_torch_has_no_such_products(capsys):
+    with turn(eight_bit=False):
+        assert main(["generate", "e2e", "--dtype", "int8"]) == 2
+    said = capsys.readouterr().err
+    assert "no fast 8-bit matrix products" in said and len(said.splitlines()) == 1
 
 
 def test_nothing_warns():

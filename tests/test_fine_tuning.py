@@ -357,7 +357,6 @@ def test_candidates_are_chosen_by_how_much_a_prompt_tells_of_them(tuned):
     assert text.denoiser_calls == 2 * 4
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a slower product, of a processor without bfloat16
 def test_it_decodes_in_bfloat16(tuned):
     lm = TextDiffusion.from_pretrained(tuned, dtype=torch.bfloat16)
     (text,) = lm.generate(1, controls=[Label("food", "French"), Length(5)], method="fine-tuning")

@@ -17,6 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A package may import from the floors above it in this list, never from its own floor or a later one.
 FLOORS = [
     {"errors"},
+    {"machine"},
     {"runtime", "diffusion"},
     {"data", "networks"},
     {"models", "annotators"},
@@ -33,6 +34,34 @@ DATA_FILES = {"recipes", "pretrained"}
 
 PICKLERS = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 PICKLING = {("torch", "save"), ("torch", "load")}
+
+
+# Whoever asks these decides by the machine: `difflm.machine` alone does, and all others ask its switches.
+OF_THE_MACHINE = {
+    ("torch.cuda", "is_available"), ("torch.cuda", "device_count"), ("torch.cuda", "get_device_capability"),
+    ("torch.cuda", "is_bf16_supported"), ("torch.backends.mkldnn", "is_available"),
+    ("torch.backends.mkldnn", "is_acl_available"), ("torch.backends.quantized", "supported_engines"),
+    ("torch.ops.mkldnn", "_is_mkldnn_bf16_supported"), ("torch.version", "hip"), ("torch.version", "cuda"),
+    ("platform", "machine"), ("platform", "processor"), ("platform", "system"), ("sys", "platform"), ("os", "name"),
+    ("os", "uname"), ("shutil", "which"),
+}  # fmt: skip
+PARTS_OF_SYSTEMS = {"signal", "socket", "mmap", "os", "fcntl", "time"}  # of which a system has more or less
+
+
+def questions_to_the_machine(path: Path) -> Iterator[str]:
+    """What a file asks torch, Python or the operating system about the machine."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Attribute(value=owner, attr=name):
+                if (ast.unparse(owner), name) in OF_THE_MACHINE or ast.unparse(owner) in ("torch.cpu",):
+                    yield ast.unparse(node)
+            case ast.Call(func=ast.Name(id="hasattr"), args=[ast.Name(id=owner), *_]) if owner in PARTS_OF_SYSTEMS:
+                yield ast.unparse(node)
+            case ast.Call(func=function, args=[ast.Constant(value="triton"), *_]):
+                if ast.unparse(function).endswith("find_spec"):
+                    yield ast.unparse(node)
+            case ast.ImportFrom(module=module) if module in {owner for owner, _ in OF_THE_MACHINE}:
+                yield from (alias.name for alias in node.names if (module, alias.name) in OF_THE_MACHINE)
 
 
 def imported(path: Path) -> Iterator[tuple[str, str]]:
@@ -81,6 +110,12 @@ def test_nothing_is_pickled(path):
             assert isinstance(node.value, ast.Constant) and node.value.value is False, f"line {node.lineno}"
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_what_depends_on_the_machine_is_asked_of_a_switch(path):
+    asked = [*questions_to_the_machine(path)]
+    assert path.name == "machine.py" or not asked, f"ask a switch of difflm.machine instead of {asked}"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "module", ["difflm", "difflm.app.cli", "difflm.data.text_metrics", "difflm.data.seq2seq_metrics"]
@@ -100,3 +135,9 @@ def test_the_checks_see_what_they_forbid(tmp_path, monkeypatch):
     bad.write_text("from ..models import x\nfrom difflm import app, TextDiffusion, __version__\nimport pickle\n")
     assert set(rooms_used(bad)) == {"models", "app", "__init__"}
     assert ("pickle", "") in set(imported(bad))
+    bad.write_text(
+        "import torch, sys, signal\nfrom shutil import which\nfrom importlib.util import find_spec\n"
+        "torch.cuda.is_available(), torch.cpu._is_amx_tile_supported(), sys.platform == 'win32', find_spec('triton')\n"
+        "hasattr(signal, 'SIGHUP'), torch.cuda.synchronize(), torch.backends.mkldnn.is_acl_available()\n"
+    )
+    assert len([*questions_to_the_machine(bad)]) == 7

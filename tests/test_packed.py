@@ -1,16 +1,23 @@
-"""Weights that are laid out beforehand give the answers of those that are not, to the bit."""
+"""Weights that are laid out beforehand give the answers of those that are not, to the bit on one machine. Without ARM's
+library they are copied, and the rest is the same."""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 from test_recorded_tokens import build_model
 
+from difflm.machine import turn
 from difflm.models.inference import Inference, position_layers
 from difflm.networks.transformer import Transformer
 from difflm.runtime.packed import pack_layers
 
-pytestmark = pytest.mark.skipif(
-    not torch.backends.mkldnn.is_acl_available(), reason="for the products of ARM's library"
-)
+
+@pytest.fixture(autouse=True)
+def packed() -> Iterator[None]:
+    torch._C._set_mkldnn_enabled(True)  # whose products are those of packed weights
+    with turn(packed_weights=True):
+        yield
 
 
 @torch.no_grad()
@@ -38,3 +45,9 @@ def test_a_model_that_learned_since_writes_with_its_new_weights() -> None:
         inference.sync_weights()
         assert torch.equal(inference.denoiser.network(x, None), network(x, None))
     assert inference.denoiser.network is not network and network.input.weight.requires_grad
+
+
+def test_without_the_switch_the_network_itself_writes() -> None:
+    model = build_model("mdlm")
+    with turn(packed_weights=False):
+        assert Inference(model).denoiser.network is model.denoiser.network

@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import stat
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from difflm.data.texts import Example
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import Words
 from difflm.errors import DifflmError
+from difflm.machine import turn
 from difflm.runtime import files
 from difflm.runtime.files import LOCK, locked, sync_directory, sync_file, write_atomic
 from difflm.runtime.stop_signals import catch_stop_signals
@@ -56,11 +59,15 @@ def is_open(handle: int, inode: int) -> bool:
 
 
 @pytest.fixture
-def windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def windows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The calls of Linux are not there, or refuse what Windows refuses; on Windows itself nothing need be changed."""
-    if os.name == "nt":
-        return
-    monkeypatch.setattr(files, "fcntl", None)
+    with turn(posix=False, full_sync=False, exclusive_ports=True):
+        if os.name != "nt":
+            remove_posix(monkeypatch)
+        yield
+
+
+def remove_posix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "msvcrt", fake_msvcrt())
     for name in ("SIGHUP", "SIGUSR1", "SIGALRM"):
         monkeypatch.delattr(signal, name)
@@ -99,9 +106,8 @@ def test_a_folder_is_locked_without_fcntl(windows: None, tmp_path: Path) -> None
 
 
 def test_a_folder_is_written_without_any_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "fcntl", None)
     monkeypatch.setattr(files, "msvcrt", None)
-    with locked(tmp_path / "run"):
+    with turn(posix=False), locked(tmp_path / "run"):
         write_atomic(tmp_path / "run" / "file", "text")
 
 
@@ -132,9 +138,9 @@ def test_what_is_synchronised_leaves_the_buffer_of_the_disk(tmp_path: Path, monk
     """macOS has a call of its own for that; where a file system refuses it, `fsync` is better than nothing."""
     asked: list[Any] = []
     full = SimpleNamespace(F_FULLFSYNC=51, fcntl=lambda handle, call: asked.append(call))
-    monkeypatch.setattr(files, "fcntl", full)
+    monkeypatch.setitem(sys.modules, "fcntl", full)
     monkeypatch.setattr(os, "fsync", lambda handle: asked.append("fsync"))
-    with (tmp_path / "file").open("wb") as file:
+    with turn(full_sync=True), (tmp_path / "file").open("wb") as file:
         sync_file(file.fileno())
         assert asked == [51]
 
@@ -144,6 +150,9 @@ def test_what_is_synchronised_leaves_the_buffer_of_the_disk(tmp_path: Path, monk
         full.fcntl = refuse
         sync_file(file.fileno())
         assert asked == [51, "fsync"]
+        with turn(full_sync=False):
+            sync_file(file.fileno())
+        assert asked == [51, "fsync", "fsync"]
 
 
 @pytest.mark.long
@@ -153,7 +162,7 @@ def test_two_servers_do_not_share_a_port(monkeypatch: pytest.MonkeyPatch) -> Non
     from difflm.app.studio.server import listen
 
     monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_KEEPALIVE, raising=False)
-    with listen("127.0.0.1", 0) as listening:
+    with turn(exclusive_ports=True), listen("127.0.0.1", 0) as listening:
         assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert not listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
 

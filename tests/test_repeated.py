@@ -26,6 +26,7 @@ from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
 from difflm.generation.pipeline import TextDiffusion
+from difflm.machine import turn
 from difflm.models.base import Sampling
 from difflm.models.batching import (
     CPU_BATCH,
@@ -39,7 +40,7 @@ from difflm.models.batching import (
     max_batch_rows,
     pad_batch,
 )
-from difflm.models.inference import Inference, PaddedLinear
+from difflm.models.inference import Inference, PaddedLinear, remember_times
 from difflm.models.recorded import capture_key
 from difflm.runtime.cuda_graphs import CapturedFunction
 from difflm.runtime.tensors import module_tensors, submodules
@@ -494,14 +495,11 @@ class Unable(TorchDispatchMode):
 
 
 class Strict(CapturedFunction):
-    """Calls the work as it would be called: as it is at first, then while it is recorded."""
+    """Lets nothing pass, from the call on at which a GPU would record the work."""
 
-    def __call__(self) -> None:
-        self.calls += 1
-        if self.calls <= self.warmup:
-            return self.function()
+    def _replay_on_cpu(self) -> None:
         with Unable():
-            self.function()
+            super()._replay_on_cpu()
 
 
 def test_the_strict_recorder_finds_what_it_should():
@@ -516,6 +514,30 @@ def test_the_strict_recorder_finds_what_it_should():
         strict(), strict()
         with pytest.raises(AssertionError, match="cannot be recorded"):
             strict()
+
+
+def test_times_are_remembered_but_not_read_while_a_step_is_recorded():
+    """A recorded step cannot read numbers of its device; other steps need not compute modulations again."""
+    computed: list[torch.Tensor] = []
+
+    def compute(t: torch.Tensor) -> torch.Tensor:
+        computed.append(t)
+        return 2 * t
+
+    answer, t = remember_times(compute), torch.full((3,), 0.25)
+    assert torch.equal(answer(t), 2 * t) and answer(t.clone()) is answer(t) and len(computed) == 1
+    strict = Strict(lambda: answer(t), t.device, warmup=0)  # type: ignore[arg-type]
+    strict(), strict()
+    assert len(computed) == 3
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_steps_are_recorded_with_packed_weights_and_without(monkeypatch, tiny_runs, on):
+    """The copy whose weights are packed remembers times; which only ARM's library made, and a recorder refused."""
+    monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
+    with turn(packed_weights=on):
+        lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32)
+        assert_alike(walked(lm, True), walked(lm, False))
 
 
 BUNDLED: list[list[Any]] = [

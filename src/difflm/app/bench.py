@@ -18,6 +18,7 @@ from difflm import __version__
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import SPECIALS
 from difflm.generation.pipeline import TextDiffusion
+from difflm.machine import processor_name
 from difflm.methods.base import TextSpec
 from difflm.models.base import LanguageModel
 from difflm.models.batching import CPU_BATCH, GPU_BATCH
@@ -79,14 +80,6 @@ def describe_machine(device: torch.device) -> Row:
         "python": platform.python_version(),
         "difflm": __version__,
     }
-
-
-def processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def loading_speed(name: str, lm: TextDiffusion) -> Row:

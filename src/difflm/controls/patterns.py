@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from difflm.data.regular import MAX_COUNT, Array, Node, Repeated, Sequenced, lit
 from difflm.data.token_automata import GAP, Template, TokenAutomaton, compile_pattern, intersect
 from difflm.data.tokenizers import SPECIALS, UNK
 from difflm.errors import UsageError
+from difflm.machine import is_on
 
 if TYPE_CHECKING:
     import torch
@@ -231,7 +231,7 @@ def join_patterns(
 def chain_of(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain | KernelChain":
     """The automaton as tensors: for kernels if a GPU has Triton and no list is too long."""
     plain = plain_chain(automaton, device)
-    if device.type != "cuda" or find_spec("triton") is None:
+    if device.type != "cuda" or not is_on("triton"):
         return plain
     from difflm.controls.kernel_chain import MOST
 

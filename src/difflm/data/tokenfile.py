@@ -21,6 +21,7 @@ from difflm.data.spans import HIDDEN, cut_span
 from difflm.data.texts import LONGEST, MOST_CHARACTERS, MOST_TOKENS, Example, cut_text, text_files
 from difflm.data.tokenizers import END, PAD, Tokenizer
 from difflm.errors import DifflmError
+from difflm.machine import is_on
 from difflm.runtime.files import explain_write_errors, read_json, sync_directory, sync_file, write_json
 
 Ints = NDArray[np.int64]
@@ -67,7 +68,7 @@ class TokenColumn:
         """Release the memory of what was read so far: otherwise it grows to the whole corpus."""
         for array in (self.ids, self.offsets):
             mapped = getattr(array.base, "obj", None)
-            if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            if isinstance(mapped, mmap.mmap) and is_on("posix"):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def rows(self, indices: NDArray[Any], width: int) -> tuple[Ints, Ints]:

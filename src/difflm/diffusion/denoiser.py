@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from difflm.diffusion.base import Belief, Levels, Process, Times, expand_levels
 from difflm.diffusion.codecs import Codec
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.precision import emulated, lacks_bfloat16
+from difflm.diffusion.precision import emulated
 from difflm.errors import UsageError
+from difflm.machine import is_on
 
 
 def cast_linears(network: nn.Module, dtype: torch.dtype | None) -> nn.Module:
@@ -229,6 +230,6 @@ def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractCont
     """Autocast to `dtype`; `None` changes nothing: training may already use autocast."""
     if dtype is None:
         return nullcontext()
-    if device.type == "cpu" and dtype is torch.bfloat16 and lacks_bfloat16():
+    if device.type == "cpu" and dtype is torch.bfloat16 and not is_on("bfloat16"):
         return emulated(dtype)
     return torch.autocast(device.type, dtype=dtype)

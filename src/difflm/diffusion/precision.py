@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+from difflm.machine import is_on
+
 
 class OneDnn:
     """Torch's matrix products on a CPU. Asked for bfloat16 on an ARM processor without it, torch tries oneDNN, fails,
@@ -39,12 +41,7 @@ def emulated(dtype: torch.dtype) -> Iterator[None]:
         yield
 
 
-def lacks_bfloat16() -> bool:
-    """Whether oneDNN has no bfloat16 on this processor."""
-    return torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-def avoid_onednn(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """For products in `dtype` outside of autocast."""
-    lacking = device.type == "cpu" and dtype is torch.bfloat16 and lacks_bfloat16()
+def avoid_onednn(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """For products in `dtype` outside of autocast, and for gradients of those inside."""
+    lacking = device.type == "cpu" and dtype is torch.bfloat16 and not is_on("bfloat16")
     return ONE_DNN.avoided() if lacking else nullcontext()

@@ -25,13 +25,13 @@ from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import UsageError, suggest
 from difflm.generation.texts import Draft as Draft
 from difflm.generation.texts import Generation as Generation
+from difflm.machine import is_on
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
 from difflm.networks import Transformer
-from difflm.runtime.eight_bit import eight_bit_engine
 from difflm.runtime.float32 import avoid_float64
 from difflm.runtime.threads import IsStopped, run_parallel
 
@@ -55,7 +55,7 @@ FOREIGN = {  # why a model outside a family refuses its settings
 def check_device(device: str) -> torch.device:
     """Return an available device; "auto" is a GPU if there is one."""
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if is_on("gpu") else "cpu"
     try:
         chosen = torch.device(device)
         if chosen.type not in ("cpu", "cuda", "mps"):
@@ -79,7 +79,7 @@ def check_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.
 
 
 def check_eight_bits(model: LanguageModel) -> None:
-    if eight_bit_engine() is None:
+    if not is_on("eight_bit"):
         raise UsageError("torch has no fast 8-bit matrix products for this processor: leave dtype out.")
     if not isinstance(model, DiffusionModel) or not isinstance(model.denoiser.network, Transformer):
         raise UsageError("dtype int8 is for diffusion models of words with difflm's own Transformer: leave it out.")
@@ -90,7 +90,7 @@ def fastest_dtype(device: torch.device) -> torch.dtype | None:
     good (docs/performance.md). None: float32."""
     if device.type == "cuda":
         return torch.bfloat16
-    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else None
+    return torch.bfloat16 if is_on("matrix_units") else None
 
 
 def check_request(

@@ -3,7 +3,7 @@
 The length of a text is drawn before denoising, or the model writes padding as tokens: a length policy says which.
 
 On a CPU the shape of a batch depends only on the length and the number of a sample: matrix products then round in the
-same way, and sample k of a seed is bit-identical however many are generated.
+same way, and on one machine sample k of a seed is bit-identical however many are generated.
 """
 
 from abc import abstractmethod

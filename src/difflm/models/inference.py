@@ -18,6 +18,7 @@ from difflm.diffusion.denoiser import Denoiser, cast_linears
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
+from difflm.machine import is_on
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import WIDTH
@@ -29,7 +30,7 @@ from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture
 from difflm.models.recorded_blocks import recorder_of
 from difflm.models.repairs import GROWTH, Repairs, expect_nearby, unwritten_log_probs
 from difflm.networks.transformer import Transformer
-from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool
+from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, is_capturing, records_steps
 from difflm.runtime.eight_bit import use_eight_bits
 from difflm.runtime.packed import pack_layers
 from difflm.runtime.tensors import module_tensors, storage_addresses, submodules
@@ -68,6 +69,9 @@ class Inference:
         self._repairs: GraphPool[Repairs] = GraphPool(MAX_DECODERS)
         self._expectations: dict[tuple[int, int], CapturedCalls] = {}  # by the copy and the number of a batch's tensors
         self._lock = threading.Lock()
+
+    def _records(self, device: torch.device) -> bool:
+        return records_steps(device) if self.record is None else self.record
 
     @property
     def denoiser(self) -> Denoiser:
@@ -125,15 +129,13 @@ class Inference:
             yield from self._decode(model, noise, width, sampling, steering)
         elif isinstance(model, DiffusionModel):
             inputs = model.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
-            record = lengths.is_cuda if self.record is None else self.record
-            recorder = recorder_of(inputs) if record else None
+            recorder = recorder_of(inputs) if self._records(lengths.device) else None
             frames = inputs.frames() if recorder is None else self._replay(recorder, inputs, steering)
             follow = model.follows_frames
             yield from model.follow_frames(frames, lengths, sampling, steering) if follow else frames
         elif isinstance(model, LatentDiffusion):
             inputs = model.sampler_inputs(self.denoiser, noise, sampling, steering)
-            record = lengths.is_cuda if self.record is None else self.record
-            recorder = recorder_of(inputs) if record else None
+            recorder = recorder_of(inputs) if self._records(lengths.device) else None
             frames = inputs.frames() if recorder is None else self._replay(recorder, inputs, steering)
             yield from model.write_frames(
                 frames, partial(self._decode, model.autoencoder), noise, width, sampling, steering
@@ -151,8 +153,7 @@ class Inference:
     @contextmanager
     def open_sampler(self, inputs: SamplerInputs, states: RowStates) -> Iterator[JoinableSampler]:
         """A sampler that texts can join, with captured steps if possible."""
-        record = inputs.mask.is_cuda if self.record is None else self.record
-        if not record or not can_capture(inputs):
+        if not self._records(inputs.mask.device) or not can_capture(inputs):
             yield JoinableSampler(inputs, states)
             return
         how = True, self.compiled and inputs.mask.is_cuda, self._joinable.latest
@@ -217,7 +218,7 @@ class Inference:
         model = self.model
         if type(model) is not Autoregressive or not getattr(model.network, "capturable", True):
             return False
-        return model.banned.is_cuda if self.record is None else self.record
+        return self._records(model.banned.device)
 
     @property
     def shares_sources(self) -> bool:
@@ -278,7 +279,7 @@ class Inference:
         tensors = batch.ids, batch.lengths, batch.source, batch.source_lengths
         given = [one.to(device) for one in tensors if one is not None]
         call = partial(unwritten_log_probs, denoiser, model.lengths)
-        if not (device.type == "cuda" if self.record is None else self.record) or denoiser is model.denoiser:
+        if not self._records(device) or denoiser is model.denoiser:
             return call(*given)
         calls = CapturedCalls(call, denoiser, MAX_DECODERS)
         return self._expectations.setdefault((id(denoiser), len(given)), calls)(*given)
@@ -421,17 +422,18 @@ def prepare_network(network: nn.Module, dtype: torch.dtype | None, compiled: boo
 
 
 def remember_times(compute: Callable[[Tensor], T]) -> Callable[[Tensor], T]:
-    """A function of times on a CPU, with its last answers: all texts of a request have the same times."""
+    """A function of times on a CPU, with its last answers: all texts of a request have the same times. What is recorded
+    computes them, since a recorded step cannot read numbers."""
 
     @lru_cache(MAX_TIMES)
     def find_answer(times: tuple[float, ...], dtype: torch.dtype) -> T:
         return compute(torch.tensor(times, dtype=dtype))
 
-    return lambda t: find_answer((*t.tolist(),), t.dtype) if t.dim() == 1 else compute(t)
+    return lambda t: compute(t) if t.dim() != 1 or is_capturing() else find_answer((*t.tolist(),), t.dtype)
 
 
 def packs_weights(network: nn.Module) -> bool:
-    return isinstance(network, Transformer) and not is_on_gpu(network) and torch.backends.mkldnn.is_acl_available()
+    return isinstance(network, Transformer) and not is_on_gpu(network) and is_on("packed_weights")
 
 
 def position_layers(network: Any) -> Iterator[nn.Module]:

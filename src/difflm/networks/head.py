@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.diffusion.precision import avoid_onednn
+from difflm.machine import is_on
 from difflm.runtime.kernels import TRITON, has_kernel
 from difflm.runtime.products import multiply_matrices
 
@@ -119,7 +120,7 @@ def add_product(total: Tensor | None, one: Tensor, other: Tensor, dtype: torch.d
     numbers in float32 by itself."""
     if one.dtype is dtype:
         return torch.mm(one, other) if total is None else torch.addmm(total, one, other, out=total)
-    if one.device.type == "cuda" and not torch.version.hip:
+    if one.device.type == "cuda" and not is_on("rocm"):
         given = (one, other, dtype)
         return torch.mm(*given) if total is None else torch.addmm(total, *given, out=total)
     product = (one @ other).to(dtype)

@@ -12,9 +12,17 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from difflm.machine import is_on
 from difflm.runtime.tensors import storage_addresses
 
 _capture_lock = threading.RLock()
+
+
+class StandIn(threading.local):
+    capturing = False
+
+
+_stand_in = StandIn()
 
 FLAG_DELAY = 4  # steps after which a flag is read: it has arrived by then, and enough steps are queued behind it
 WARMUP_CALLS = 2  # calls before capture: libraries initialise and memory is allocated, which a capture forbids
@@ -24,8 +32,9 @@ class CapturedFunction:
     """Captures `function` as a CUDA graph and replays it. The function updates the same tensors in place at every call
     and never synchronises with the device.
 
-    The first `warmup` calls run it eagerly; the next one captures it, and later ones replay it. On a CPU it is simply
-    called. Its graph shares the memory pool of `share_pool_with`: the two never run at the same time."""
+    The first `warmup` calls run it eagerly; the next one captures it, and later ones replay it. On a CPU it is called
+    each time, from the same call on as if it were being captured. Its graph shares the memory pool of
+    `share_pool_with`: the two never run at the same time."""
 
     def __init__(
         self,
@@ -39,9 +48,9 @@ class CapturedFunction:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        if self.device.type != "cuda":
-            return self.function()
         self.calls += 1
+        if self.device.type != "cuda":
+            return self.function() if self.calls <= self.warmup else self._replay_on_cpu()
         if self.calls <= self.warmup:
             return self._warm_up()
         self.graph = self.graph or self._capture()
@@ -51,6 +60,13 @@ class CapturedFunction:
         """Release the function and its graph, while nothing is being captured. It must not be called again."""
         with _capture_lock:
             self.function, self.graph, self.share_pool_with = lambda: None, None, None
+
+    def _replay_on_cpu(self) -> None:
+        before, _stand_in.capturing = _stand_in.capturing, True
+        try:
+            self.function()
+        finally:
+            _stand_in.capturing = before
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         graph, other = torch.cuda.CUDAGraph(), self.share_pool_with
@@ -70,8 +86,14 @@ class CapturedFunction:
         torch.cuda.current_stream().wait_stream(side)
 
 
+def records_steps(device: torch.device) -> bool:
+    """Whether steps that repeat are recorded there."""
+    return device.type == "cuda" or is_on("cpu_recording")
+
+
 def is_capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    """Whether this thread captures a graph, or calls on a CPU what would be captured on a GPU."""
+    return _stand_in.capturing or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 @contextmanager

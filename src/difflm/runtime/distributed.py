@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from difflm.errors import DifflmError, UsageError
+from difflm.machine import gpu_count, is_on
 
 PATIENCE = timedelta(hours=24)  # the first process may read a large corpus, or save, while the others wait for it
 BEAT, DEAD = 3.0, 30.0  # seconds between heartbeats, and without one until a process counts as dead
@@ -142,9 +143,9 @@ def connect(rank: int, count: int) -> Any:
 
 def choose_backend() -> str:
     """NCCL between GPUs, each of which belongs to one process, and gloo for what is in the host's memory."""
-    if not torch.cuda.is_available():
+    if not is_on("gpu"):
         return "gloo"
-    local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    local, there = int(os.environ.get("LOCAL_RANK", "0")), gpu_count()
     if local >= there:
         raise UsageError(f"there are {there} GPUs here: give torchrun --nproc-per-node {there} or fewer.")
     torch.cuda.set_device(local)

@@ -1,31 +1,24 @@
 """Linear layers whose products a CPU computes in eight bits, where torch has fast ones: four times the rate of float32
 on an ARM core without matrix units (docs/log.md)."""
 
-import platform
 import threading
 import warnings
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-ENGINES = {"aarch64": "onednn", "arm64": "onednn", "x86_64": "x86", "AMD64": "x86"}
+from difflm.machine import eight_bit_engine, is_on
+
 Product = Callable[[Tensor], Tensor]
 PACKING = threading.Lock()  # torch's engine and Python's filter of warnings are one for all threads
 
 
-def eight_bit_engine() -> str | None:
-    """The part of torch that has such products for this processor; None where there is none."""
-    engine = ENGINES.get(platform.machine())
-    there = hasattr(torch, "quantize_per_tensor") and hasattr(torch.ops.quantized, "linear_dynamic")
-    return engine if there and engine in torch.backends.quantized.supported_engines else None
-
-
-@lru_cache
 def lacks_vnni() -> bool:
     """Whether inputs must be of seven bits: sums of two products overflow on x86 processors that lack VNNI."""
-    return eight_bit_engine() == "x86" and not torch.cpu._is_vnni_supported()
+    return eight_bit_engine() == "x86" and not is_on("vnni")
 
 
 class EightBitLinear(nn.Linear):
@@ -55,7 +48,8 @@ def pack_weight(weight: Tensor) -> tuple[Product, Tensor]:
     their own, torch's products are thirty times as slow on ARM."""
     scales = weight.float().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
     engine = eight_bit_engine()
-    assert engine is not None
+    if engine is None:
+        return partial(multiply_slowly, (weight.float() / scales.unsqueeze(1) * 127).round()), scales
     with PACKING, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch means to replace them, but has nothing as fast yet
         narrow = torch.quantize_per_tensor(weight.float() / scales.unsqueeze(1), 1 / 127, 0, torch.qint8)
@@ -69,6 +63,14 @@ def pack_weight(weight: Tensor) -> tuple[Product, Tensor]:
         finally:
             torch.backends.quantized.engine = before
         return partial(multiply_packed, packed), scales
+
+
+def multiply_slowly(weight: Tensor, x: Tensor) -> Tensor:
+    """What the fast products compute: whole numbers of eight bits, here as floats, for processors without them."""
+    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
+    step = ((high - low) / 255).clamp(min=torch.finfo(torch.float32).tiny)
+    zero = (-low / step).round()
+    return F.linear(((x / step).round() + zero).clamp(0, 255) - zero, weight) * (step / 127)
 
 
 def multiply_packed(weight: torch.ScriptObject, x: Tensor) -> Tensor:

@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from difflm.errors import DifflmError, UsageError
+from difflm.machine import is_on
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 try:
     import msvcrt
 except ImportError:  # everywhere else
@@ -76,9 +73,11 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 def sync_file(handle: int) -> None:
     """Make what was written outlive a power cut. On macOS `fsync` leaves it in the disk's own buffer."""
-    if hasattr(fcntl, "F_FULLFSYNC"):
-        with suppress(OSError):  # a file system that cannot
-            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+    if is_on("full_sync"):
+        with suppress(OSError, ImportError, AttributeError):  # a file system that cannot, or a system without it
+            import fcntl
+
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)  # type: ignore[attr-defined]
             return
     os.fsync(handle)
 
@@ -157,7 +156,9 @@ def _acquire_lock(directory: Path) -> int:
 def try_lock(handle: int) -> bool:
     """Whether the file could be locked; on a file system without locks it counts as locked."""
     try:
-        if fcntl:
+        if is_on("posix"):
+            import fcntl
+
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         elif msvcrt:
             os.lseek(handle, LOCKED_BYTE, os.SEEK_SET)

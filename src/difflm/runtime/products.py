@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, library
 from torch.utils.flop_counter import register_flop_formula
 
+from difflm.machine import is_on, load_cublas
+
 LEAST = 2 * 10**10  # operations of a product from which algorithms are compared
 PROPOSED = 8  # algorithms
 ROUNDS, TIMES = 3, 4  # of the comparison: all algorithms in each round, so many times in a row
@@ -67,28 +69,17 @@ def is_tuned(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None = None) -> b
     plain = all(one.dtype is torch.bfloat16 and one.is_cuda and one.data_ptr() % ALIGNMENT == 0 for one in given)
     known = all(one.is_contiguous() or one.t().is_contiguous() for one in given)
     large = count_operations(a.shape, b.shape) >= LEAST
-    return plain and known and large and not torch.are_deterministic_algorithms_enabled() and load_library() is not None
+    return plain and known and large and not torch.are_deterministic_algorithms_enabled() and is_on("tuned_products")
 
 
 def is_transposed(matrix: Tensor) -> bool:
     return not matrix.is_contiguous()
 
 
-@lru_cache(maxsize=1)
-def load_library() -> ctypes.CDLL | None:
-    """The cuBLASLt of torch's CUDA; none on other makers' GPUs."""
-    if torch.version.cuda is None:
-        return None
-    try:
-        return ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.split('.')[0]}")
-    except OSError:
-        return None
-
-
 @lru_cache
 def open_library(_: torch.device) -> tuple[ctypes.CDLL, c_void_p]:
     """The library, with a handle for the current device."""
-    found, handle = load_library(), c_void_p()
+    found, handle = load_cublas(), c_void_p()
     assert found is not None
     check_status(found.cublasLtCreate(byref(handle)))
     return found, handle

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from difflm.machine import is_on
+
 
 def leave_closed_terminal() -> None:
     """Print nothing more to a terminal that was closed: it would raise an error before the checkpoint is saved."""
@@ -16,7 +18,8 @@ def leave_closed_terminal() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), handle)
 
 
-STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+STOP_SIGNALS = "SIGINT", "SIGTERM"
+POSIX_SIGNALS = "SIGHUP", "SIGUSR1"
 
 
 @contextmanager
@@ -30,12 +33,12 @@ def catch_stop_signals() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         leave_closed_terminal()
 
-    found = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]  # Windows has not all
-    hangup = getattr(signal, "SIGHUP", None)
-    if hangup and signal.getsignal(hangup) is signal.SIG_IGN:
-        found.remove(hangup)
+    names = STOP_SIGNALS + (POSIX_SIGNALS if is_on("posix") else ())
+    numbers = [getattr(signal, name) for name in names]
+    if is_on("posix") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        numbers.remove(signal.SIGHUP)
     try:
-        before = {number: signal.signal(number, ask) for number in found}
+        before = {number: signal.signal(number, ask) for number in numbers}
     except ValueError:  # not the main thread, which alone may handle signals
         before = {}
     try:

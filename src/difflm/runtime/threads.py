@@ -7,7 +7,7 @@ thread's: a single-threaded job gives the same numbers on every machine of its k
 import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from queue import SimpleQueue
@@ -15,13 +15,12 @@ from typing import Generic, TypeVar
 
 import torch
 
+from difflm.machine import is_on
+
 T = TypeVar("T")
 IsStopped = Callable[[], bool]  # called by a job between its results: whether it should stop
 Job = Callable[[IsStopped], Iterator[T]]
 MAX_QUEUED = 2  # results per core that may wait to be read
-# ARM's library divides each matrix product among all cores, whatever torch's setting is; results are bit-identical
-# however they are divided. So a lone job may use idle cores; several jobs use one core each.
-OPENMP = ctypes.CDLL(torch._C.__file__) if torch.backends.mkldnn.is_acl_available() else None
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,14 @@ def use_one_core(cores: int) -> Iterator[None]:
         torch.set_num_threads(cores)
 
 
+def keep_to_one_thread() -> None:
+    """Keep OpenMP from dividing the products of this thread. ARM's library divides each one among all cores, whatever
+    torch's setting is; its results have the same bits however they are divided. So a lone job may use idle cores;
+    several jobs use one core each."""
+    with suppress(AttributeError):  # torch was built without it
+        ctypes.CDLL(torch._C.__file__).omp_set_max_active_levels(0)
+
+
 def run_parallel(jobs: Iterable[Job[T]]) -> Iterator[T]:
     """Yield the jobs' results as they come, running as many jobs at a time as torch has threads. If one of them fails,
     or the reader stops, all are stopped."""
@@ -76,8 +83,8 @@ def run_parallel(jobs: Iterable[Job[T]]) -> Iterator[T]:
             """Run one job after another. A result waits for room in the queue, unless the reader has stopped."""
             torch.get_num_threads()  # a thread's first query copies the process's number: query before it is set
             torch.set_num_threads(1)
-            if OPENMP is not None and not alone:
-                OPENMP.omp_set_max_active_levels(0)  # of this thread
+            if is_on("openmp_products") and not alone:
+                keep_to_one_thread()
             try:
                 while not stop.is_set():
                     with lock:

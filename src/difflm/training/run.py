@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from difflm.data.texts import LONGEST
 from difflm.data.tokenizers import Tokenizer
 from difflm.errors import DifflmError, UsageError, suggest
+from difflm.machine import is_on
 from difflm.methods import METHODS, TextSpec
 from difflm.models.sampling import Sampling
 from difflm.runtime.files import read_json
@@ -133,7 +134,6 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
     """Load the model, tokenizer and config of a run; files that do not belong together are refused."""
     run = find_run(name_or_path)
     config = read_config(run)
-    import torch
 
     from difflm.runtime.tensors import BESIDE, SkipInit, check_sha256, load_into, load_tensors
     from difflm.training.checkpoints import advise_resume
@@ -166,7 +166,7 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
         raise DifflmError(f"{run}/config.json does not describe a {config['method']} model ({reason}).") from None
     # Then one text makes products large enough. With bfloat16 units, loading weights takes longer: a batch shares it.
     large = sum(p.numel() for p in model.parameters()) >= ONE_BY_ONE
-    model.one_by_one = model.whole_canvas and large and not torch.cpu._is_amx_tile_supported()
+    model.one_by_one = model.whole_canvas and large and not is_on("matrix_units")
     load_into(model, weights, path)
     check_sha256(path, config, advice)
     return model.to(device).eval(), tokenizer, config

@@ -16,7 +16,9 @@ from torch._functorch import config as functorch_config
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from difflm.data.batches import Batch, Stream, prefetch
+from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise, fold_counter
+from difflm.diffusion.precision import avoid_onednn
 from difflm.errors import DifflmError
 from difflm.models.base import LanguageModel, Likelihood, Losses, Trainable, sum_losses
 from difflm.runtime.distributed import current, on_loss
@@ -154,6 +156,7 @@ class Trainer:
     ) -> None:
         self.model, self.recipe, self.run, self.device = model.to(device), recipe.adapt_to(device.type), run, device
         self.figure = figure  # what validation measures
+        self.dtype = torch.bfloat16 if self.recipe.precision == "bf16" else None  # of autocast
         self.processes = current()
         # Some networks cannot be captured; nor can activation checkpointing, which resets the random generator, or
         # communication between processes within a step.
@@ -201,7 +204,7 @@ class Trainer:
     # -- one step -----------------------------------------------------------------------------------------------
 
     def autocast(self) -> Any:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.recipe.precision == "bf16")
+        return autocast_to(self.device, self.dtype)
 
     def to_device(self, batch: Batch) -> Batch:
         if self.device.type != "cuda":
@@ -247,9 +250,10 @@ class Trainer:
         """Compute the losses of a micro-batch and add the gradient of their mean (of the sum, if there are several)."""
         # The compiler decides what it may recompute when it first sees a block.
         again = {"ban_recompute_materialized_backward": False} if self.recipe.recompute == "light" else {}
-        with self.autocast(), functorch_config.patch(again):
-            losses: Losses = self.masters.model(batch)
-        (losses.total / (UNIT if self.summed else losses.count)).backward()
+        with avoid_onednn(self.device, self.dtype):
+            with self.autocast(), functorch_config.patch(again):
+                losses: Losses = self.masters.model(batch)
+            (losses.total / (UNIT if self.summed else losses.count)).backward()
         return losses
 
     def captured(self, batch: Batch) -> Gradients:

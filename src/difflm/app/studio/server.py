@@ -23,6 +23,7 @@ from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import log_event, use_json_logs
 from difflm.app.studio.served import Models, Served
 from difflm.errors import UsageError
+from difflm.machine import is_on
 
 HEADER_SECONDS = 10.0  # for a client to send the headers of a request
 CLOSE_SECONDS = 3  # for connections to close when the server stops
@@ -116,8 +117,8 @@ def listen(host: str, port: int) -> socket.socket:
         # over a kept connection takes 40 ms longer: its body waits until the client has acknowledged its head.
         listening = socket.socket(family, kind, socket.IPPROTO_TCP)
         # On Windows, the usual option would let two servers share a port.
-        exclusive = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
-        listening.setsockopt(socket.SOL_SOCKET, exclusive, 1)
+        option = "SO_EXCLUSIVEADDRUSE" if is_on("exclusive_ports") else "SO_REUSEADDR"
+        listening.setsockopt(socket.SOL_SOCKET, getattr(socket, option, socket.SO_REUSEADDR), 1)
         listening.bind(address)
         listening.listen()
     except OSError as error:
