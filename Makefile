@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Keep compiled files, whatever the shell says: tests start hundreds of commands, each of which would compile all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-ci test-slow lint bench clean
+.PHONY: demo test test-switches test-ci test-slow lint bench clean
 
 demo: .venv/.ready
 	$(BIN)/difflm generate english --infill "We ___ because it was raining." -n 4 --seed 0
@@ -14,6 +14,14 @@ demo: .venv/.ready
 # Two workers with one thread each: more threads than cores make torch slower, not faster.
 test: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Tests of what depends on the machine, with every switch turned the other way (docs/architecture.md): what runs a network
+# on a CPU by `Inference`, records, packs, rounds, divides work among threads, or asks the operating system.
+SWITCHED := machine packed eight_bit cores portable pipeline repeated replay recorded_tokens recorded_blocks \
+  joining few_places together same_request token_sampling guidance rerank cdcd latents glyph_diffusion ar_diffusion \
+  decoder_only open_doors blocks flow_map products
+test-switches: .venv/.ready
+	DIFFLM_SWITCHES=opposite OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(SWITCHED:%=tests/test_%.py)
 
 # All of `test`, and what takes many seconds.
 test-ci: .venv/.ready
