@@ -64,16 +64,16 @@ def test_both_products_of_x86_have_the_same_bits(monkeypatch, rows):
 
 
 @torch.no_grad()
-@pytest.mark.skipif(eight_bit_engine() is None, reason="there is only the slow product here")
+@pytest.mark.skipif(eight_bit_engine() is None or lacks_vnni(), reason="for fast products of eight bits")
 def test_the_slow_product_is_the_fast_one(monkeypatch):
-    """The engine rounds halves in its own way, and has seven bits without VNNI: a step of an input times a weight."""
+    """But for inputs that lie between two numbers, where either may round its own way: by a step, times a weight."""
     torch.manual_seed(0)
     weight, x = torch.randn(40, 48), torch.randn(2, 9, 48)
     fast, scales = pack_weight(weight)
     monkeypatch.setattr("difflm.runtime.eight_bit.eight_bit_engine", lambda: None)
     slow, same = pack_weight(weight)
-    error = (fast(x) - slow(x)).abs().max() / (x.max() - x.min())
-    assert torch.equal(scales, same) and float(error) < (0.5 if lacks_vnni() else 1 / 255)
+    error = (fast(x) - slow(x)).abs() / (x.max() - x.min()) * 255
+    assert torch.equal(scales, same) and float(error.mean()) < 0.05 and float(error.max()) < 3
 
 
 def test_it_is_refused_where_torch_has_no_such_products(capsys):

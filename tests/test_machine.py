@@ -92,6 +92,34 @@ def test_the_page_lists_every_switch() -> None:
         assert "test_" in tests
 
 
+COMMANDS = """
+import sys
+from difflm.app.cli import main
+from difflm.training import trainer
+run, out = sys.argv[1:]
+trainer.VALIDATION_DRAWS = 8
+model = "hidden=16 model.layers=1 model.heads=2"
+for command in (
+    f"generate {run} -n 1 --steps 2",
+    f"generate {run} -n 1 --steps 2 --dtype bfloat16",
+    f"generate {run} -n 1 --steps 2 --dtype int8",
+    f"score {run} {out}/few.txt --draws 2",
+    f"train own-text --out {out}/run data={out}/few.txt steps=2 batch_size=8 warmup=0 sample_every=0 model.{model} "
+    "precision=bf16 more_than=0",
+):
+    assert main(command.split()) == 0, command
+"""
+
+
+def test_no_warning_reaches_a_reader(tiny_runs, tmp_path: Path) -> None:
+    """Torch warned of products of eight bits and, on ARM, in bfloat16."""
+    environment = {name: value for name, value in os.environ.items() if name != "DIFFLM_SWITCHES"}
+    (tmp_path / "few.txt").write_text("".join(f"The old pub {k} serves French food.\n" for k in range(20)))
+    command = [sys.executable, "-c", COMMANDS, str(tiny_runs["mdlm"]), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
+
+
 # -- what each switch changes, by value --------------------------------------------------------------------------------
 
 
