@@ -360,13 +360,14 @@ def test_the_source_is_encoded_once_a_generation(monkeypatch):
 
 def test_a_decoder_of_cast_weights_follows_the_model():
     """Beams keep the model's own arithmetic unless the model says otherwise; each width has a copy of its own."""
-    model = build(8)
+    model, enabled = build(8), torch._C._get_mkldnn_enabled()
     inference = Inference(model, torch.bfloat16)
     assert run(model, Sampling(beams=3), steering(SOURCES), inference=inference) == run(
         model, Sampling(beams=3), steering(SOURCES)
     )
     assert not inference._decoder_copies
     run(model, Sampling(), steering(SOURCES), inference=inference)
+    assert torch._C._get_mkldnn_enabled() == enabled  # sources, too, are read in bfloat16 without turning oneDNN off
     assert [dtype for dtype, *_ in inference._decoder_copies] == [torch.bfloat16]
     with torch.no_grad():
         model.network.head.bias[5] += 100

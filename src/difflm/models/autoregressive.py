@@ -89,7 +89,7 @@ class Autoregressive(LanguageModel):
             return None
         if source is None or mask is None:
             raise UsageError(NO_SOURCE)
-        with autocast_to(source.device, self.precision):
+        with autocast_to(source.device, self.precision), avoid_onednn(source.device, self.embedding.weight.dtype):
             return self.network.split_memory(self.network.encode(source, mask), mask)
 
     def draw_memory(self, noise: Noise, steering: Steering) -> Memory | None:
