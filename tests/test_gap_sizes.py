@@ -1,6 +1,7 @@
 """Sizes of gaps that nobody gives: the model says which of them it fills with the least doubt."""
 
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,11 @@ import torch
 from tiny import tiny_run
 from torch import Tensor
 
-from difflm import Contains, Infill
-from difflm.controls.gap_sizes import SHARPNESS, choose_sizes, place_sizes, share_sizes
+from difflm import Contains, Infill, Length
+from difflm.controls.gap_sizes import MOST, SHARPNESS, GapSizes, can_match, choose_sizes, place_sizes, share_sizes
+from difflm.controls.plan import ControlPlan
+from difflm.data.token_automata import compile_pattern
+from difflm.data.tokenizers import Characters
 from difflm.diffusion.base import Belief
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import Layout
@@ -37,29 +41,87 @@ class OneSize:
 
 def plan_of(denoiser: Any) -> Any:
     model = SimpleNamespace(process=SimpleNamespace(mask_id=MASK), lengths=SimpleNamespace(forbidden=(0, 1, 2, 3)))
-    return SimpleNamespace(
-        denoiser=denoiser, model=model, info=SimpleNamespace(first=0), rules=lambda _: [], layout=Layout
-    )
+    nothing = {name: lambda _: [] for name in ("token_rules", "phrase_rules", "last_rules")}
+    return SimpleNamespace(denoiser=denoiser, model=model, info=SimpleNamespace(first=0), layout=Layout, **nothing)
 
 
 def test_a_size_scores_the_mean_log_probability_of_what_is_written() -> None:
-    (found,) = share_sizes(plan_of(OneSize()), [[LEFT], [RIGHT]], room=6)
+    (found,) = share_sizes(plan_of(OneSize()), [[LEFT], [RIGHT]], [[1, 2, 3, 4]], [3])
     scores = [-math.log(6), math.log(0.9), -math.log(6), -math.log(6)]
     weights = [math.exp(SHARPNESS * score) for score in scores]
     assert found.tolist() == pytest.approx([weight / sum(weights) for weight in weights], rel=1e-5)
 
 
 def test_each_gap_is_scored_by_its_own_tokens() -> None:
-    """Two gaps of which a denoiser knows nothing: all sizes are alike, for both, and none leaves the room."""
-    found = share_sizes(plan_of(OneSize()), [[LEFT], [RIGHT], [RIGHT]], room=20)
-    assert [own.tolist() for own in found] == [pytest.approx([1 / 8] * 8)] * 2
-    assert [len(own) for own in share_sizes(plan_of(OneSize()), [[LEFT], [RIGHT], [RIGHT]], room=6)] == [1, 1]
+    """Two gaps of which a denoiser knows nothing: all sizes are alike, for both."""
+    found = share_sizes(plan_of(OneSize()), [[LEFT], [RIGHT], [RIGHT]], [[*range(1, 9)], [*range(4, 9)]], [3, 4])
+    assert [own.tolist() for own in found] == [pytest.approx([1 / 8] * 8), pytest.approx([1 / 5] * 5)]
 
 
 def test_sizes_are_drawn_by_their_shares() -> None:
     shares = [torch.tensor([0.25, 0.75]).double()]
-    assert [choose_sizes(shares, [u]) for u in (0.0, 0.2, 0.3, 0.99)] == [[1], [1], [2], [2]]
+    assert [choose_sizes([[4, 5]], shares, [u]) for u in (0.0, 0.2, 0.3, 0.99)] == [[4], [4], [5], [5]]
     assert place_sizes([[4], [5, 6], []], [2, 1]) == (6, {0: 4, 3: 5, 4: 6})
+
+
+def test_sizes_that_do_not_fit_together_are_drawn_again() -> None:
+    shares = [torch.tensor([0.5, 0.5])] * 2
+    sizes = GapSizes([[1, 2], [1, 2]], shares, [9, 9], lambda drawn: sum(drawn) == 3)
+    assert sizes.draw([0.1, 0.1, 0.9, 0.9, 0.1, 0.9]) == [1, 2]
+    assert sizes.draw([0.1, 0.1, 0.9, 0.9]) == [9, 9]
+
+
+def test_automata_say_which_sizes_can_match() -> None:
+    tokenizer = Characters([" ", "a", "b"])
+    automaton, known = compile_pattern(r"a \w \w", tokenizer), [*map(tokenizer.encode, ("a ", " ", ""))]
+    assert can_match(automaton, known, [1, 1])
+    assert not any(can_match(automaton, known, sizes) for sizes in ([1, 2], [2, 1], [2, 2]))
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> TextDiffusion:
+    sizes = {"hidden": 16, "layers": 1, "heads": 2, "dropout": 0.0, "context": 0.5}
+    folder = tmp_path_factory.mktemp("pieces")
+    run = tiny_run(folder, "mdlm", tokenizer="bpe", vocabulary=300, longest=64, steps=3, model=sizes)
+    return TextDiffusion.from_pretrained(run)
+
+
+COUNTED = [
+    "The ___:1 pub is near the river.",
+    "The old pub ___:2 river.",
+    "The ___:3 is ___:1 and ___.",
+    "A pub (___:2).",
+]
+
+
+@pytest.mark.parametrize("template", COUNTED)
+def test_counted_gaps_have_their_words_and_touch_no_other(pieces: TextDiffusion, template: str) -> None:
+    plan = pieces.plan_controls([Infill(template)])
+    assert isinstance(plan, ControlPlan) and plan.gap_sizes is not None and plan.infill is not None
+    lowest = [own[0] for own in plan.gap_sizes.options]
+    assert all(low >= (words or 1) for low, words in zip(lowest, plan.infill.gaps, strict=True))
+    assert all(len(own) <= MOST for own in plan.gap_sizes.options)  # not whatever leaves room in a whole text
+    given = re.split(r"___(?::\d)?", template)
+    for made in pieces.infill(template, n=4, seed=2, steps=4):
+        found = re.fullmatch("(.+)".join(map(re.escape, given)), made.text)
+        assert found and made.controls[0]["satisfied"], made.text
+        for text, words in zip(found.groups(), plan.infill.gaps, strict=True):
+            assert words in (None, len(text.split())) and text == text.strip(), made.text
+            if words:  # each is a word: some letter or digit, and few signs
+                assert all(any(map(str.isalnum, word)) for word in text.split()), made.text
+
+
+def test_a_gap_that_must_hold_words_is_large_enough(pieces: TextDiffusion) -> None:
+    plain, more = (pieces.plan_controls([Infill("The ___ pub."), *own]) for own in ([], [Contains("cheap river")]))
+    assert isinstance(plain, ControlPlan) and plain.gap_sizes and plain.gap_sizes.options == [[*range(1, 9)]]
+    assert isinstance(more, ControlPlan) and more.gap_sizes
+    needed = len(pieces.tokenizer.encode(" cheap river"))
+    assert more.gap_sizes.options == [[*range(needed, needed + MOST)]]
+
+
+def test_gaps_share_the_words_that_a_length_leaves(pieces: TextDiffusion) -> None:
+    for made in pieces.infill("The ___ pub ___ river.", n=4, seed=3, steps=4, controls=[Length(8)]):
+        assert len(made.text.split()) == 8 and all(one["satisfied"] for one in made.controls), made.text
 
 
 @pytest.mark.long

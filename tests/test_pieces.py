@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from test_pretrained_tokenizer import train_encoder
 
 from difflm import Avoid, Contains, Infill, Length, Pattern, TextDiffusion, WordCount
+from difflm.controls.exact import matches_parts
 from difflm.controls.pieces import (
     avoid_words,
     find_kept,
     hold_word,
     let_end,
-    matches_parts,
     printed_pieces,
     sort_followers,
 )
@@ -172,7 +172,8 @@ def test_parts_are_found_as_a_regular_expression_finds_them(text):
         expected = re.fullmatch(pattern, text) is not None
         if gaps == [2]:
             expected = text.endswith("b") and len(text[:-1].split()) == 2
-        assert matches_parts(parts, gaps, text) == expected, (parts, text)
+        starts = [word.start() for word in re.finditer(r"\S+", text)]
+        assert matches_parts(parts, gaps, text, starts) == expected, (parts, text)
 
 
 # -- edits ------------------------------------------------------------------------------------------------------------

@@ -1,25 +1,27 @@
 """Exact controls: lengths, words and gaps that are enforced in every text."""
 
 import re
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise, product
 from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_number, need_text
-from difflm.data.token_automata import ANY, GAP, TokenAutomaton
+from difflm.data.regular import Chars, Node, Repeated, Sequenced, literal
+from difflm.data.token_automata import ANY, GAP, TokenAutomaton, compile_pattern
 from difflm.data.tokenizers import SPECIALS, UNK, Characters, Tokenizer, Words
-from difflm.data.words import split_words
+from difflm.data.words import Given, has_phrase, is_letter, space_words, split_words, touches
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers.loop import Transform
 
-WORDS = "words of the printed text"
-SPACE = "Ġ"  # as byte pairs write it
-BLANK = re.compile(r"(?<!_)___(?!_)(?::(\d+))?")
+WORDS, CHARACTERS = "words of the printed text", "characters of the printed text"
+BLANK = re.compile(r"(?:_{3,}|\[MASK\]|<mask>)(?::(\d+))?", re.IGNORECASE)
+ANYTHING, NOTHING = Repeated(Chars(named="sS"), 0, None), Sequenced(())
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Letters(Length):
 
     def check(self, words: Sequence[str]) -> Check:
         """Check the text itself, which is a sequence of characters."""
-        return replace(super().check(words), checker="characters of the printed text")
+        return replace(super().check(words), checker=CHARACTERS)
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,13 @@ class Avoid(Control):
 
     word: str
     name = "avoid"
+    reads_text = True
 
     def __post_init__(self) -> None:
         need_text(self.word, 'Avoid("cheap")')
 
     def prepare(self, info: ModelInfo) -> None:
-        if len(split_words(self.word.strip())) != 1:
+        if len(self.word.split()) != 1:
             raise UsageError(f"avoid: give one word, such as --avoid cheap, not {self.word!r}.")
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform":
@@ -101,18 +104,26 @@ class Avoid(Control):
 
         return avoid_words([self.word], info.tokenizer)
 
-    def check(self, words: Sequence[str]) -> Check:
-        absent = all(word.lower() != self.word.strip().lower() for word in words)
+    def is_token(self, info: ModelInfo) -> bool:
+        """Whether the word is one token of the model, however it is written."""
+        return info.whole_words and len(split_words(self.word.strip())) == 1
+
+    def check(self, text: Sequence[str]) -> Check:
+        assert isinstance(text, str)
+        word = self.word.strip().lower()  # one that is printed as a part of another is found by `split_words`
+        absent = not has_phrase(text, word) and word not in split_words(text.lower())
         return Check(absent, float(absent), WORDS)
 
 
 @dataclass(frozen=True)
 class Infill(Control):
-    """A text with gaps: `___` of any length, `___:4` of four words. The rest is kept."""
+    """A text with gaps: `___` of any length, `___:4` of four words; [MASK] and <mask> are gaps, too. The rest is kept,
+    character by character."""
 
     template: str
     most: int | None = None  # the largest number of words in all gaps together
     name = "infill"
+    reads_text = True
 
     def __post_init__(self) -> None:
         need_text(self.template, 'Infill("The ___ is a ___:4.")')
@@ -133,9 +144,20 @@ class Infill(Control):
         """The texts before, between and after the gaps."""
         return BLANK.split(self.template.strip())[::2]
 
+    @cached_property
+    def words(self) -> list[tuple[list[tuple[str, str]], str]]:
+        """The words of each part with their white space (`space_words`)."""
+        last = len(self.gaps)
+        return [
+            space_words(part, n > 0 and not part[:1].isspace(), n < last and not part[-1:].isspace())
+            for n, part in enumerate(self.parts)
+        ]
+
     def prepare(self, info: ModelInfo) -> None:
         if not self.gaps:
             raise UsageError("infill: mark at least one gap with ___ (any length) or ___:4 (four words).")
+        if len({found[0][0] for found in BLANK.finditer(self.template)}) > 1:
+            raise UsageError("infill: mark all gaps in the same way, with ___, [MASK] or <mask>.")
         if 0 in self.gaps:
             raise UsageError("infill: a gap has at least one word; leave out ___:0.")
         if any(part == "" or part.isspace() for part in self.parts[1:-1]):
@@ -157,9 +179,14 @@ class Infill(Control):
 
     def known(self, info: ModelInfo) -> list[list[int]]:
         """Ids of the parts. If tokens include spaces, the space before a gap belongs to the gap."""
-        texts = self.parts if info.whole_words else [part.removesuffix(" ") for part in self.parts]
-        texts = [part.removeprefix(" ") for part in texts] if info.tokenizer.adds_space else texts
-        return info.tokenizer.encode_batch(texts)
+        return info.tokenizer.encode_batch(self.texts(info))
+
+    def texts(self, info: ModelInfo) -> list[str]:
+        """The parts as the model reads them: between spaces, every word is read as itself."""
+        if info.whole_words:
+            return [" ".join(word for _, word in words) for words, _ in self.words]
+        texts = [part.removesuffix(" ") for part in self.parts]
+        return [part.removeprefix(" ") for part in texts] if info.tokenizer.adds_space else texts
 
     def template_items(self, info: ModelInfo) -> list[int]:
         """The text in the form of a `Template`."""
@@ -191,35 +218,82 @@ class Infill(Control):
         fewest = [least for least, size in zip(self.fewest(info), self.sizes, strict=True) if size is None]
         return [least + size for least, size in zip(fewest, cut, strict=True)]
 
-    def place_known(self, info: ModelInfo, free: Sequence[int]) -> tuple[dict[int, int], dict[int, str]]:
-        """Ids of the known positions if the free gaps have these sizes, and the words without an id."""
+    def place_known(self, info: ModelInfo, free: Sequence[int]) -> tuple[dict[int, int], Given]:
+        """Ids of the known positions if the free gaps have these sizes, and what is given there."""
         sizes = iter(free)
         ids: dict[int, int] = {}
-        unknown: dict[int, str] = {}
+        given: dict[int, tuple[str | None, str | None]] = {}
         place = 0
-        for part, tokens, gap in zip(self.parts, self.known(info), [*self.sizes, 0], strict=True):
-            names = split_words(part) if info.whole_words else []
-            for k, token in enumerate(tokens):
-                ids[place + k] = token
-                if token == UNK and names:
-                    unknown[place + k] = names[k]
+        for number, (tokens, gap) in enumerate(zip(self.known(info), [*self.sizes, 0], strict=True)):
+            ids |= {place + k: token for k, token in enumerate(tokens)}
+            given |= self.given_at(number, place, info)
             place += len(tokens) + (next(sizes) if gap is None else gap)
-        return ids, unknown
+        return ids, given
+
+    def given_at(self, number: int, place: int, info: ModelInfo) -> Given:
+        """What a part gives if its first word is at a position of a text of words: its words with the white space
+        before them, and the white space before a gap."""
+        if not info.whole_words:
+            return {}
+        words, behind = self.words[number]
+        given: dict[int, tuple[str | None, str | None]] = {place + k: word for k, word in enumerate(words)}
+        if words and number < len(self.gaps):
+            given[place + len(words)] = behind, None
+        return given
+
+    def misfits(self, info: ModelInfo) -> list[tuple[Sequence[int], Sequence[int]]]:
+        """For each gap, tokens that do not begin it after a space and those that do not end it before one: marks that
+        are written without. For subwords, a gap after a space begins with it, and none ends with white space."""
+        tokenizer, sides = info.tokenizer, [*pairwise(self.parts)]
+        if tokenizer.spells:
+            pieces = [*enumerate(tokenizer.spellings(), len(SPECIALS))]
+            glued = tuple(i for i, piece in pieces if not piece.startswith(" "))
+            blank = tuple(i for i, piece in pieces if piece[-1:].isspace())
+            return [(glued if left.endswith(" ") else (), blank) for left, _ in sides]
+        if not info.whole_words:
+            return []
+        words = [*enumerate(tokenizer.pieces, len(SPECIALS))]
+        first = [(i, word) for i, word in words if not is_letter(word[0])]
+        last = [(i, word) for i, word in words if not is_letter(word[-1])]
+        found = []
+        for n, (left, right) in enumerate(sides):
+            # A part that touches the gap may need a letter there: "-25" is one word, "20-25" are three.
+            needs = [[word for _, word in self.words[n + k][0]] != split_words(self.parts[n + k]) for k in (0, 1)]
+            begin = [
+                i for i, word in first if (left[-1:].isspace() and touches(split_words(left)[-1], word)) or needs[0]
+            ]
+            end = [i for i, word in last if (right[:1].isspace() and touches(word, split_words(right)[0])) or needs[1]]
+            found.append((begin, end))
+        return found
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
-        """For subwords: a gap after a space begins with a space, and no gap ends with white space."""
-        if not info.tokenizer.spells:
-            return None
+        """The rule that gaps are apart from the words around them, as they are in the template."""
         from difflm.controls.rules import SeparateGaps
 
-        pieces = [*enumerate(info.tokenizer.spellings(), len(SPECIALS))]
-        glued = tuple(i for i, piece in pieces if not piece.startswith(" "))
-        blank = tuple(i for i, piece in pieces if piece[-1:].isspace())
-        return SeparateGaps(codec, glued, tuple(part.endswith(" ") for part in self.parts[:-1]), canvas, blank)
+        misfits = self.misfits(info)
+        return SeparateGaps(codec, misfits, canvas) if any(chain(*misfits)) else None
 
-    def check(self, words: Sequence[str]) -> Check:
-        kept = matches_template([split_words(part) for part in self.parts], self.gaps, list(words))
-        return Check(kept, float(kept), WORDS)
+    def automaton(self, info: ModelInfo) -> TokenAutomaton | None:
+        """Texts whose natural spacing is that of the template, for models of words."""
+        if not info.whole_words:
+            return None
+        some = Sequenced((ANYTHING, Chars(named="S"), ANYTHING))
+        return compile_pattern(self.fill_parts([some] * len(self.gaps), literal), info.tokenizer)
+
+    def fill_parts(self, gaps: Sequence[Node], spell: Callable[[str], Node]) -> Node:
+        """The pattern of the parts with patterns in their gaps."""
+        return Sequenced(tuple(chain.from_iterable(zip(map(spell, self.parts), [*gaps, NOTHING], strict=True))))
+
+    def check(self, text: Sequence[str]) -> Check:
+        assert isinstance(text, str)
+        kept = matches_parts(self.parts, self.gaps, text, self.find_words(text))
+        return Check(kept, float(kept), CHARACTERS)
+
+    def find_words(self, text: str) -> Sequence[int]:
+        """Where the words of a text begin."""
+        words, _ = space_words(text)
+        sizes = accumulate(len(space) + len(word) for space, word in words)
+        return [end - len(word) for end, (_, word) in zip(sizes, words, strict=True)]
 
 
 def split_total(rest: int, gaps: int, shares: Sequence[float]) -> list[int]:
@@ -229,21 +303,29 @@ def split_total(rest: int, gaps: int, shares: Sequence[float]) -> list[int]:
     return [b - a for a, b in pairwise(edges)][:gaps] if gaps else []
 
 
-def matches_template(parts: list[list[str]], gaps: Sequence[int | None], words: list[str]) -> bool:
-    """Whether `words` are the parts in their order with gaps of the right sizes between them.
+def matches_parts(parts: Sequence[str], gaps: Sequence[int | None], text: str, words: Sequence[int]) -> bool:
+    """Whether a text consists of these parts in order, with at least one word, or the given number, in each gap; its
+    `words` are given by where they begin.
 
     Finds all places where each part may end: templates with many gaps have too many ways to match to try each."""
-
-    def ends_of(part: list[str], starts: Iterable[int]) -> set[int]:
-        return {start + len(part) for start in starts if words[start : start + len(part)] == part}
-
-    ends = ends_of(parts[0], [0])
+    ends = {len(parts[0])} if text.startswith(parts[0]) else set[int]()
+    begun = {*words}
     for part, gap in zip(parts[1:], gaps, strict=True):
         if not ends:
             return False
-        free = range(min(ends) + 1, len(words) + 1)
-        ends = ends_of(part, free if gap is None else [end + gap for end in ends if end + gap <= len(words)])
-    return len(words) in ends
+        starts = [found.start() for found in re.finditer(f"(?={re.escape(part)})", text)]
+        if gap is None:  # whatever a later end can reach, the first can reach too
+            written = re.compile(r"\S").search(text, min(ends))
+            ends = {k + len(part) for k in starts if written and k > written.start()}
+            continue
+        later = set[int]()
+        for end in ends:
+            inside = end < len(text) and end not in begun and not text[end].isspace()  # of a word that began before
+            first = bisect_left(words, end) + gap - inside  # words before the end of the gap
+            low, high = (words[k - 1] if 0 < k <= len(words) else len(text) for k in (first, first + 1))
+            later |= {k + len(part) for k in starts if low < k <= high and end < k}
+        ends = later
+    return len(text) in ends
 
 
 def fits_between(sizes: Sequence[int], runs: Sequence[int]) -> bool:
@@ -264,7 +346,8 @@ def spell_variants(word: str, info: ModelInfo) -> list[list[int]]:
     """The ways in which the model can spell a word: all of them or, with byte pairs, the usual ones."""
     word = word.strip()
     if isinstance(info.tokenizer, Words):
-        known = enumerate(info.tokenizer.words)
-        return [[i] for i, other in known if i >= len(SPECIALS) and other.lower() == word.lower()]
+        known = [*enumerate(info.tokenizer.pieces, len(SPECIALS))]
+        ways = [[i for i, other in known if other.lower() == one] for one in split_words(word.lower())]
+        return [list(way) for way in product(*ways)]
     cases = {word, word.lower(), word.upper(), word.capitalize(), word.title()}
     return info.tokenizer.encode_batch(sorted(space + case for case in cases for space in ("", " ")))

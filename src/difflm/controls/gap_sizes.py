@@ -1,19 +1,25 @@
-"""Choose sizes for the open gaps of a template: those that a model fills most confidently.
+"""Choose sizes for the gaps of a template: those that a model fills most confidently.
 
-Each gap is filled with 1 to MOST tokens, always writing the surest half of the remaining ones. The score of a size is
-the mean of their log-probabilities (compare CAL, arXiv 2602.00476, which takes it from the first step). The lengths of
-whole texts say little about a gap in one of them.
+Each gap is filled with up to MOST numbers of tokens that can hold what is asked of it, always writing the surest half
+of the remaining ones. The score of a size is the mean of their log-probabilities (compare CAL, arXiv 2602.00476, which
+takes it from the first step). The lengths of whole texts say little about a gap in one of them.
 """
 
-from collections.abc import Sequence
-from itertools import product
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat, takewhile
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas
+from difflm.controls.exact import fits_between
+from difflm.data.token_automata import TokenAutomaton
 from difflm.data.tokenizers import PAD
+from difflm.data.words import Given
+from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import BanTokens, Transform
 from difflm.models.batching import Layout
@@ -22,45 +28,98 @@ if TYPE_CHECKING:
     from difflm.controls.plan import ControlPlan
 
 GAPS = 4  # the random stream that sizes free gaps
-MOST = 8  # the most tokens that are tried in a gap
+MOST = 8  # the most sizes that are tried in a gap, from the smallest possible one on
 OTHERS = 3  # tokens in the other gaps meanwhile
+TRIES = 32  # how often sizes are drawn that do not fit together
 SHARPNESS = 4.0  # turns scores into shares: sizes that are filled almost as well are drawn almost as often
 
 
-def share_gap_sizes(plan: "ControlPlan") -> list[Tensor] | None:
-    """The shares of 1, 2, … tokens for each gap of a plan, if the model can tell: a masked model trained on gaps, for
-    gaps between words and nothing else that takes room. None: drawn from the lengths of whole texts."""
+@dataclass(frozen=True)
+class GapSizes:
+    """The sizes that each gap may have, in tokens, and how large the share of each is."""
+
+    options: Sequence[Sequence[int]]
+    shares: Sequence[Tensor]
+    usual: Sequence[int]  # sizes that fit together
+    fits: Callable[[Sequence[int]], bool]
+
+    def draw(self, u: Sequence[float]) -> Sequence[int]:
+        """Draw a size for each gap by uniform numbers, again as long as they do not fit together and numbers are
+        left."""
+        gaps = len(self.options)
+        for k in range(0, len(u) - gaps + 1, gaps):
+            sizes = choose_sizes(self.options, self.shares, u[k : k + gaps])
+            if self.fits(sizes):
+                return sizes
+        return self.usual
+
+
+def share_gap_sizes(plan: "ControlPlan") -> GapSizes | None:
+    """The sizes for the gaps of a plan, if the model can tell: a masked model trained on gaps. The length of its whole
+    texts says nothing about them. None: drawn from these lengths."""
     infill, info = plan.infill, plan.info
-    if infill is None or not most_in_gaps(plan) or plan.phrases.asked or plan.pattern:
+    learned = getattr(plan.model.process, "masks", False) and plan.model.clean_context > 0 and not info.whole_words
+    if infill is None or not learned or (infill.gaps[-1] is None and not infill.parts[-1]):
         return None
-    if plan.words is not None or plan.least > infill.min_length(info) or infill.gaps != [None] * len(infill.gaps):
+    if (
+        plan.words is not None
+        or plan.least > infill.min_length(info)
+        or (plan.pattern and not info.tokenizer.byte_level)
+    ):
         return None
-    return share_sizes(plan, infill.known(info), infill.max_words(info))
+    known, room = infill.known(info), infill.max_words(info)
+    most = max(1, min(MOST, (room - sum(map(len, known))) // len(infill.gaps)))
+
+    def fits(sizes: Sequence[int]) -> bool:
+        if sum(map(len, known)) + sum(sizes) > room:
+            return False
+        if plan.pattern:
+            return can_match(plan.pattern.template.automaton, known, sizes)
+        # A phrase may be lengthened by a part behind it that does not begin with a space.
+        free = [size - (not part[:1].isspace()) for size, part in zip(sizes, infill.parts[1:], strict=True)]
+        return fits_between(plan.phrases.sizes, free)
+
+    usual = [min(OTHERS, most)] * len(infill.gaps)
+    if not fits(usual) and plan.pattern:
+        usual = plan.pattern.template.draw_gaps(min(plan.pattern.lengths), repeat(0.5))
+        usual = larger if fits(larger := [max(OTHERS, size) for size in usual]) else usual
+    elif not fits(usual):
+        usual = [sum(plan.phrases.sizes) + 1] * len(infill.gaps)
+    options = []
+    for gap in range(len(usual)):
+        possible = (n for n in range(1, room) if fits([*usual[:gap], n, *usual[gap + 1 :]]))
+        first = next(possible, usual[gap])
+        options.append([first, *takewhile(lambda n: n < first + most, possible)])  # noqa: B023 (used at once)
+    return GapSizes(options, share_sizes(plan, known, options, usual), usual, fits)
 
 
-def most_in_gaps(plan: "ControlPlan") -> int:
-    """The most tokens that all open gaps between words may have beyond the least, for a masked model trained on gaps:
-    the length of its whole texts says nothing about them. 0: there is no such limit."""
-    learned = getattr(plan.model.process, "masks", False) and plan.model.clean_context > 0 and not plan.info.whole_words
-    return MOST * plan.infill.gaps.count(None) if plan.infill and plan.infill.parts[-1] and learned else 0
+def can_match(automaton: TokenAutomaton, known: Sequence[Sequence[int]], sizes: Sequence[int]) -> bool:
+    """Whether some tokens in gaps of these sizes between known ones are accepted."""
+    states, dead = np.array([0]), len(automaton.table) - 1
+    for part, size in zip(known, [*sizes, 0], strict=True):
+        for token in part:
+            states = np.unique(automaton.table[states, automaton.classes[token]])
+        for _ in range(size):
+            states = np.unique(automaton.table[states])
+        states = states[states != dead]
+    return bool(automaton.accepting[states].any())
 
 
-def draw_gap_layouts(
-    plan: "ControlPlan", shares: Sequence[Tensor], noise: Noise
-) -> tuple[list[Layout], list[dict[int, str]]]:
-    """Layouts of samples with gap sizes drawn from the shares, and the words without an id."""
+def draw_gap_layouts(plan: "ControlPlan", gaps: GapSizes, noise: Noise) -> tuple[list[Layout], list[Given]]:
+    """Layouts of samples with gap sizes drawn from their shares, and what is given in each."""
     assert plan.infill is not None
-    sizes = [choose_sizes(shares, own) for own in noise.uniform(0, len(shares), stream=GAPS).tolist()]
+    sizes = [gaps.draw(own) for own in noise.uniform(0, TRIES * len(gaps.options), stream=GAPS).tolist()]
     placed = [plan.infill.place_known(plan.info, own) for own in sizes]
     given = sum(map(len, plan.infill.known(plan.info)))
     layouts = [plan.layout(given + sum(own), known) for own, (known, _) in zip(sizes, placed, strict=True)]
-    return layouts, [unknown for _, unknown in placed]
+    return layouts, [own for _, own in placed]
 
 
-def choose_sizes(shares: Sequence[Tensor], u: Sequence[float]) -> list[int]:
-    """Draw a size for each gap from its shares of the sizes 1, 2, … by a uniform number."""
+def choose_sizes(options: Sequence[Sequence[int]], shares: Sequence[Tensor], u: Sequence[float]) -> list[int]:
+    """Draw a size for each gap from its options by a uniform number."""
     return [
-        1 + int(torch.searchsorted(own.cumsum(0), one * float(own.sum()))) for own, one in zip(shares, u, strict=True)
+        sizes[int(torch.searchsorted(own.cumsum(0), one * float(own.sum())))]
+        for sizes, own, one in zip(options, shares, u, strict=True)
     ]
 
 
@@ -75,23 +134,24 @@ def place_sizes(known: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[i
 
 
 @torch.no_grad()
-def share_sizes(plan: "ControlPlan", known: Sequence[Sequence[int]], room: int) -> list[Tensor]:
-    """The shares of 1, 2, … tokens for each gap between the known parts of a text of at most `room` tokens."""
-    gaps = len(known) - 1
-    most = max(1, min(MOST, (room - sum(map(len, known))) // gaps))
+def share_sizes(
+    plan: "ControlPlan", known: Sequence[Sequence[int]], options: Sequence[Sequence[int]], usual: Sequence[int]
+) -> list[Tensor]:
+    """The shares of the sizes that each gap between the known parts of a text may have; meanwhile the others have their
+    usual sizes."""
     rows, places = [], []
-    for gap, n in product(range(gaps), range(1, most + 1)):
-        sizes = [n if own == gap else min(OTHERS, most) for own in range(gaps)]
+    for gap, n in ((gap, n) for gap, own in enumerate(options) for n in own):
+        sizes = [n if other == gap else size for other, size in enumerate(usual)]
         rows.append(plan.layout(*place_sizes(known, sizes)))
         begin = plan.info.first + sum(map(len, known[: gap + 1])) + sum(sizes[:gap])
         places.append((begin, begin + n))
-    scores = score_gaps(plan, rows, places)
-    return [(SHARPNESS * own).softmax(0) for own in scores.view(gaps, most).double().cpu()]
+    scores = score_gaps(plan, rows, places).double().cpu()
+    return [(SHARPNESS * own).softmax(0) for own in scores.split([*map(len, options)])]
 
 
 def score_gaps(plan: "ControlPlan", rows: Sequence[Layout], gaps: Sequence[tuple[int, int]]) -> Tensor:
     """The mean log-probability of what is written into the gap [first, end) of each row, [B], while all unknown
-    positions are written."""
+    positions are written. Required words and patterns decide what is written, not how likely it is."""
     denoiser, mask_id = plan.denoiser, plan.model.process.mask_id
     device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
     lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
@@ -100,17 +160,26 @@ def score_gaps(plan: "ControlPlan", rows: Sequence[Layout], gaps: Sequence[tuple
     first, end = torch.tensor(gaps, device=device).T.unsqueeze(-1)
     mask, inside = place < lengths, (place >= first) & (place < end)
     rules: list[Transform] = [BanTokens(denoiser.codec.token_mask(plan.model.lengths.forbidden))]
-    rules += plan.rules(Canvas(mask, plan.info.first, x != mask_id))
-    total = torch.zeros(len(rows), device=device)
+
+    def canvas() -> Canvas:
+        return Canvas(mask, plan.info.first, x != mask_id, torch.where(mask & (x != mask_id), x, FREE))
+
+    rules += plan.token_rules(canvas())
+    phrases, total = plan.phrase_rules(canvas()), torch.zeros(len(rows), device=device)
     for _ in range(max(line.count(mask_id) for line in lines).bit_length()):
         left = x == mask_id
         t = (left.sum(-1) / lengths.squeeze(1)).clamp(min=1e-3)
         belief = denoiser(x, t, mask)
         for rule in rules:
             belief = rule(belief, x, t)
-        sure, words = belief.logits.log_softmax(-1).masked_fill(~left.unsqueeze(-1), float("-inf")).max(-1)
+        chances = belief.logits.log_softmax(-1)
+        for rule in (*phrases, *plan.last_rules(canvas())):
+            belief = rule(belief, x, t)
+        words = (belief.logits.argmax(-1) if belief.words is None else belief.words).unsqueeze(-1)
+        sure = belief.logits.log_softmax(-1).gather(-1, words).squeeze(-1).masked_fill(~left, float("-inf"))
         order = sure.argsort(dim=-1, descending=True, stable=True).argsort(-1)
         here = left & (order < (left.sum(-1, keepdim=True) + 1) // 2)
-        total = total + torch.where(here & inside, sure, 0.0).sum(-1)
-        x = torch.where(here, words, x)
+        own = chances.gather(-1, words).squeeze(-1).clamp(min=-100)  # a phrase may be impossible for another rule
+        total = total + torch.where(here & inside, own, 0.0).sum(-1)
+        x = torch.where(here, words.squeeze(-1), x)
     return total / inside.sum(-1)

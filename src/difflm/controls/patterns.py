@@ -205,19 +205,19 @@ def join_patterns(
     """Join the patterns among these controls, and all others that can be written as an automaton, for texts with
     `words` tokens, or at least `least`. `bias` [V] are the log frequencies of tokens. `kept` is an edited text: the ids
     that are kept, ANY elsewhere."""
-    banned = frozenset[int]()
-    if info.whole_words:  # one token is one word
-        avoided = [spell for c in controls if isinstance(c, Avoid) for spell in spell_variants(c.word, info)]
-        banned = frozenset(ids[0] for ids in avoided)
-    automata = [compile_pattern(c.expression, info.tokenizer, banned) for c in controls if isinstance(c, Pattern)]
-    beside = [c for c in controls if not (info.whole_words and isinstance(c, Avoid))]
-    automata += [own for c in beside if (own := c.automaton(info)) is not None]
     infill = next((c for c in controls if isinstance(c, Infill)), None)
     items, most = [GAP] if kept is None else kept, info.max_words
     if infill:
         items, most = infill.template_items(info), infill.max_words(info)
     if UNK in items:
         raise UsageError("pattern: this model does not know all of the words that are given.")
+    banned = frozenset[int]()
+    if info.whole_words:  # one token is one word
+        avoided = [spell for c in controls if isinstance(c, Avoid) for spell in spell_variants(c.word, info)]
+        banned = frozenset(ids[0] for ids in avoided if len(ids) == 1)
+    automata = [compile_pattern(c.expression, info.tokenizer, banned) for c in controls if isinstance(c, Pattern)]
+    beside = [c for c in controls if not (isinstance(c, Avoid) and c.is_token(info))]
+    automata += [own for c in beside if (own := c.automaton(info)) is not None]
     frequencies = bias.detach().double().softmax(-1).cpu().numpy()
     template = Template(reduce(intersect, automata), tuple(items), frequencies, most)
     found = {n: share for n, share in template.lengths().items() if n >= least and words in (None, n)}

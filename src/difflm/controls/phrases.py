@@ -1,7 +1,7 @@
 """Words and phrases that must appear: whether they fit, and the rule that places all of them."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_text
 from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
-from difflm.controls.pieces import sort_followers, spaced_pieces
-from difflm.data.token_automata import TokenAutomaton, find_phrase
+from difflm.controls.pieces import hold_phrase, sort_followers, spaced_pieces
+from difflm.data.token_automata import TokenAutomaton, compile_pattern, find_phrase
 from difflm.data.tokenizers import UNK, Words
-from difflm.data.words import split_words
+from difflm.data.words import Given, has_phrase, is_letter, join_words, space_words, split_words, touches
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class Contains(Control):
 
     phrase: str
     name = "contains"
+    reads_text = True
 
     @cached_property
     def words(self) -> list[str]:
@@ -61,17 +62,38 @@ class Contains(Control):
         return info.tokenizer.encode(self.phrase.strip()) if info.tokenizer.spells else []
 
     def automaton(self, info: ModelInfo) -> TokenAutomaton:
+        if info.whole_words:
+            return compile_pattern(hold_phrase(self.phrase), info.tokenizer)
         if not info.tokenizer.spells:
             return find_phrase(self.ids(info), info.tokenizer.size)
         followers = *sort_followers(self.phrase.strip(), info.tokenizer), spaced_pieces(info.tokenizer)
         return find_phrase(self.ids(info), info.tokenizer.size, *followers, self.opening(info))
 
-    def stands_in(self, words: Sequence[str]) -> bool:
-        phrase, text = [w.lower() for w in self.words], [w.lower() for w in words]
-        return any(text[i : i + len(phrase)] == phrase for i in range(len(text) - len(phrase) + 1))
+    def given_in(self, words: Sequence[str], taken: Collection[int]) -> Given:
+        """What the phrase gives where it first occurs among words, beside positions that are taken."""
+        own, _ = space_words(self.phrase.strip())
+        starts = range(len(words) - len(own) + 1)
+        same = (k for k in starts if list(words[k : k + len(own)]) == self.words)
+        start = next((k for k in same if not any(place in taken for place in range(k, k + len(own)))), None)
+        if start is None:
+            return {}
 
-    def check(self, words: Sequence[str]) -> Check:
-        there = self.stands_in(words)
+        def space_before(k: int) -> str:
+            return "" if not k or touches(words[k - 1], words[k]) else " "
+
+        given: dict[int, tuple[str | None, str | None]] = {start + k: word for k, word in enumerate(own)}
+        # A given mark says itself how it is spaced, as those of the model depend on the whole text.
+        given[start] = None if is_letter(words[start][0]) else space_before(start) or None, words[start]
+        if (end := start + len(own)) < len(words) and not is_letter(words[end - 1][-1]):
+            given[end] = space_before(end), None
+        return given
+
+    def stands_in(self, text: str) -> bool:
+        return has_phrase(text, self.phrase)
+
+    def check(self, text: Sequence[str]) -> Check:
+        assert isinstance(text, str)
+        there = self.stands_in(text)
         return Check(there, float(there), WORDS)
 
 
@@ -143,7 +165,7 @@ class Phrases:
 def choose_phrases(
     controls: Sequence[Control],
     info: ModelInfo,
-    known: Sequence[Sequence[str]],
+    known: Sequence[str],
     words: int | None = None,
     worded: bool = False,
 ) -> Phrases:
@@ -160,6 +182,17 @@ def choose_phrases(
     return found
 
 
+def join_given(controls: Sequence[Control], info: ModelInfo, words: Sequence[str], given: Given) -> str:
+    """Join words to a text that has required phrases, and what is `given` at its positions, as they were given."""
+    asked = [Contains(text) for c in controls if (text := c.verbatim(info)) is not None]
+    taken = {k for k, (_, word) in given.items() if word is not None}
+    for phrase in drop_contained(asked, []):
+        own = phrase.given_in(words, taken)
+        taken |= {k for k, (_, word) in own.items() if word is not None}
+        given = {**own, **given}
+    return join_words(words, given)
+
+
 def speaks_of_every_word(controls: Sequence[Control], info: ModelInfo) -> bool:
     """Whether tags or a tree are requested."""
     return any(c.head and c.length(info) is not None for c in controls)
@@ -169,18 +202,18 @@ def choose_wordings(controls: Sequence[Control], info: ModelInfo) -> Phrases:
     """The phrases that the controls require, with all wordings of those that have several."""
     avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
     ways = {c: [Contains(text) for text in c.wordings(info)] for c in controls}
-    ways = {c: [one for one in own if not avoided & {w.lower() for w in one.words}] for c, own in ways.items()}
+    ways = {c: [one for one in own if not any(has_phrase(one.phrase, w) for w in avoided)] for c, own in ways.items()}
     asked = [Contains(text) for c in controls if not ways[c] and (text := c.verbatim(info)) is not None]
     plain = drop_contained(asked, [])
-    more = [own for own in ways.values() if own and not any(w.stands_in(p.words) for w in own for p in plain)]
+    more = [own for own in ways.values() if own and not any(w.stands_in(p.phrase) for w in own for p in plain)]
     return Phrases([*([one] for one in plain), *more], info)
 
 
-def drop_contained(asked: Sequence[Contains], known: Sequence[Sequence[str]]) -> list[Contains]:
-    """Phrases that are contained in neither known words nor longer phrases."""
+def drop_contained(asked: Sequence[Contains], known: Sequence[str]) -> list[Contains]:
+    """Phrases that are contained in neither known texts nor longer phrases."""
     found: list[Contains] = []
     for control in sorted(asked, key=lambda c: -len(c.words)):
-        if not any(control.stands_in(words) for words in [*known, *(c.words for c in found)]):
+        if not any(control.stands_in(text) for text in [*known, *(c.phrase for c in found)]):
             found.append(control)
     return found
 

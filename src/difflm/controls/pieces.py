@@ -4,18 +4,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from difflm.controls.base import Canvas, Check, Control, ModelInfo
-from difflm.controls.exact import Infill, Length
+from difflm.controls.base import Canvas, Control, ModelInfo
+from difflm.controls.exact import ANYTHING, NOTHING, Infill, Length
 from difflm.controls.patterns import WordCount
-from difflm.data.regular import Chars, Either, Node, Repeated, Sequenced, literal
+from difflm.data.regular import Chars, Either, Node, Repeated, Sequenced, literal, parse_pattern
 from difflm.data.token_automata import TokenAutomaton, compile_pattern
 from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
-from difflm.data.words import CJK, FUSED, UNITS, split_words
+from difflm.data.words import CJK, FUSED, UNITS, has_phrase, is_letter, split_words
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 
 # What might follow a token and join it with the words before it into one word.
 BEHIND = ("a", "A", "1", "s", "é", ".", ".a", ".1", "-", "-a", "'s", "&a", ",1", ":1", "£", "e.", "g.", "m.")
-ANYTHING, NOTHING = Repeated(Chars(named="sS"), 0, None), Sequenced(())
+# A word of a counted gap: letters, digits or both, with few other characters around it and between its parts.
+WORD = r"""["'“‘(\[£$€]{0,2}(\w+([\-'’&/@]\w+)*|\d+([.,:]\d+)*%?|(\w\.)+)(['’]|[,.;:!?…"”)\]]){0,2}"""
 EDGE = Chars(tuple(re.findall("(.)-(.)", CJK)), "W")  # what may be next to a word
 
 
@@ -55,9 +55,12 @@ def hold_word(word: str) -> Node:
     return Sequenced((left if apart[0] else ANYTHING, any_case(word), right if apart[1] else ANYTHING))
 
 
-def is_letter(char: str) -> bool:
-    """Whether a character joins adjacent letters into one word."""
-    return (char.isalnum() or char == "_") and not re.match(f"[{CJK}]", char)
+def hold_phrase(phrase: str) -> Node:
+    """Texts that have the characters of a phrase, with nothing next to it that lengthens its words."""
+    words = " ".join(phrase.split())
+    left, right = Either((NOTHING, Sequenced((ANYTHING, EDGE)))), Either((NOTHING, Sequenced((EDGE, ANYTHING))))
+    apart = [is_letter(words[0]), is_letter(words[-1])]
+    return Sequenced((left if apart[0] else ANYTHING, any_case(words), right if apart[1] else ANYTHING))
 
 
 def any_case(text: str) -> Node:
@@ -125,7 +128,7 @@ def sort_followers(phrase: str, tokenizer: Tokenizer) -> Followers:
     words, glued, closing = split_words(phrase), list[int](), list[int]()
 
     def stays(text: str) -> bool:
-        return split_words(phrase + text)[: len(words)] == words
+        return split_words(phrase + text)[: len(words)] == words and has_phrase(phrase + text, phrase)
 
     for i, piece in enumerate(printed_pieces(tokenizer), len(SPECIALS)):
         if piece[:1].isspace():
@@ -188,20 +191,20 @@ def keep_whole(text: str, places: Sequence[range], codec: "Codec", info: ModelIn
 
 @dataclass(frozen=True)
 class PieceInfill(Infill):
-    """Gaps between subword tokens: `___:4` means four words between spaces. The rest is kept verbatim."""
-
-    reads_text = True
+    """Gaps between subword tokens: `___:4` means four words between spaces."""
 
     def automaton(self, info: ModelInfo) -> TokenAutomaton:
-        word, space = Repeated(Chars(named="S"), 1, None), literal(" ")
+        word, space = parse_pattern(WORD), literal(" ")
         some = Sequenced((ANYTHING, Chars(named="S"), ANYTHING))
         gaps = [
             some if n is None else Sequenced((word, Repeated(Sequenced((space, word)), n - 1, n - 1)))
             for n in self.gaps
         ]
-        known = [Sequenced(tuple(Either((literal(c), literal(cut_bytes(c)))) for c in part)) for part in self.parts]
-        parts = chain.from_iterable(zip(known, [*gaps, NOTHING], strict=True))
-        return compile_pattern(Sequenced(tuple(parts)), info.tokenizer, as_bytes=True)
+
+        def spell(part: str) -> Node:
+            return Sequenced(tuple(Either((literal(char), literal(cut_bytes(char)))) for char in part))
+
+        return compile_pattern(self.fill_parts(gaps, spell), info.tokenizer, as_bytes=True)
 
     def fewest(self, info: ModelInfo) -> list[int]:
         """One, or two if no token begins with a space and continues."""
@@ -212,22 +215,8 @@ class PieceInfill(Infill):
     def sizes(self) -> list[int | None]:
         return [None] * len(self.gaps)
 
-    def check(self, text: Sequence[str]) -> Check:
-        assert isinstance(text, str)
-        kept = matches_parts(self.parts, self.gaps, text)
-        return Check(kept, float(kept), "characters of the printed text")
-
-
-def matches_parts(parts: Sequence[str], gaps: Sequence[int | None], text: str) -> bool:
-    """Whether a text consists of these parts in order, with at least one word, or the given number, in each gap."""
-    ends = {len(parts[0])} if text.startswith(parts[0]) else set[int]()
-    for part, gap in zip(parts[1:], gaps, strict=True):
-        starts = [found.start() for found in re.finditer(f"(?={re.escape(part)})", text)]
-        if gap is None:  # whatever a later end can reach, the first can reach too
-            ends = {k + len(part) for k in starts if ends and text[min(ends) : k].strip()}
-        else:
-            ends = {k + len(part) for k in starts if any(len(text[end:k].split()) == gap for end in ends if end <= k)}
-    return len(text) in ends
+    def find_words(self, text: str) -> Sequence[int]:
+        return [word.start() for word in re.finditer(r"\S+", text)]
 
 
 class SpacedLength(WordCount):

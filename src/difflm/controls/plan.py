@@ -12,7 +12,7 @@ from torch import Tensor
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, Length, Letters, Pieces
-from difflm.controls.gap_sizes import GAPS, draw_gap_layouts, most_in_gaps, share_gap_sizes
+from difflm.controls.gap_sizes import GAPS, GapSizes, draw_gap_layouts, share_gap_sizes
 from difflm.controls.guidance import (
     STANDARD,
     Classifier,
@@ -23,7 +23,7 @@ from difflm.controls.guidance import (
     labels_on_canvas,
 )
 from difflm.controls.patterns import Pattern, impose_automaton, join_patterns
-from difflm.controls.phrases import choose_phrases, speaks_of_every_word
+from difflm.controls.phrases import choose_phrases, join_given, speaks_of_every_word
 from difflm.controls.pieces import PieceInfill, avoid_words, can_pass, find_kept, keep_whole, let_end, say_of_pieces
 from difflm.controls.rules import ForbidSpecials
 from difflm.controls.sentence_classifier import SentenceClassifier, SentenceGuidance
@@ -31,7 +31,7 @@ from difflm.controls.shared_batches import merge_last, merge_rules, merge_target
 from difflm.data.open_tokenizer import OpenTokenizer
 from difflm.data.token_automata import ANY, TokenAutomaton
 from difflm.data.tokenizers import END, SPECIALS, START, UNK, Characters, Tokenizer, Words
-from difflm.data.words import split_words
+from difflm.data.words import Given, join_words, space_words, split_words
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
@@ -124,12 +124,12 @@ class ControlPlan:
         self.open_ended &= self.continues or (self.least <= 1 and self.infill is None)
         if not self.pattern and info.tokenizer.spells:
             self.spelling = self.avoid_spellings()
-        given = self.infill.parts if self.infill else (edit.text,) if edit else ()
+        given = self.infill.texts(info) if self.infill else (edit.text,) if edit else ()
         # Given words that the model does not know, each once.
         self.unknown_words = list(
             dict.fromkeys(word for text in given for word in info.tokenizer.unknown(text.strip()))
         )
-        known = [split_words(part) for part in (self.infill.parts if self.infill else edit.keep if edit else ())]
+        known = self.infill.parts if self.infill else edit.keep if edit else ()
         if any(isinstance(c, Avoid) for c in self.controls):
             check_avoided(self.controls, info, known)
         self.imposed = [c for c in self.controls if guidance.impose or not c.head]
@@ -140,7 +140,7 @@ class ControlPlan:
         self.phrases = choose_phrases(placed, info, known, self.words, model.denoiser.codec.holds_tokens)
         self.extra = self.phrases.more(self.infill, self.words) if self.infill and not self.continues else 0
         if edit is not None:
-            self.edited, self.unknown = self.edit_layout(edit)
+            self.edited, self.kept = self.edit_layout(edit)
         elif (self.infill is None or self.continues) and self.phrases.needed > (room := self.words or info.max_words):
             what = "this model holds" if self.words is None else "the length is"
             raise UsageError(f"contains: {self.phrases.needed} words must appear; {what} {room}.")
@@ -163,14 +163,19 @@ class ControlPlan:
         ids = self.info.tokenizer.encode(edit.text.strip())
         return [token if k in kept else ANY for k, token in enumerate(ids)]
 
-    def edit_layout(self, edit: Edit) -> tuple[Layout, dict[int, str]]:
-        """The text on its canvas, with the kept words as known ones; and those of them without an id."""
-        text, tokenizer = edit.text.strip(), self.info.tokenizer
-        ids, spelt = tokenizer.encode(text), [] if self.info.whole_words else tokenizer.spans(text)
-        words = split_words(text) if self.info.whole_words else [text[begin:end] for begin, end in spelt]
-        kept = {k: ids[k] for place in self.kept_places(edit) for k in place}
+    def edit_layout(self, edit: Edit) -> tuple[Layout, Given]:
+        """The text on its canvas, with the kept words as known ones; and what is given with them."""
+        text, tokenizer, places = edit.text.strip(), self.info.tokenizer, self.kept_places(edit)
+        ids, (words, _) = tokenizer.encode(text), space_words(text)
+        if not self.info.whole_words:
+            words = [("", text[begin:end]) for begin, end in tokenizer.spans(text)]
+        kept = {k: ids[k] for place in places for k in place}
         self.phrases.check_kept([k in kept for k in range(len(ids))])
-        return self.layout(len(ids), kept, ids), {k: words[k] for k, token in kept.items() if token == UNK}
+        inside = {k for place in places for k in place[1:]}
+        given = {k: (words[k][0] if k in inside else None, words[k][1]) for k in kept}
+        if not self.info.whole_words:  # their spaces are in their tokens
+            given = {k: one for k, one in given.items() if ids[k] == UNK}
+        return self.layout(len(ids), kept, ids), given
 
     def avoid_spellings(self) -> TokenAutomaton | None:
         """The automaton of texts that spell no avoided word, if there are any."""
@@ -192,24 +197,23 @@ class ControlPlan:
 
     def layouts(
         self, samples: Tensor, seed: int, condition: Condition = UNCONDITIONAL, ranks: Tensor | None = None
-    ) -> tuple[list[Layout], list[dict[int, str]]]:
-        """Layouts of these samples, and for each the words without an id. With `ranks` [B], lengths that nothing
-        determines are the likeliest ones, by rank."""
+    ) -> tuple[list[Layout], list[Given]]:
+        """Layouts of these samples, and for each what is given. With `ranks` [B], lengths that nothing determines are
+        the likeliest ones, by rank."""
         noise = Noise(seed, samples)
         if self.edit is not None:
-            return [self.edited] * len(samples), [self.unknown] * len(samples)
+            return [self.edited] * len(samples), [self.kept] * len(samples)
         if self.open_ended:
             lay = self.open_layout if self.model.always_planned else Layout
-            return [lay(n) for n in self.model.draw_lengths(noise, condition).tolist()], [{}] * len(samples)
-        if self.infill is not None and self.gap_shares is not None:
-            return draw_gap_layouts(self, self.gap_shares, noise)
+            given = self.infill.given_at(0, 0, self.info) if self.infill else {}
+            return [lay(n) for n in self.model.draw_lengths(noise, condition).tolist()], [given] * len(samples)
+        if self.gap_sizes is not None:
+            return draw_gap_layouts(self, self.gap_sizes, noise)
         infill, totals = self.infill, [self.words or 0] * len(samples)  # tokens of each text
         if self.words is None:
             needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
             least, room = max(needed, self.least), infill.max_words(self.info) if infill else self.info.max_words
             lengths, most = self.model.lengths, max(least, room)
-            if infill and (more := most_in_gaps(self)):
-                most = min(most, least + more)
             if condition is not UNCONDITIONAL:
                 condition = lengths.predict(self.denoiser, condition)
             if self.pattern:
@@ -231,10 +235,10 @@ class ControlPlan:
             cuts = [infill.cut_gaps(self.info, n, u, self.extra) for n, u in zip(totals, shares, strict=True)]
         placed = [infill.place_known(self.info, cut) for cut in cuts]
         layouts = [self.layout(n, known) for n, (known, _) in zip(totals, placed, strict=True)]
-        return layouts, [unknown for _, unknown in placed]
+        return layouts, [given for _, given in placed]
 
     @cached_property
-    def gap_shares(self) -> list[Tensor] | None:
+    def gap_sizes(self) -> GapSizes | None:
         return share_gap_sizes(self)
 
     def layout(self, words: int, known: dict[int, int], begin: Sequence[int] = ()) -> Layout:
@@ -260,7 +264,12 @@ class ControlPlan:
     # -- while sampling -----------------------------------------------------------------------------------------
 
     def rules(self, canvas: Canvas) -> list[Transform]:
-        """The rules of all controls, as transforms of the belief."""
+        """The rules of all controls, as transforms of the belief. Required words come last: no other rule may change
+        their positions."""
+        return self.token_rules(canvas) + self.phrase_rules(canvas)
+
+    def token_rules(self, canvas: Canvas) -> list[Transform]:
+        """The rules for single positions."""
         codec, rules = self.denoiser.codec, list[Transform]()
         if not self.open_ended:
             # A vocabulary of words may contain a newline; a text does not begin or end with it.
@@ -270,8 +279,12 @@ class ControlPlan:
         rules += [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]
         if self.edit is not None and self.edit.keep and not self.info.whole_words:
             rules.append(keep_whole(self.edit.text.strip(), self.kept_places(self.edit), codec, self.info, canvas))
-        # Required words come last: no other rule may change their positions.
-        return rules + self.phrases.rule(codec, canvas, self.model.lengths.ends if self.open_ended else ())
+        return rules
+
+    def phrase_rules(self, canvas: Canvas) -> list[Transform]:
+        """The rule that required words appear, if there are any."""
+        ends = self.model.lengths.ends if self.open_ended else ()
+        return self.phrases.rule(self.denoiser.codec, canvas, ends)
 
     def targets(self, canvas: Canvas) -> list[GuidanceTarget]:
         """For every control with a classifier: the classifier, and the labels it should find."""
@@ -292,6 +305,12 @@ class ControlPlan:
         return [] if automaton is None else [impose_automaton(automaton, self.chains, self.denoiser.codec, canvas)]
 
     # -- after sampling -----------------------------------------------------------------------------------------
+
+    def print_words(self, words: Sequence[str], given: Given) -> str:
+        """Join words to a text that has what was given as it was given; a pattern was matched with natural spacing."""
+        if self.pattern:
+            return join_words(words)
+        return join_given(self.controls, self.info, words, given)
 
     @torch.no_grad()
     def classifier_nats(self, rows: list[list[int]]) -> list[float]:
@@ -370,14 +389,15 @@ def agree_on_length(controls: Sequence[Control], info: ModelInfo, edit: Edit | N
     return words, least
 
 
-def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[Sequence[str]]) -> None:
+def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[str]) -> None:
     """Reject words that are both required and excluded."""
-    avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
-    wanted = [("the words that stay", words) for words in known]
-    wanted += [(str(c), split_words(text)) for c in controls if (text := c.verbatim(info)) is not None]
-    for where, words in wanted:
-        for word in words:
-            if word.lower() in avoided:
+    avoided = [c for c in controls if isinstance(c, Avoid)]
+    wanted = [("the words that stay", text) for text in known]
+    wanted += [(str(c), text) for c in controls if (text := c.verbatim(info)) is not None]
+    for where, text in wanted:
+        for control in avoided:
+            if not control.check(text).satisfied:
+                word = control.word.strip()
                 raise UsageError(f"avoid {word!r} contradicts {where}: a word cannot be both required and excluded.")
 
 

@@ -298,28 +298,24 @@ class ForbidSpecials:
 
 @dataclass(frozen=True)
 class SeparateGaps:
-    """Some gaps must not begin with a token that would lengthen the word before them; none may end with white space."""
+    """Gaps do not begin or end with tokens that do not fit next to the words around them."""
 
     codec: Codec
-    glued: tuple[int, ...]
-    gaps: tuple[bool, ...]  # which gaps
+    misfits: Sequence[tuple[Sequence[int], Sequence[int]]]  # for each gap: tokens that do not begin and not end it
     canvas: Canvas
-    blank: tuple[int, ...]
-
-    @cached_property
-    def banned(self) -> Tensor:
-        free = self.canvas.mask & ~self.canvas.settled
-        begins = free.clone()
-        begins[:, 1:] &= ~free[:, :-1]
-        number = (begins.cumsum(1) - 1).clamp(0, len(self.gaps) - 1)
-        return begins & torch.tensor(self.gaps, device=free.device)[number]
 
     @cached_property
     def impossible(self) -> Tensor:
         free = self.canvas.mask & ~self.canvas.settled
-        ends = free & ~torch.nn.functional.pad(free[:, 1:], (0, 1))
-        begins = self.banned.unsqueeze(-1) & self.codec.token_mask(self.glued)
-        return begins | (ends.unsqueeze(-1) & self.codec.token_mask(self.blank))
+        begins, ends = free.clone(), free.clone()
+        begins[:, 1:] &= ~free[:, :-1]
+        ends[:, :-1] &= ~free[:, 1:]
+        found = torch.zeros((), dtype=torch.bool, device=free.device)
+        for edges, side in ((begins, 0), (ends, 1)):
+            masks = torch.stack([self.codec.token_mask(one[side]) for one in self.misfits])  # [gaps, V]
+            number = (begins.cumsum(1) - 1).clamp(0, len(self.misfits) - 1)
+            found = found | (edges.unsqueeze(-1) & masks[number])
+        return found
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         return rule_out(belief, belief.logits.masked_fill(self.impossible, float("-inf")), self.codec)

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difflm.data.words import join_words, split_words
+from difflm.data.words import Given, join_words, split_words
 from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import read_json, write_atomic
 
@@ -155,11 +155,15 @@ class Words(Tokenizer):
         return [word for word in split_words(text) if word not in self._ids]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        words = super().tokens(ids)
-        while words and words[-1] == "\n":  # the vocabulary has it, a text does not end in it
-            words.pop()
-        start = next((i for i, word in enumerate(words) if word != "\n"), 0)
-        return words[start:]
+        return self.fill_words(ids, {})[0]
+
+    def fill_words(self, ids: Iterable[int], given: Given) -> tuple[list[str], Given]:
+        """The words of a text, with those that are given in their places; and what is given by their new places."""
+        words = [given.get(k, ("", None))[1] or ("" if i < len(SPECIALS) else self.words[i]) for k, i in enumerate(ids)]
+        inside = [k for k, word in enumerate(words) if word not in ("", "\n")]  # a text does not end in a newline
+        kept = [k for k in range(inside[0], inside[-1] + 1) if words[k]] if inside else []
+        places = {k: place for place, k in enumerate(kept)}
+        return [words[k] for k in kept], {places[k]: own for k, own in given.items() if k in places}
 
     def decode(self, ids: Iterable[int]) -> str:
         return join_words(self.tokens(ids))

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 
 _CURRENCY = "£$€¥₹"
@@ -25,6 +25,10 @@ _HAN = re.compile(f"[{CJK}]")
 _UNIT = re.compile(UNITS)
 _ENDING = re.compile("['’](?:s|re|ll|d)")
 
+# What somebody gave at some positions of a text: the white space before the word (None: whatever is natural), and the
+# word (None: the model's own).
+Given = Mapping[int, tuple[str | None, str | None]]
+
 
 def split_words(text: str) -> list[str]:
     """The words of `text`: runs of letters, marks and digits of any script; every other character is a word of its own.
@@ -40,16 +44,60 @@ def split_words(text: str) -> list[str]:
     ]
 
 
-def join_words(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str], given: Given | None = None) -> str:
     """The words with natural spacing: "£30.", "family-friendly", "isn't".
 
     Words that `split_words` would read otherwise when they touch are left apart: for words that it made itself,
-    `split_words(join_words(words)) == words`."""
-    pieces: list[str] = []
-    for chunk in _chunks(list(words)):
-        pieces += chunk if len(chunk) < 2 else _stable_pieces(chunk)
-    text = " ".join(pieces)
-    return text.replace(" \n", "\n").replace("\n ", "\n") if "\n" in text else text
+    `split_words(join_words(words)) == words`. What is `given` is printed as it was given; then nothing else joins two
+    words without a sign between them ("can not")."""
+    words = list(words)
+    own = {} if given is None else {i: space for i, (space, word) in given.items() if word is not None}
+    fixed = {i for i, space in own.items() if space == "" and i - 1 in own}  # nobody else's spaces go in there
+    touching = _find_touching(words, own, given)
+    text, first = "", 0
+    for end in [*(i for i, touch in enumerate(touching, start=1) if not touch), len(words)]:
+        chunk = words[first:end]
+        sizes = [end - first] if len(chunk) < 2 else _stable_sizes(chunk, {i - first for i in fixed})
+        for size in sizes:
+            space = (given or {}).get(first, (None, None))[0]
+            if first and not space:
+                space = "" if "\n" in words[first - 1 : first + 1] else " "
+            text += f"{space or ''}{''.join(words[first : first + size])}"
+            first += size
+    return text
+
+
+def space_words(text: str, left: bool = False, right: bool = False) -> tuple[list[tuple[str, str]], str]:
+    """The words of a text, each with the white space before it, and the white space behind the last. Another word may
+    touch it on its `left` or `right`: "-25" is one word by itself, and two in "20-25"."""
+    for before, after in (("a" * left, "a" * right), ("a" * left, ""), ("", "a" * right), ("", "")):
+        words = split_words(before + text + after)
+        words = words[len(before) : len(words) - len(after)]
+        if len("".join(words)) == len(re.sub(r"[^\S\n]", "", text)):
+            break
+    found, end = list[tuple[str, str]](), 0
+    for word in words:
+        begin = text.index(word, end)
+        found.append((text[end:begin], word))
+        end = begin + len(word)
+    return found, text[end:]
+
+
+def has_phrase(text: str, phrase: str) -> bool:
+    """Whether a text has the characters of a phrase, in any case, as whole words: "can" is no word of "cannot", nor
+    "isn" of "isn't", nor "10" of "10.50"."""
+    inside = r"\s+".join(map(re.escape, phrase.split()))
+    before = after = ""
+    if is_letter(phrase.strip()[:1]):
+        before = r"(?<![\w])(?<!\w['’])" + (r"(?<!\d[.,:])" if phrase.strip()[0].isdigit() else "")
+    if is_letter(phrase.strip()[-1:]):
+        after = r"(?!\w)(?!['’]t\b)" + (r"(?![.,:]\d)" if phrase.strip()[-1].isdigit() else "")
+    return re.search(f"{before}{inside}{after}", text, re.IGNORECASE) is not None
+
+
+def is_letter(char: str) -> bool:
+    """Whether a character joins adjacent letters into one word."""
+    return (char.isalnum() or char == "_") and not _HAN.match(char)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -96,23 +144,27 @@ def _signs(codes: int) -> str:
     return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
 
 
-def _chunks(words: list[str]) -> Iterator[list[str]]:
-    """Runs of words that are written without a space; a newline is alone."""
-    touching = [*map(_touch, (word[-ENDS:] for word in words), (word[:ENDS] for word in words[1:]))]
-    for i in () if _MARKS.isdisjoint(words) else _Quotes(words).before:
+def _find_touching(words: list[str], own: Collection[int], given: Given | None) -> list[bool]:
+    """Whether each word touches the next one; `own` are the positions of given words."""
+    touching = [*map(touches, words, words[1:])]
+    for i in () if _MARKS.isdisjoint(words) else _Quotes(words, own).before:
         if 0 < i < len(words) and "\n" not in words[i - 1 : i + 1]:
             touching[i - 1] = True
-    first = 0
-    for i, touch in enumerate(touching, start=1):
-        if not touch:
-            yield words[first:i]
-            first = i
-    yield words[first:]
+    for i in range(1, len(words) if given is not None else 0):
+        space = given.get(i, (None, None))[0] if given else None
+        touching[i - 1] = touching[i - 1] if space is None else space == ""
+        if not (space == "" and i in own and i - 1 in own) and is_letter(words[i - 1][-1]) and is_letter(words[i][0]):
+            touching[i - 1] = False
+    return touching
+
+
+def touches(left: str, right: str) -> bool:
+    """Whether two neighbours are written without a space, quotation marks aside."""
+    return _touch(left[-ENDS:], right[:ENDS])
 
 
 @lru_cache(maxsize=1 << 16)
 def _touch(left: str, right: str) -> bool:
-    """Whether two neighbours are written without a space, quotation marks aside."""
     if "\n" in (left, right):
         return False
     if right in _CLOSING or right.startswith("..") or _ENDING.fullmatch(right) or left in _OPENING:
@@ -134,10 +186,12 @@ def _touch(left: str, right: str) -> bool:
 
 
 class _Quotes:
-    """What `_MARKS` are in a text."""
+    """What `_MARKS` are in a text. Those among its `own` words, which are given with their spaces, pair with no other,
+    and what the model adds to such words cuts none of them ("isn" stays a word)."""
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self.words = words
+    def __init__(self, words: Sequence[str], own: Collection[int] = ()) -> None:
+        self.own = own
+        self.words = words = ["" if i in own and word in _MARKS else word for i, word in enumerate(words)]
         self.before: set[int] = set()  # positions that touch the word before them
         for mark in _PAIRED:
             self._pair([i for i, word in enumerate(words) if word == mark])
@@ -163,17 +217,20 @@ class _Quotes:
         left, right = self.words[i - 1] if i else "", "".join(self.words[i + 1 : i + 2])
         if self.words[i] == '"' or not left[-1:].isalpha() or not right[:1].isalpha():
             return False
+        if i + 1 in self.own or (i - 1 in self.own and right == "t"):
+            return False
         return right in ("t", "ve", "m") or (len(left) == 1 and left not in "aAI")
 
 
-def _stable_pieces(chunk: list[str]) -> Iterator[str]:
-    """The chunk whole where it is read back as the same words; else its longest beginning that is, and so on."""
-    while chunk:
-        size = len(chunk)
-        while size > 1 and split_words("".join(chunk[:size])) != chunk[:size]:
-            size -= 1
-        yield "".join(chunk[:size])
-        chunk = chunk[size:]
+def _stable_sizes(chunk: list[str], fixed: Collection[int] = ()) -> Iterator[int]:
+    """The whole chunk where it is read back as the same words; else its longest beginning that is, and so on. No part
+    ends at the `fixed` places."""
+    first = 0
+    while first < len(chunk):
+        ends = [end for end in range(len(chunk), first, -1) if end not in fixed]
+        end = next((end for end in ends if reads_back(chunk[first:end])), ends[-1])
+        yield end - first
+        first = end
 
 
 # -- spacing word by word, before the text is complete ----------------------------------------------------------------

@@ -29,7 +29,7 @@ from difflm.controls.syntax import parse_ahead
 from difflm.data.e2e import E2EPair
 from difflm.data.text_metrics import distinct_n, self_bleu
 from difflm.data.texts import read_lines
-from difflm.data.words import split_words
+from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.evaluation.checkers import Checkers
 from difflm.evaluation.corpora import fits
@@ -298,7 +298,9 @@ def outcomes(target: Target, text: Generation) -> dict[str, float]:
     found: dict[str, float] = {}
     for control, check in zip(target.asked.controls(), text.controls, strict=True):
         # For users, a template with words that the model does not know is not judged; they are printed as given.
-        satisfied = control.check(words).satisfied if isinstance(control, Infill) else check["satisfied"]
+        satisfied = check["satisfied"]
+        if isinstance(control, Infill):  # whoever wrote it may have spaced it otherwise
+            satisfied = any(control.check(spaced).satisfied for spaced in (text.text, join_words(words)))
         for name, figure in CONTROL.items():
             if figure.control == control.name:
                 found[name] = check["score"] if figure.graded else float(bool(satisfied))
@@ -306,7 +308,7 @@ def outcomes(target: Target, text: Generation) -> dict[str, float]:
             found["length_within_2"] = float(abs(len(words) - control.words) <= 2)
         if isinstance(control, Field):
             found["field_verbatim"] = float(verbatim(words, control.label, control.value))
-    if asked := [float(c.stands_in(words)) for c in target.asked.controls() if isinstance(c, Contains)]:
+    if asked := [float(c.stands_in(text.text)) for c in target.asked.controls() if isinstance(c, Contains)]:
         found["contains_found"] = sum(asked) / len(asked)
     if len(text.controls) > 1:
         found["all_at_once"] = float(all(check["satisfied"] for check in text.controls))

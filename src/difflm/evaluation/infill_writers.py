@@ -178,7 +178,7 @@ class BothSides(Writer):
             on_progress(sum(map(len, made)), len(self.set.gaps) * self.asked.mbr)
         texts = [(gap, own[k]) for (gap, _), own in zip(jobs, made, strict=True) for k in sorted(own)]
         # A new control without the length: the job's own check does not judge words that the model does not know.
-        kept = [Infill(f"{gap.left} ___ {gap.right}").check(split_words(g.text)).satisfied for gap, g in texts]
+        kept = [Infill(f"{gap.left} ___ {gap.right}").check(g.text).satisfied for gap, g in texts]
         self.kept = sum(map(bool, kept)) / len(texts)
         self.counted = self.grouped([text.denoiser_calls for _, text in texts])
         return self.grouped([between(gap, text.text) for gap, text in texts])

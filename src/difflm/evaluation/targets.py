@@ -111,7 +111,7 @@ def cut_gap(words: Sequence[str], draw: random.Random) -> str:
     """Replace up to half of a sentence's words, anywhere, by a gap of any length."""
     size = draw.randint(1, max(1, len(words) // 2))
     start = draw.randint(0, len(words) - size)
-    return " ".join([*words[:start], "___", *words[start + size :]])
+    return join_words([*words[:start], "___", *words[start + size :]])
 
 
 def alternate_fields(order: Sequence[E2EPair]) -> Iterator[tuple[E2EPair, str]]:

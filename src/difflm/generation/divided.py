@@ -42,10 +42,10 @@ class DividedTextDiffusion(TextDiffusion):
         for progress in run_jobs(self.inference, jobs):
             if progress.finished:
                 made += [one for one in finished_rows(self.model, progress, jobs) if one.owner in progress.finished]
-        # A decoder may have used words without an id.
-        told = [[asdict(row), [*jobs[row.owner].unknown.get(row.sample, {}).items()]] for row in made]
+        # A decoder knows only afterwards where the given words are.
+        told = [[asdict(row), [*jobs[row.owner].given.get(row.sample, {}).items()]] for row in made]
         found: list[FinishedRow] = []
-        for row, unknown in (one for own in current().gather_json(told) for one in own):
+        for row, given in (one for own in current().gather_json(told) for one in own):
             found.append(FinishedRow(**row))
-            jobs[found[-1].owner].unknown[found[-1].sample] = dict(unknown)
+            jobs[found[-1].owner].given[found[-1].sample] = dict(given)
         return sorted(found, key=lambda one: (one.owner, one.sample))

@@ -17,6 +17,7 @@ from difflm.controls.plan import ControlPlan, Edit, check_text, steering_for
 from difflm.controls.rivals import ControlDecoder
 from difflm.data.corpora import describe_texts
 from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer, Words
+from difflm.data.words import Given
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED, SURE
@@ -234,7 +235,7 @@ class GenerationJob:
     first: int = 0  # the number of the first text, if a long list is written in pieces
     begin: Ids = field(default_factory=list)  # the text that every text is edited from
     is_own: Callable[[Row], bool] | None = None  # which rows this process makes, if several divide them
-    unknown: dict[int, dict[int, str]] = field(default_factory=dict)  # words without an id, by sample and position
+    given: dict[int, Given] = field(default_factory=dict)  # what is given, by sample
     waiting: dict[int, tuple["FinishedRow", Decode]] = field(default_factory=dict)  # finished candidates by sample
     cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
 
@@ -248,8 +249,8 @@ class GenerationJob:
             rows = draw_rows(model, count, self.seed, owner, sources, first, ranks)
             return [replace(row, layout=replace(row.layout, begin=self.begin)) for row in rows] if self.begin else rows
         condition = source_condition(sources) if sources else UNCONDITIONAL
-        layouts, unknown = self.plan.layouts(first + torch.arange(count), self.seed, condition, ranks)
-        self.unknown = dict(enumerate(unknown, first))
+        layouts, given = self.plan.layouts(first + torch.arange(count), self.seed, condition, ranks)
+        self.given = dict(enumerate(given, first))
         own = sources or [[]] * count
         return [Row(self.seed, first + k, layout, owner, self.plan.guided, own[k]) for k, layout in enumerate(layouts)]
 
@@ -360,7 +361,7 @@ def finished_rows(
         asked = 0
         if isinstance(job.plan, ControlDecoder):
             asked = job.plan.classifier_calls(min(len(ids) + 1, model.longest))
-            ids, job.unknown[row.sample] = job.plan.finish(ids)
+            ids, job.given[row.sample] = job.plan.finish(ids)
         elif job.plan is not None:
             steps = job.sampling.steps - ("vectors" in model.families)  # word vectors are not moved after the last step
             asked = len(job.plan.asked_classifiers) * job.plan.guidance.inner * steps

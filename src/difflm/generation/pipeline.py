@@ -16,7 +16,7 @@ from difflm.data.chat import Chat, Message, encode_messages
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
 from difflm.data.tokenizers import UNK, Tokenizer, Words
-from difflm.data.words import join_words, split_words
+from difflm.data.words import split_words
 from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import UsageError
 from difflm.generation.drafts import read_drafts
@@ -390,15 +390,13 @@ class TextDiffusion(Pretrained, Reader):
     def _generation(
         self, row: FinishedRow, job: GenerationJob, seconds: float, ids: list[int] | None = None
     ) -> Generation:
-        unknown, ids = job.unknown.get(row.sample, {}), row.ids if ids is None else ids
-        if not isinstance(self.tokenizer, Words):
+        ids = row.ids if ids is None else ids
+        if isinstance(self.tokenizer, Words) and job.plan is not None:
+            words, given = self.tokenizer.fill_words(ids, job.given.get(row.sample, {}))
+            text = job.plan.print_words(words, given)
+        else:
             text = self.tokenizer.decode(ids)
             words = split_words(text)
-        else:
-            words = self.tokenizer.tokens(ids)
-            if unknown:  # given words without an id
-                words = [unknown.get(k) or self.tokenizer.words[token] for k, token in enumerate(ids)]
-            text = join_words(words)
         # Of several candidates only the chosen one is checked.
         checks = check_text(job.plan.controls, text, job.plan.unknown_words) if job.plan and not job.choose else []
         about = seconds, job.seed, checks, job.warnings, row.classifier_calls
@@ -430,6 +428,5 @@ class TextDiffusion(Pretrained, Reader):
 
     def _pieces_of(self, sample: int, ids: list[int], job: GenerationJob) -> list[str]:
         """The token at each position as text; given words without an id are shown as they were given."""
-        given = job.unknown.get(sample, {})
-        first = job.plan.info.first if job.plan else 0
-        return [given.get(k - first) or self._pieces[token] for k, token in enumerate(ids)]
+        given, first = job.given.get(sample, {}), job.plan.info.first if job.plan else 0
+        return [given.get(k - first, ("", None))[1] or self._pieces[token] for k, token in enumerate(ids)]

@@ -2,7 +2,7 @@
 import { FREE } from "./sampling.js";
 
 const SPECIALS = 4, UNK = 2;
-const BLANK = /(?<!_)___(?!_)(?::(\d+))?/g;
+const BLANK = /(?:_{3,}|\[MASK\]|<mask>)(?::(\d+))?/gi;
 const MOST_GAP = 9_999;
 
 // What cannot be done, as a sentence for the visitor.

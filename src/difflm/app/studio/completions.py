@@ -18,7 +18,8 @@ from difflm.app.studio.limits import Limits
 from difflm.app.studio.player import Recording
 from difflm.app.studio.schemas import MOST_SEED, Asked, ControlAnswer, check_size, shown
 from difflm.controls import Control, Infill, Pattern
-from difflm.data.words import join_words, split_words
+from difflm.controls.exact import BLANK
+from difflm.data.words import is_letter, join_words, split_words
 from difflm.errors import DifflmError, UsageError, say_in_request
 from difflm.generation.jobs import Generation
 
@@ -77,7 +78,7 @@ class CompletionAsked(BaseModel):
             raise UsageError("response_format applies to the answer alone: leave out infill and echo.")
         if self.logprobs is not None and len(self.prompts) > 1:
             raise UsageError("logprobs can be returned for only one prompt at a time.")
-        if any("___" in text for text in (*self.prompts, self.suffix or "")):
+        if any(BLANK.search(text) for text in (*self.prompts, self.suffix or "")):
             raise UsageError("a prompt has no gaps; give infill for a text with gaps.")
 
     @property
@@ -129,7 +130,8 @@ class Gap:
             return [Infill(self.template, self.most)]
         around = self.before.strip(), self.after.strip()
         if any(around) or (self.most and steered):
-            return [Infill(" ___ ".join(around).strip(), self.most)]
+            space = " " if self.after[:1].isspace() or is_letter(self.after[:1]) else ""
+            return [Infill(f"{around[0]} ___{space}{around[1]}".strip(), self.most)]
         return []
 
     def answer_start(self, made: Generation) -> int:

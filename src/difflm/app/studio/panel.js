@@ -2,7 +2,7 @@
 import { PatternBox } from "./pattern.js";
 import { byId, make } from "./parts.js";
 
-const GAP = /___(:\d+)?/g;
+const GAP = /(_{3,}|\[MASK\]|<mask>)(:\d+)?/gi;
 const SLIDERS = ["n", "steps", "temperature", "guidance", "candidates", "strength"];
 const GRAMMAR = ["pos", "tree", "span"];
 const PHRASES = ["contains", "avoid", "keep"];

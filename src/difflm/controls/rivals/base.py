@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Control, ModelInfo
-from difflm.controls.exact import SPACE, Avoid, Infill, Length, Letters, spell_variants
-from difflm.controls.phrases import Contains
+from difflm.controls.exact import Avoid, Infill, Length, Letters, spell_variants
+from difflm.controls.phrases import Contains, join_given
 from difflm.controls.plan import agree_on_length, check_avoided
 from difflm.controls.prefix_classifier import LENGTH, PrefixClassifier, PrefixOutput, with_ends
-from difflm.data.tokenizers import END, SPECIALS, UNK, Bpe, Characters
-from difflm.data.words import split_words
+from difflm.data.tokenizers import END, Characters
+from difflm.data.words import Given
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
 from difflm.diffusion.samplers.loop import Caches, PrefixRule, Steering
@@ -83,7 +83,7 @@ class ControlDecoder(ABC):
         self.unknown_words = list(dict.fromkeys(unknown))
         self.phrases = [tuple(c.ids(info)) for c in self.controls if isinstance(c, Contains)]
         self.avoided = [tuple(s) for c in self.controls if isinstance(c, Avoid) for s in spell_variants(c.word, info)]
-        check_avoided(self.controls, info, [split_words(part) for part in parts])
+        check_avoided(self.controls, info, parts)
         most = self.infill.max_words(info) if self.infill else info.max_words
         self.room = (self.words or most) - len(self.right)  # words that it writes, including those before the gap
         if (needed := len(self.left) + sum(map(len, self.phrases))) > self.room and self.phrases:
@@ -111,17 +111,14 @@ class ControlDecoder(ABC):
 
     def layouts(
         self, samples: Tensor, seed: int, condition: Condition = UNCONDITIONAL, ranks: Tensor | None = None
-    ) -> tuple[list[Layout], list[dict[int, str]]]:
-        """The positions of these samples, with the words that they begin with; and those of them without an id."""
+    ) -> tuple[list[Layout], list[Given]]:
+        """The positions of these samples, with the words that they begin with; and what is given of them."""
         layout = Layout(self.room, dict(enumerate(self.left)))
-        return [layout] * len(samples), [self.unknown_at(0, self.left, 0)] * len(samples)
+        return [layout] * len(samples), [self.given_at(0, 0)] * len(samples)
 
-    def unknown_at(self, part: int, ids: Sequence[int], first: int) -> dict[int, str]:
-        """The words of a given part without an id, by position; its first word is at `first`."""
-        if self.infill is None or not self.info.whole_words:
-            return {}
-        words = split_words(self.infill.parts[part])
-        return {first + k: words[k] for k, token in enumerate(ids) if token == UNK}
+    def given_at(self, part: int, first: int) -> Given:
+        """What a part of the text gives, by position; its first word is at `first`."""
+        return {} if self.infill is None else self.infill.given_at(part, first, self.info)
 
     # -- while decoding -------------------------------------------------------------------------------------------
 
@@ -146,7 +143,7 @@ class ControlDecoder(ABC):
             allowed &= torch.arange(allowed.shape[1], device=allowed.device) == END
         else:
             allowed[:, END] &= self.words is None and position >= self.least - len(self.right)
-        if self.infill and position == len(self.left) and self.infill.parts[0].endswith(" "):
+        if self.infill and position == len(self.left):
             allowed[:, self.glued] = False
         for sequence in self.avoided:
             allowed[:, sequence[-1]] &= ~ends_with(prefix, sequence[:-1])
@@ -167,17 +164,17 @@ class ControlDecoder(ABC):
 
     @cached_property
     def glued(self) -> list[int]:
-        """For byte pairs: tokens that would lengthen the last word before a gap."""
-        pieces = self.info.tokenizer.pieces if isinstance(self.info.tokenizer, Bpe) else []
-        return [k for k, piece in enumerate(pieces, len(SPECIALS)) if not piece.startswith(SPACE)]
+        """Tokens that do not begin the gap."""
+        return [k for begin, _ in (self.infill.misfits(self.info)[:1] if self.infill else ()) for k in begin]
 
     # -- after decoding -------------------------------------------------------------------------------------------
 
-    def finish(self, ids: list[int]) -> tuple[list[int], dict[int, str]]:
-        """The text of a finished row, and its words without an id, by position."""
-        return ids + self.right, self.unknown_at(0, self.left, 0) | (
-            self.unknown_at(1, self.right, len(ids)) if self.infill else {}
-        )
+    def finish(self, ids: list[int]) -> tuple[list[int], Given]:
+        """The text of a finished row, and what is given of it."""
+        return ids + self.right, {**self.given_at(0, 0), **self.given_at(1, len(ids))}
+
+    def print_words(self, words: Sequence[str], given: Given) -> str:
+        return join_given(self.controls, self.info, words, given)
 
     def targets(self) -> list[tuple[PrefixClassifier, str, Any]]:
         """For every control with a classifier: the classifier, its head, and the labels that it should find."""

@@ -26,6 +26,7 @@ from difflm.data.prompts import (
     tell_tree,
 )
 from difflm.data.tokenizers import PAD
+from difflm.data.words import Given
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import CausalModel, left_to_right
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
@@ -102,10 +103,9 @@ class FineTuning(ControlDecoder):
 
         return Steering(decode=decode)
 
-    def finish(self, ids: list[int]) -> tuple[list[int], dict[int, str]]:
+    def finish(self, ids: list[int]) -> tuple[list[int], Given]:
         left, right = self.around
-        behind = self.unknown_at(1, right, len(left) + len(ids)) if self.infill else {}
-        return left + ids + right, self.unknown_at(0, left, 0) | behind
+        return left + ids + right, {**self.given_at(0, 0), **self.given_at(1, len(left) + len(ids))}
 
     def classifier_nats(self, rows: list[list[int]]) -> list[float]:
         """−log p(prompt | text) summed over prompts, up to a constant: log p(text) − log p(text | prompt)."""

@@ -9,6 +9,7 @@ from difflm.controls.base import Control, ModelInfo
 from difflm.controls.exact import Infill, Length
 from difflm.controls.plan import ControlPlan, steering_for
 from difflm.controls.rivals.base import ControlDecoder, Part
+from difflm.data.words import Given
 from difflm.diffusion.samplers.loop import Steering
 from difflm.errors import UsageError
 from difflm.models.batching import Layout, SampleBatch
@@ -33,13 +34,12 @@ class MaskedLmGibbs(ControlDecoder):
         super().__init__(model, info, controls, *more)
         self.plan = ControlPlan(model, model.denoiser, info, controls)
 
-    def layouts(self, samples: Tensor, *more: Any) -> tuple[list[Layout], list[dict[int, str]]]:
+    def layouts(self, samples: Tensor, *more: Any) -> tuple[list[Layout], list[Given]]:
         return self.plan.layouts(samples, *more)
 
     @classmethod
     def steer(cls, batch: SampleBatch, parts: Sequence[Part]) -> Steering:
         return steering_for(batch, [(one.plan, part) for one, part in parts], ())
 
-    def finish(self, ids: list[int]) -> tuple[list[int], dict[int, str]]:
-        behind = self.unknown_at(1, self.right, len(ids) - len(self.right)) if self.infill else {}
-        return ids, self.unknown_at(0, self.left, 0) | behind
+    def finish(self, ids: list[int]) -> tuple[list[int], Given]:
+        return ids, {**self.given_at(0, 0), **self.given_at(1, len(ids) - len(self.right))}
