@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 BEHIND = ("a", "A", "1", "s", "é", ".", ".a", ".1", "-", "-a", "'s", "&a", ",1", ":1", "£", "e.", "g.", "m.")
 # A word of a counted gap: letters, digits or both, with few other characters around it and between its parts.
 WORD = r"""["'“‘(\[£$€]{0,2}(\w+([\-'’&/@]\w+)*|\d+([.,:]\d+)*%?|(\w\.)+)(['’]|[,.;:!?…"”)\]]){0,2}"""
+FEW_WORDS = 20  # in all gaps: the automaton of more would be too large
 EDGE = Chars(tuple(re.findall("(.)-(.)", CJK)), "W")  # what may be next to a word
 
 
@@ -194,7 +195,8 @@ class PieceInfill(Infill):
     """Gaps between subword tokens: `___:4` means four words between spaces."""
 
     def automaton(self, info: ModelInfo) -> TokenAutomaton:
-        word, space = parse_pattern(WORD), literal(" ")
+        few = sum(n or 0 for n in self.gaps) <= FEW_WORDS
+        word, space = parse_pattern(WORD) if few else Repeated(Chars(named="S"), 1, None), literal(" ")
         some = Sequenced((ANYTHING, Chars(named="S"), ANYTHING))
         gaps = [
             some if n is None else Sequenced((word, Repeated(Sequenced((space, word)), n - 1, n - 1)))

@@ -94,7 +94,7 @@ class Request(BaseModel):
     tree: str | None = key('The syntax tree of the text, such as "(S (NP * *) (VP * (ADJP *)))".')
     span: list[str] = key("A phrase and its position, such as 7,10,VP: words 7 to 10, counted from 0.", [])
     control: list[str] = key("A control from another package.", [])
-    infill: str | None = key("A text with gaps to fill: ___ of any length, ___:4 of four words.")
+    infill: str | None = key("A text with gaps to fill: ___ (or [MASK], <mask>) of any length, ___:4 of four words.")
     method: str | None = key(
         "How a left-to-right model is steered: fudge, pplm, delorean, cold, left-only or fine-tuning; for masked "
         "models, masked-lm-gibbs."

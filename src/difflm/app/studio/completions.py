@@ -122,13 +122,14 @@ class Gap:
 
     def controls(self, steered: bool, whole_words: bool) -> list[Control]:
         around = self.before.strip(), self.after.strip()
-        asked = [] if self.pattern is None else [answer_between(self.pattern, *around, whole_words)]
-        return [*self.control(steered), *asked]
+        if self.pattern is not None and whole_words:  # such texts have natural spacing
+            around = join_words(split_words(around[0])), join_words(split_words(around[1]))
+        asked = [] if self.pattern is None else [answer_between(self.pattern, *around)]
+        return [*self.control(around, steered), *asked]
 
-    def control(self, steered: bool) -> list[Control]:
+    def control(self, around: tuple[str, str], steered: bool) -> list[Control]:
         if self.template is not None:
             return [Infill(self.template, self.most)]
-        around = self.before.strip(), self.after.strip()
         if any(around) or (self.most and steered):
             space = " " if self.after[:1].isspace() or is_letter(self.after[:1]) else ""
             return [Infill(f"{around[0]} ___{space}{around[1]}".strip(), self.most)]

@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from difflm.controls import Json, Pattern
 from difflm.controls.patterns import Between
-from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.generation.jobs import Draft
 
@@ -44,13 +43,9 @@ class ResponseFormat(BaseModel):
         return None if self.regex is None else Pattern(self.regex)
 
 
-def answer_between(pattern: Pattern, before: str, after: str, whole_words: bool) -> Pattern:
+def answer_between(pattern: Pattern, before: str, after: str) -> Pattern:
     """The pattern of an answer as a pattern of the whole printed text."""
-    if not before and not after:
-        return pattern
-    if whole_words:  # printed with spaces of its own
-        before, after = (join_words(split_words(text)) for text in (before, after))
-    return Between(pattern, before, after)
+    return Between(pattern, before, after) if before or after else pattern
 
 
 class LogProbabilities(BaseModel):
