@@ -241,7 +241,7 @@ class Infill(Control):
             given[place + len(words)] = behind, None
         return given
 
-    def misfits(self, info: ModelInfo) -> list[tuple[Sequence[int], Sequence[int]]]:
+    def misfits(self, info: ModelInfo) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
         """For each gap, tokens that do not begin it after a space and those that do not end it before one: marks that
         are written without. For subwords, a gap after a space begins with it, and none ends with white space."""
         tokenizer, sides = info.tokenizer, [*pairwise(self.parts)]
