@@ -62,7 +62,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"n": 3, "seed": 7, "steps": 5},
     {"length": 9, "steps": 3, "seed": 2},
     {"n": 2, "contains": ["river"], "avoid": ["the"], "steps": 4},
-    {"infill": "The ___ is ___:2 .", "steps": 4},
+    {"infill": "The ___ is ___:2.", "steps": 4},
     {"edit": "The old pub is cheap .", "keep": ["pub"], "strength": 0.6, "steps": 3},
     {"n": 2, "mbr": 3, "steps": 2, "temperature": 0.7, "sampler": "ddim"},
 ]

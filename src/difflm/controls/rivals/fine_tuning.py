@@ -78,7 +78,7 @@ class FineTuning(ControlDecoder):
         """Texts share a batch if their prompts are equally long."""
         return self.name, self.strength, *map(len, self.prompts)
 
-    def layouts(self, samples: Tensor, *_: Any) -> tuple[list[Layout], list[dict[int, str]]]:
+    def layouts(self, samples: Tensor, *_: Any) -> tuple[list[Layout], list[Given]]:
         return [Layout(self.room)] * len(samples), [{}] * len(samples)
 
     @classmethod
