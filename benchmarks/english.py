@@ -47,7 +47,7 @@ WINDOW = 12  # tokens in a row that count as copied
 
 def train(tokens: Path, out: Path, minutes: float, seconds: float, changes: Sequence[str], device: str) -> bool:
     """Train the recipe `english` on tokens that were prepared, for so many minutes in all."""
-    from difflm.runtime.files import read_json, write_json
+    from difflm.runtime.files import read_checked, write_checked
     from difflm.training import fit
     from difflm.training.model_card import finish_run
     from difflm.training.recipe import load_recipe
@@ -63,9 +63,9 @@ def train(tokens: Path, out: Path, minutes: float, seconds: float, changes: Sequ
 
     done = train_for_minutes(recipe, out, minutes, time.time() + seconds if seconds else 0.0, device, None, make)
     if done:
-        config = read_json(out / "config.json")
+        config = read_checked(out / "config.json")
         config["trained"]["stopped"] = "done"  # time was up, as it should
-        write_json(out / "config.json", config)
+        write_checked(out / "config.json", config)
         finish_run(out, f"python -m benchmarks.english train --minutes {minutes:g} {' '.join(changes)}".strip())
     return done
 
@@ -309,15 +309,15 @@ def table_of_figures(measured: Sequence[dict[str, Any]]) -> list[str]:
 
 def install(run: Path, tokens: Path, measured: Sequence[dict[str, Any]], target: Path) -> None:
     """Put an exported run into the package: its files, its guide, and a card that names sources and licences."""
-    from difflm.runtime.files import read_json, write_json
+    from difflm.runtime.files import read_checked, write_checked
     from difflm.training.model_card import write_card
 
     shutil.copytree(run, target, dirs_exist_ok=True)
     own = {"language": "en", "gaps": GAP_SAMPLING}  # English texts begin with its weights
-    write_json(target / "config.json", {**read_json(target / "config.json"), **own})
+    write_checked(target / "config.json", {**read_checked(target / "config.json"), **own})
     for path in target.glob("guide*/config.json"):
-        config = read_json(path)
-        write_json(path, {**config, "model": {**config["model"], "guides": target.name}})  # not where it was trained
+        config = read_checked(path)
+        write_checked(path, {**config, "model": {**config["model"], "guides": target.name}})  # not where it was trained
     about = {"kind": "metric", "task": "language", "model": target.name, "split": "held out", "unit": "nats/token"}
     with (target / "metrics.jsonl").open("a", encoding="utf-8") as file:
         for record in (one for one in measured if (one["run"], one["kind"]) == (run.name, "nats")):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from difflm.data.corpora import file_names
-from difflm.runtime.files import write_atomic, write_json
+from difflm.runtime.files import write_atomic, write_checked
 from difflm.runtime.tensors import load_tensors, quantise_rows, save_tensors
 from difflm.training.run import find_run, read_config
 
@@ -34,7 +34,7 @@ def export_run(run: Path, target: Path, bits: int = 16, base: str | None = None)
     if config["recipe"].get("init"):
         config["recipe"]["init"] = Path(config["recipe"]["init"]).name
     config["recipe"]["data"] = file_names(config["recipe"]["data"])  # without the directories of somebody's machine
-    write_json(target / "config.json", config)
+    write_checked(target / "config.json", config)
     for name in ("tokenizer.json", "metrics.jsonl", "README.md"):
         if (run / name).exists():
             write_atomic(target / name, (run / name).read_bytes())

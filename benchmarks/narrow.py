@@ -7,7 +7,7 @@ python -m benchmarks.narrow runs/guide/model.safetensors src/difflm/pretrained/e
 import argparse
 from pathlib import Path
 
-from difflm.runtime.files import read_json, write_json
+from difflm.runtime.files import read_checked, write_checked
 from difflm.runtime.tensors import load_tensors, quantise_rows, save_tensors
 
 EXACT = "word_counts"
@@ -23,7 +23,7 @@ def main() -> None:
     small = {name: weight.half() for name, weight in weights.items() if name not in exact}
     sha256 = save_tensors(asked.out, {**quantise_rows(small), **exact})
     if (config := asked.out.with_name("config.json")).exists():
-        write_json(config, {**read_json(config), "sha256": sha256})
+        write_checked(config, {**read_checked(config), "sha256": sha256})
 
 
 if __name__ == "__main__":

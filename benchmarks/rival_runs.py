@@ -184,7 +184,7 @@ def read_prompts(plan: Plan) -> None:
     copy what was read."""
     import torch
 
-    from difflm.runtime.files import write_json
+    from difflm.runtime.files import write_checked
     from difflm.training.fit import Setup, prepare_model
     from difflm.training.recipe import load_recipe
 
@@ -192,7 +192,7 @@ def read_prompts(plan: Plan) -> None:
     folder.mkdir(exist_ok=True)
     recipe = load_recipe("e2e-fine-tuning", [f"data={plan.out / 'prompts.jsonl'}"])
     ready = prepare_model(Setup(recipe, folder, torch.device("cpu"), lambda *_: None, plan.data, resume=False))
-    write_json(folder / "config.json", ready.config)
+    write_checked(folder / "config.json", ready.config)
 
 
 def e2e_words(plan: Plan) -> "tuple[list[E2EPair], list[list[str]]]":

@@ -24,7 +24,7 @@ from difflm.evaluation.targets import Target, choose, read_targets
 from difflm.generation import jobs, pipeline
 from difflm.generation.jobs import Generation, check_device
 from difflm.generation.pipeline import TextDiffusion
-from difflm.runtime.files import read_json, write_atomic
+from difflm.runtime.files import read_checked, write_atomic
 from difflm.training.classifier import train_guide
 from difflm.training.fit import train_run
 from difflm.training.recipe import load_recipe
@@ -73,7 +73,7 @@ def budget(steps: int, asked: Asked) -> list[str]:
 
 def train(run: Path, recipe: str, changes: Sequence[str], asked: Asked) -> None:
     """Train the run of a recipe, unless it exists."""
-    if (run / "config.json").exists() and "trained" in read_json(run / "config.json"):
+    if (run / "config.json").exists() and "trained" in read_checked(run / "config.json"):
         return
     shutil.rmtree(run, ignore_errors=True)
     chosen = load_recipe(recipe, changes)

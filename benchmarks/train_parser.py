@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.treebanks import TREEBANKS, Treebank, treebank
-from difflm.annotators.parser import FORMAT, Parser, SpanParser, batch_by_cells
+from difflm.annotators.parser import Parser, SpanParser, batch_by_cells
 from difflm.annotators.span_scorer import HashedShape, HashedWords, best_binary_trees, index_by_width, mark_sentences
 from difflm.annotators.trees import CHAIN, Tree, agreements, phrases
-from difflm.runtime.files import write_atomic
+from difflm.runtime.files import write_checked
 from difflm.runtime.tensors import save_tensors
 
 RARE = 3  # a chain of labels that occurs less often is learned as its outermost label
@@ -111,7 +111,6 @@ def save_parser(parser: SpanParser, directory: Path, about: dict[str, Any] | Non
     """Write weights at half precision; `about` says what the parser learned from and what was measured."""
     shape: Any = parser.network.encoder.shape
     config = {
-        "format": FORMAT,
         "name": parser.name,
         "labels": parser.labels,
         "encoder": {"kind": "hashed", **asdict(shape)},
@@ -121,7 +120,7 @@ def save_parser(parser: SpanParser, directory: Path, about: dict[str, Any] | Non
     halves = {k: v.half() for k, v in parser.network.state_dict().items()}
     config["sha256"] = save_tensors(directory / "model.safetensors", halves)
     # Not config.json: a directory with one is a run.
-    write_atomic(directory / "parser.json", json.dumps(config, indent=1, ensure_ascii=False) + "\n")
+    write_checked(directory / "parser.json", config)
 
 
 def train_new(

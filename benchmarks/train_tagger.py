@@ -6,6 +6,7 @@ deterministic.
 """
 
 import argparse
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import difflm
 from difflm.annotators.tagger import BUCKETS, START, TAGS, WEIGHTS, LinearTagger, Tagger, extract_features, tag_features
 from difflm.data.texts import read_lines
 from difflm.errors import DifflmError, UsageError
-from difflm.runtime.files import write_atomic
+from difflm.runtime.files import write_atomic, write_checked
 
 Sentence = tuple[list[str], list[str]]  # words, tags
 
@@ -56,7 +57,9 @@ def save_tagger(tagger: LinearTagger, path: Path) -> None:
     """Write eight bits per weight and one scale per tag."""
     scale = np.abs(tagger.weights).max(0) / 127
     quantised = np.round(tagger.weights / np.where(scale > 0, scale, 1)).astype(np.int8)
-    write_atomic(path, save({"weights": quantised, "scale": scale.astype(np.float32)}))
+    data = save({"weights": quantised, "scale": scale.astype(np.float32)})
+    write_atomic(path, data)
+    write_checked(path.with_suffix(".json"), {"sha256": hashlib.sha256(data).hexdigest()})
 
 
 def read_conllu(path: Path) -> list[Sentence]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_bad_input import complaint, copy_of
-from tiny import tiny_runs
+from tiny import change_json, tiny_runs
 
 from difflm.app.cli import main
 from difflm.data.texts import cut_text, read_chunks, read_texts
@@ -29,8 +29,8 @@ def change_config(run: Path, **changes: object) -> None:
     for key, value in changes.items():
         if isinstance(value, dict) and isinstance(config.get(key), dict):
             value = {**config[key], **value}
-        config[key] = value
-    (run / "config.json").write_text(json.dumps(config))
+        changes[key] = value
+    change_json(run / "config.json", **changes)
 
 
 @pytest.mark.parametrize("method", ["difflm", "autoregressive"])

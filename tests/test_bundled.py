@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny import change_json
 
 from benchmarks.english_texts import SOURCES
 from benchmarks.export_run import export_run
@@ -19,7 +20,6 @@ from difflm.data.tokenizers import UNK
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
-from difflm.runtime.files import read_json, write_json
 from difflm.runtime.tensors import SCALE, dequantise_rows, quantise_rows, save_tensors
 from difflm.training.run import bundled_runs, load_run
 
@@ -183,10 +183,7 @@ def test_differences_are_a_half_step_off_at_most_and_none_where_nothing_changed(
     run, name = e2e.save_pretrained(tmp_path / "run"), "denoiser.network.head.weight"
     weights = load_file(run / "model.safetensors")
     weights[name] += 0.1 * torch.randn(weights[name].shape, generator=torch.Generator().manual_seed(0))
-    write_json(
-        run / "config.json",
-        read_json(run / "config.json") | {"sha256": save_tensors(run / "model.safetensors", weights)},
-    )
+    change_json(run / "config.json", sha256=save_tensors(run / "model.safetensors", weights))
     export_run(run, tmp_path / "small", base="e2e")
     assert load_file(tmp_path / "small" / "model.safetensors").keys() == {name, name + SCALE}
     found, base = load_run(tmp_path / "small")[0].state_dict(), e2e.model.state_dict()
@@ -206,7 +203,7 @@ def test_differences_are_a_half_step_off_at_most_and_none_where_nothing_changed(
 )
 def test_a_wrong_base_is_refused(tmp_path: Path, base: object, message: str) -> None:
     shutil.copytree(bundled_runs()["e2e-fast"], tmp_path / "few")
-    write_json(tmp_path / "few" / "config.json", read_json(tmp_path / "few" / "config.json") | {"base": base})
+    change_json(tmp_path / "few" / "config.json", base=base)
     with pytest.raises(DifflmError) as error:
         TextDiffusion.from_pretrained(tmp_path / "few")
     assert message in str(error.value)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import change_json
 
 from difflm.data.batches import Batch, Batches, Permutation, held_out, prefetch, split
 from difflm.data.texts import Example
@@ -353,9 +354,8 @@ def test_tokens_know_what_they_were_made_from(tmp_path: Path) -> None:
 
 def test_tokens_of_an_earlier_version_that_left_texts_out_are_not_complete(tmp_path: Path) -> None:
     build(tmp_path / "ids", ["a b"])
-    meta = json.loads((tmp_path / "ids" / "meta.json").read_text())
     for counts, complete in (({"too_long": 0, "repeated": 0}, True), ({"too_long": 1, "repeated": 0}, False)):
-        (tmp_path / "ids" / "meta.json").write_text(json.dumps({**meta, **counts}))
+        change_json(tmp_path / "ids" / "meta.json", **counts)
         assert TokenFile.open(tmp_path / "ids").complete == complete
 
 

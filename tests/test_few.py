@@ -22,7 +22,7 @@ from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import DiffLM, TextSpec
 from difflm.training.fit import Setup, read_tokens, train_run
-from difflm.training.recipe import check, load_recipe
+from difflm.training.recipe import check, load_recipe, read_recipe
 from difflm.training.run import load_run, read_config
 
 assert tiny_runs  # a fixture
@@ -85,7 +85,7 @@ def test_texts_keep_their_noise_whatever_is_left_out(tmp_path, tiny_runs):
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps({"text": text, "seed": seed}) + "\n" for text, seed in lines))
     assert [column.tolist() for column in read_pairs(path, "text")] == [[3, 3, 3, 4, 3], [0, 2, 3, 0, 4]]
-    recipe = check({**json.loads((tiny_runs["difflm"] / "recipe.json").read_text()), "data": str(path)})
+    recipe = check({**read_recipe(tiny_runs["difflm"]), "data": str(path)})
     _, tokenizer, _ = load_run(tiny_runs["difflm"])
     setup = Setup(recipe, tmp_path / "out", torch.device("cpu"), lambda *_: None, None, False)
     tokens = read_tokens(setup, tokenizer, "train")
@@ -244,7 +244,7 @@ def test_a_student_needs_fewer_steps_than_its_teacher(tmp_path, monkeypatch):
     made = teacher.generate(6000, seed=7, sampler="ddim", steps=30)
     lines = (json.dumps({"text": text.text, "seed": text.seed}) + "\n" for text in made)
     (tmp_path / "pairs.jsonl").write_text("".join(lines))
-    recipe = json.loads((path / "recipe.json").read_text())
+    recipe = read_recipe(path)
     recipe |= {"init": str(path), "data": str(tmp_path / "pairs.jsonl"), "steps": 1000, "lr": 1e-3, "warmup": 20}
     recipe["model"] = {**sizes, "coupled": True, "behind": 0.3}
     train_run(check(recipe), tmp_path / "few", torch.device("cpu"), Silent(), lambda *_: None, None, False)

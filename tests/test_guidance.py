@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 from oracles import JOINT, ExactDenoiser, denoise, frequencies, total_variation
-from tiny import tiny_runs, write_grammar
+from tiny import change_json, tiny_runs, write_grammar
 from torch import Tensor
 
 from difflm.app.cli import main
@@ -475,9 +475,9 @@ def test_unknown_labels_are_refused_before_sampling(tiny_runs, guide, label, val
 def test_a_classifier_is_not_resumed_for_a_model_that_changed(tiny_runs, guide, tmp_path, capsys):
     again = tmp_path / "again"
     shutil.copytree(guide, again)
-    config = json.loads((again / "config.json").read_text(encoding="utf-8"))
-    config["signature"][0] += 1  # as if another model had stood there when it was begun
-    (again / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    first, *others = json.loads((again / "config.json").read_text(encoding="utf-8"))["signature"]
+    # as if another model had stood there when it was begun
+    change_json(again / "config.json", signature=[first + 1, *others])
     assert main([*same_recipe_as(again), "--resume"]) == 1
     assert "guides has changed" in capsys.readouterr().err
 

@@ -18,7 +18,7 @@ from difflm.models.autoregressive import Autoregressive
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.tensors import load_tensors
 from difflm.training.fit import begin_with_twin, train_run
-from difflm.training.recipe import check, load_recipe
+from difflm.training.recipe import check, load_recipe, read_recipe
 from difflm.training.run import load_run, read_config
 
 assert tiny_runs  # a fixture
@@ -37,7 +37,7 @@ def texts(tmp_path):
 
 def begun(out, init, data, lr=1e-3, **changes):
     """Train a run in `out` that begins with `init`; gives what was noted on the way."""
-    recipe = json.loads((init / "recipe.json").read_text())
+    recipe = read_recipe(init)
     recipe |= {"data": str(data), "init": str(init), "steps": 1, "lr": lr, "warmup": 0, "batch_size": 8, **changes}
     notes: list[str] = []
     train_run(check(recipe), out, torch.device("cpu"), Silent(), lambda text, _: notes.append(text), None, False)

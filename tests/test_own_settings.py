@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import tiny_run, write_grammar
+from tiny import change_json, tiny_run, write_grammar
 
 from difflm.app.cli import main
 from difflm.data.batches import split
@@ -126,8 +126,7 @@ def bundled(tmp_path, monkeypatch):
     (tmp_path / "grammar.txt").write_text(ENGLISH * 3 + "\n" + "The cat and the dog.\n" * 20)
     changes = {"tokenizer": "bpe", "vocabulary": 300, "longest": 40, "steps": 2, "split": 60}
     run = tiny_run(tmp_path, "mdlm", **changes)
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**config, "language": "en"}))
+    change_json(run / "config.json", language="en")
     monkeypatch.undo()
     monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
     for module in ("run", "fit"):
@@ -166,7 +165,7 @@ def test_texts_begin_from_scratch_where_they_are_not_english_or_somebody_asks(tm
     )
     assert begins("few.txt") == ("difflm", None)  # a handful of words: a small network of whole words
     assert begins("my.txt", "method=autoregressive") == ("autoregressive", None)
-    (bundled / "config.json").write_text((bundled / "config.json").read_text().replace('"language"', '"tongue"'))
+    change_json(bundled / "config.json", language="de")
     assert begins("my.txt") == ("difflm", None)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import threading
 
 import pytest
 from test_pretrained import make_encoder
-from tiny import Silent, assert_resumed_to_the_bit, tiny_run, tiny_runs, write_grammar
+from tiny import Silent, assert_resumed_to_the_bit, change_json, tiny_run, tiny_runs, write_grammar
 
 from difflm.app.cli import main
 from difflm.data.batches import split
@@ -80,8 +81,8 @@ def test_texts_of_another_teacher_do_not_carry_the_recipes_licence(tiny_runs):
 
 @pytest.mark.long
 def test_a_run_of_an_unknown_method_names_it(tiny_runs, tmp_path):
-    config = json.loads((tiny_runs["difflm"] / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "method": "house-style"}))
+    shutil.copy(tiny_runs["difflm"] / "config.json", tmp_path)
+    change_json(tmp_path / "config.json", method="house-style")
     with pytest.raises(DifflmError, match="the method 'house-style', which this installation does not have"):
         read_config(tmp_path)
 

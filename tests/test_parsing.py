@@ -1,12 +1,12 @@
 """The span parser: exact decoding against all trees, a toy treebank learned in seconds, files that are refused."""
 
-import json
 import random
 from itertools import combinations
 
 import pytest
 import torch
 from test_pretrained import make_encoder
+from tiny import change_json
 
 from benchmarks.train_parser import count_labels, margin_loss, save_parser, train
 from difflm.annotators.parser import SpanParser, load_parser, parse_texts
@@ -195,8 +195,7 @@ def test_a_saved_parser_parses_the_same(trained, toy, tmp_path):
 )
 def test_a_foreign_parser_file_is_refused(change, tmp_path):
     save_parser(SpanParser("a", HashedWords(TINY), ["S"]), tmp_path)
-    config = json.loads((tmp_path / "parser.json").read_text())
-    (tmp_path / "parser.json").write_text(json.dumps({**config, **change}))
+    change_json(tmp_path / "parser.json", **change)
     with pytest.raises(DifflmError, match=r"parser\.json"):
         load_parser(tmp_path)
 

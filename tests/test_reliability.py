@@ -43,7 +43,7 @@ def test_what_falls_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         patch.setattr("difflm.runtime.files.Path.replace", lambda path, target: shutil.copy(path, target))
         training.finish(out, tally, "without renames")
     assert tally.faults and "not as it was" in tally.faults[0]
-    monkeypatch.setattr("difflm.runtime.tensors.check_sha256", lambda *_: None)
+    monkeypatch.setattr("difflm.training.run.check_sha256", lambda *_: None)
     assert PARTS["flips"][1](tmp_path / "training", 30)["faults"]
 
 

@@ -81,8 +81,15 @@ def test_other_weights_have_another_name(tmp_path):
 
 
 def test_a_broken_file_is_explained(tmp_path):
-    (tmp_path / "t.safetensors").write_bytes(b"no weights at all")
-    with pytest.raises(DifflmError, match="not a tagger's weights"):
+    save_tagger(train(TOY, epochs=1), tmp_path / "t.safetensors")
+    whole = (tmp_path / "t.safetensors").read_bytes()
+    half = whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2)
+    for content, said in ((b"no weights at all", "not a tagger's weights"), (half, "damaged: its checksum")):
+        (tmp_path / "t.safetensors").write_bytes(content)
+        with pytest.raises(DifflmError, match=said):
+            LinearTagger.load(tmp_path / "t.safetensors")
+    (tmp_path / "t.json").unlink()
+    with pytest.raises(DifflmError, match="does not exist"):
         LinearTagger.load(tmp_path / "t.safetensors")
 
 

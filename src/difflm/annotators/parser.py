@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from difflm.annotators.span_scorer import HashedShape, HashedWords, Sentences, SpanScorer, best_trees
 from difflm.annotators.trees import Span, Tree, join_sentences, split_sentences, tree_of
 from difflm.errors import DifflmError, UsageError
-from difflm.runtime.files import read_json
-from difflm.runtime.tensors import check_sha256, load_into, load_tensors
+from difflm.runtime.files import FORMAT, INSTALL, check_sha256, read_checked
+from difflm.runtime.tensors import load_into, load_tensors
 
-FORMAT = 1
 CELLS = 60_000  # spans that are scored at once, 64 sentences of 30 words: some 200 MB
 
 
@@ -70,8 +69,8 @@ class SpanParser:
 
 
 def load_parser(directory: Path, device: str | torch.device = "cpu") -> SpanParser:
-    config = read_json(directory / "parser.json")
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
+    config = read_checked(directory / "parser.json", INSTALL)
+    if not isinstance(config, dict) or config.get("format") not in (1, FORMAT):
         raise DifflmError(f"{directory}/parser.json was not written by this version of difflm.")
     try:
         settings = dict(config["encoder"])
@@ -83,7 +82,7 @@ def load_parser(directory: Path, device: str | torch.device = "cpu") -> SpanPars
         raise DifflmError(f"{directory}/parser.json does not describe a parser ({error}).") from None
     path = directory / "model.safetensors"
     load_into(parser.network, load_tensors(path), path)
-    check_sha256(path, config)
+    check_sha256(path, config, INSTALL)
     parser.network.eval()
     return parser.to(device)
 

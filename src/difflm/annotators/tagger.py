@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 
 from difflm.data.words import MOST_CACHED
 from difflm.errors import DifflmError, UsageError
+from difflm.runtime.files import INSTALL, check_regular, check_sha256, read_checked
 
 TAGS = (
     "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM",
@@ -99,11 +100,15 @@ class LinearTagger:
 
     @classmethod
     def load(cls, path: Path) -> "LinearTagger":
+        """Load a file of weights, whose checksum is in the JSON file of the same name."""
+        config = read_checked(path.with_suffix(".json"), INSTALL)
+        check_regular(path)
         try:
             stored = load_file(path)
             weights = stored["weights"].astype(np.float32) * stored["scale"]
         except (OSError, KeyError, ValueError, SafetensorError) as error:
             raise DifflmError(f"{path} is not a tagger's weights ({error}).") from None
+        check_sha256(path, config, INSTALL)
         digest = zlib.crc32(stored["weights"].tobytes())
         return cls(weights, f"difflm-tagger ewt-{digest:08x}")
 

@@ -8,7 +8,7 @@ from difflm.app.console import note
 from difflm.errors import UsageError, suggest
 from difflm.generation.jobs import check_device
 from difflm.methods import METHODS
-from difflm.runtime.files import read_json
+from difflm.runtime.files import read_checked
 from difflm.training.own_text import begun_recipe, own_recipe
 
 
@@ -48,5 +48,5 @@ def train_methods(
 
 def is_finished(run: Path) -> bool:
     """Whether a run was trained to its end."""
-    config = read_json(run / "config.json") if (run / "config.json").exists() else {}
+    config = read_checked(run / "config.json") if (run / "config.json").exists() else {}
     return config.get("trained", {}).get("stopped", "interrupted") != "interrupted"

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from difflm.errors import DifflmError, UsageError, suggest
 from difflm.runtime.files import check_regular
 
+MOST_LINE = 1 << 25  # bytes of a line: words take some forty times as much memory as their text
 MOST_CHARACTERS = 1 << 20  # tokenized at once: a file may be a single line
 LONGEST = 8192  # tokens of one text at most
 MOST_TOKENS = 512  # of a text with its source, and of a canvas whose size is chosen from the texts
@@ -119,7 +120,7 @@ def read_chunks(path: Path, size: int) -> Iterator[str]:
     if file_kind(path) != ".txt":
         raise UsageError(f"{path}: only a .txt file can be cut into pieces of {size} characters.")
     rest = ""
-    for _, line in read_lines(path):
+    for _, line in read_lines(path, most=-1):
         rest += line.replace("\r\n", "\n")
         whole = len(rest) - len(rest) % size
         yield from (rest[start : start + size] for start in range(0, whole, size))
@@ -173,12 +174,13 @@ def check_readable(path: Path) -> None:
         raise DifflmError(f"cannot read {path}: {error.strerror}.") from None
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line numbers from 1 and lines with their line ends."""
+def read_lines(path: Path, most: int = MOST_LINE) -> Iterator[tuple[int, str]]:
+    """Yield line numbers from 1 and lines with their line ends, of at most so many bytes (-1: any number)."""
     number = 0
+    check_regular(path)
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            for number, line in decode_lines(file, str(path)):
+            for number, line in decode_lines(file, str(path), most):
                 yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise DifflmError(
@@ -188,9 +190,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DifflmError(f"cannot read {path}: {error.strerror or error}.") from None
 
 
-def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
-    """Yield line numbers from 1 and lines of UTF-8."""
-    for number, line in enumerate(lines, 1):
+def decode_lines(file: BinaryIO | gzip.GzipFile, name: str, most: int = MOST_LINE) -> Iterator[tuple[int, str]]:
+    """Yield line numbers from 1 and lines of UTF-8; a line of more than `most` bytes is refused before it is read."""
+    for number, line in enumerate(iter(lambda: file.readline(most + (most > 0)), b""), 1):
+        if 0 < most < len(line):
+            said = f"line {number} of {name} has more than {most >> 20} MiB. Break it into lines"
+            raise DifflmError(f"{said}, or train on pieces of it: chunk=256.")
         if b"\0" in line:
             raise DifflmError(f"line {number} of {name} has NUL characters, as UTF-16 has. Save the file as UTF-8.")
         try:
@@ -243,7 +248,7 @@ def known_columns(path: Path, kind: str, count: int = 1) -> tuple[str, ...]:
 
 def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield line numbers and rows; the first row has the columns' names."""
-    csv.field_size_limit(2**31 - 1)  # the module's own limit of 128 KiB is shorter than some texts
+    csv.field_size_limit(MOST_LINE)  # the module's own limit of 128 KiB is shorter than some texts
     rows = csv.reader((line for _, line in read_lines(path)), strict=True)
     try:
         for number, row in enumerate(rows):

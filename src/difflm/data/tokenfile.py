@@ -5,6 +5,7 @@ import math
 import mmap
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,11 +23,20 @@ from difflm.data.texts import LONGEST, MOST_CHARACTERS, MOST_TOKENS, Example, cu
 from difflm.data.tokenizers import END, PAD, Tokenizer
 from difflm.errors import DifflmError
 from difflm.machine import is_on
-from difflm.runtime.files import explain_write_errors, read_json, sync_directory, sync_file, write_json
+from difflm.runtime.files import (
+    check_regular,
+    explain_write_errors,
+    read_checked,
+    sync_directory,
+    sync_file,
+    write_checked,
+)
 
 Ints = NDArray[np.int64]
 _OFFSET = np.dtype("<u8")
 PACK = " Methods that pack cut them: method=mdlm rows=packed."
+ADVICE = "Delete the directory; it will be made again."
+READ = 1 << 20  # bytes of a file that are summed at a time
 HELD = 0.99  # share of the texts that must fit a size chosen from them
 
 
@@ -35,6 +45,7 @@ def source_fingerprint(path: Path) -> dict[str, Any]:
     directory, that of each file."""
     if path.is_dir():
         return {"files": {file.name: source_fingerprint(file) for file in text_files(path)}}
+    check_regular(path)
     try:
         stat = path.stat()
         with path.open("rb") as file:
@@ -86,7 +97,7 @@ class TokenColumn:
 @dataclass(frozen=True, eq=False)
 class TokenFile(TokenColumn):
     """A corpus as a directory: `ids.bin` and `offsets.bin` of its texts, `source_ids.bin` and `source_offsets.bin` of
-    their sources where they have some, `continues.bin` where texts were cut, and `meta.json`."""
+    their sources where they have some, `continues.bin` where texts were cut, and `meta.json` with their checksums."""
 
     sources: TokenColumn | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -107,23 +118,32 @@ class TokenFile(TokenColumn):
             fresh.mkdir()
             sizes = _write(fresh, examples, tokenizer, [END] if origin.get("ended") else [])
             meta = {**sizes, "tokenizer": tokenizer.fingerprint(), "source": origin}
-            write_json(fresh / "meta.json", meta)
+            write_checked(fresh / "meta.json", meta)
             if directory.exists():
                 directory.rename(temporary / "old")
             fresh.rename(directory)
-            sync_directory(directory.parent)
-        return cls.open(directory)
+            for folder in (directory.parent, directory.parent.parent):  # the first may be new
+                sync_directory(folder)
+        return cls._map(directory, meta)
 
     @classmethod
     def open(cls, directory: Path) -> "TokenFile":
-        meta = read_json(directory / "meta.json")
+        """Open the tokens of a run. Each file is read once, to compare its checksum; those of earlier versions have
+        none."""
+        meta = read_checked(directory / "meta.json", ADVICE)
+        return cls._map(directory, meta, check=True)
+
+    @classmethod
+    def _map(cls, directory: Path, meta: Mapping[str, Any], check: bool = False) -> "TokenFile":
         try:
+            sums = meta.get("crc32", {}) if check else {}
+            if wrong := [name for name, crc32 in sums.items() if sum_file(directory / name) != crc32]:
+                raise DifflmError(f"{directory / wrong[0]} is damaged: its checksum is wrong. {ADVICE}")
             sources = TokenColumn(*_map_column(directory, meta, "source_")) if "source_tokens" in meta else None
             continues = _map_file(directory / "continues.bin", np.dtype(bool)) if meta.get("cut") else None
             return cls(*_map_column(directory, meta, ""), sources, meta, continues)
-        except (KeyError, TypeError, ValueError, OSError):
-            advice = "Delete the directory; it will be made again."
-            raise DifflmError(f"the tokens in {directory} are damaged. {advice}") from None
+        except (AttributeError, KeyError, TypeError, ValueError, OSError):
+            raise DifflmError(f"the tokens in {directory} are damaged. {ADVICE}") from None
 
     @staticmethod
     def remove_leftovers(directory: Path) -> None:
@@ -134,6 +154,13 @@ class TokenFile(TokenColumn):
     def matches(self, tokenizer: Tokenizer, origin: dict[str, Any]) -> bool:
         """Whether the tokens were made from the same file with the same tokenizer."""
         return (self.meta.get("tokenizer"), self.meta.get("source")) == (tokenizer.fingerprint(), origin)
+
+    def check_ids(self, tokenizer: Tokenizer, directory: Path) -> None:
+        """Refuse tokens of an earlier version, which have no checksum, if the tokenizer does not have them all."""
+        sides = [(self, tokenizer), *([(self.sources, tokenizer.for_sources)] if self.sources else [])]
+        for column, side in sides if "crc32" not in self.meta else ():
+            if max(int(column.ids[k : k + READ].max()) for k in range(0, len(column.ids), READ)) >= side.size:
+                raise DifflmError(f"the tokens in {directory} are damaged. {ADVICE}")
 
     @property
     def complete(self) -> bool:
@@ -174,11 +201,23 @@ class TokenFile(TokenColumn):
             self.sources.release_pages()
 
 
-def _map_column(directory: Path, meta: dict[str, Any], prefix: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def sum_file(path: Path) -> int:
+    """CRC-32 of a file, at some 1 GB/s."""
+    total = 0
+    check_regular(path)
+    with path.open("rb") as file:
+        while part := file.read(READ):
+            total = zlib.crc32(part, total)
+    return total
+
+
+def _map_column(directory: Path, meta: Mapping[str, Any], prefix: str) -> tuple[NDArray[Any], NDArray[Any]]:
     ids = _map_file(directory / f"{prefix}ids.bin", np.dtype(meta["dtype"]))
     offsets = _map_file(directory / f"{prefix}offsets.bin", _OFFSET)
     total = meta[f"{prefix}tokens"]
-    if len(ids) != total or len(offsets) != meta["count"] + 1 or int(offsets[-1]) != total:
+    if len(ids) != total or len(offsets) != meta["count"] + 1 or (offsets[0], offsets[-1]) != (0, total):
+        raise ValueError
+    if (offsets[1:] < offsets[:-1]).any():
         raise ValueError
     return ids, offsets
 
@@ -189,14 +228,27 @@ def _map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
 
 
+class _SummedFile:
+    """A file that is written once, synchronised, and summed on the way (`sum_file`)."""
+
+    def __init__(self, stack: ExitStack, path: Path) -> None:
+        self.name, self.crc32, self.file = path.name, 0, stack.enter_context(path.open("wb"))
+
+    def write(self, data: bytes | bytearray) -> None:
+        self.file.write(data)
+        self.crc32 = zlib.crc32(data, self.crc32)
+
+    def sync(self) -> None:
+        self.file.flush()
+        sync_file(self.file.fileno())
+
+
 class _ColumnWriter:
     """Writes one column of a token file."""
 
     def __init__(self, stack: ExitStack, directory: Path, prefix: str, dtype: np.dtype[Any]) -> None:
         self.prefix, self.dtype, self.total = prefix, dtype, 0
-        self.ids, self.offsets = (
-            stack.enter_context((directory / f"{prefix}{name}.bin").open("wb")) for name in ("ids", "offsets")
-        )
+        self.ids, self.offsets = (_SummedFile(stack, directory / f"{prefix}{name}.bin") for name in ("ids", "offsets"))
         self.offsets.write(np.zeros(1, _OFFSET).tobytes())
 
     def write(self, encoded: list[list[int]]) -> None:
@@ -205,11 +257,6 @@ class _ColumnWriter:
         self.ids.write(flat.tobytes())
         self.offsets.write((self.total + lengths.cumsum()).astype(_OFFSET).tobytes())
         self.total += len(flat)
-
-    def sync(self) -> None:
-        for file in (self.ids, self.offsets):
-            file.flush()
-            sync_file(file.fileno())
 
 
 def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, behind: list[int]) -> dict[str, Any]:
@@ -230,14 +277,17 @@ def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, b
             count += len(encoded[0])
             for column, rows in zip(columns, encoded, strict=True):
                 column.write([ids + behind for ids in rows] if behind else rows)
-        for column in columns:
-            column.sync()
+        files = [file for column in columns for file in (column.ids, column.offsets)]
+        if cut := any(continues):
+            files.append(_SummedFile(stack, directory / "continues.bin"))
+            files[-1].write(continues)
+        for file in files:
+            file.sync()
     if not columns or not columns[0].total:
         raise DifflmError("there are no texts to train on.")
-    if cut := any(continues):
-        (directory / "continues.bin").write_bytes(continues)
     sizes = {f"{column.prefix}tokens": column.total for column in columns}
-    return {"count": count, "dtype": dtype.str, **sizes, **({"cut": True} if cut else {})}
+    sums = {file.name: file.crc32 for file in files}
+    return {"count": count, "dtype": dtype.str, **sizes, **({"cut": True} if cut else {}), "crc32": sums}
 
 
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:

@@ -23,9 +23,9 @@ from difflm.controls import (
     WordCount,
     parse_control,
 )
-from difflm.errors import DifflmError, UsageError, explain_faults
+from difflm.data.texts import check_readable, read_lines
+from difflm.errors import UsageError, explain_faults
 from difflm.models.sampling import SETTINGS
-from difflm.runtime.files import check_regular
 
 if TYPE_CHECKING:
     from difflm.controls.plan import Edit
@@ -161,16 +161,8 @@ class Request(BaseModel):
 
 def read_requests(path: Path) -> list[Request]:
     """Read one JSON object per line; an error names its line, before anything is generated."""
-    check_regular(path)
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # strings in JSON may contain other line separators
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist.") from None
-    except OSError as error:
-        raise DifflmError(f"cannot read {path}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise DifflmError(f"{path} is not UTF-8 text.") from None
-    found = [parse_request(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    check_readable(path)
+    found = [parse_request(line, f"{path}, line {number}") for number, line in read_lines(path) if line.strip()]
     if not found:
         raise UsageError(f'{path} holds no request. Write one JSON object per line, such as {{"length": 14}}.')
     return found

@@ -15,7 +15,7 @@ from difflm.generation.jobs import check_device, check_dtype, check_eight_bits, 
 from difflm.models.base import LanguageModel
 from difflm.models.inference import Inference
 from difflm.models.open_models import find_open_model, load_open_model
-from difflm.runtime.files import explain_write_errors, write_json
+from difflm.runtime.files import OF_WEIGHTS, explain_write_errors, write_checked
 from difflm.runtime.hub import fetch_from_hub, is_hub_name, push_to_hub
 from difflm.training.checkpoints import save_weights
 from difflm.training.model_card import write_card
@@ -23,7 +23,6 @@ from difflm.training.run import KEYS, check_base, find_run, load_run
 
 BESIDE = ("metrics.jsonl", "tags.json")  # files of a run that are not needed to load its weights
 GUIDE_FILES = ("*.json", "*.safetensors")
-OF_WEIGHTS = ("sha256", "base")  # keys of a config that describe the file of weights
 
 
 class Pretrained:
@@ -118,7 +117,8 @@ class Pretrained:
 
     def _write_run(self, run: Path) -> None:
         run.mkdir()
-        write_json(run / "config.json", {key: value for key, value in self.config.items() if key not in OF_WEIGHTS})
+        left_out = (*OF_WEIGHTS, "base")  # keys that describe the file of weights
+        write_checked(run / "config.json", {key: value for key, value in self.config.items() if key not in left_out})
         self.tokenizer.save(run / "tokenizer.json")
         save_weights(run, self.model.state_dict())
         for name in BESIDE:

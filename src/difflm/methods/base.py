@@ -64,7 +64,7 @@ def build_lengths(texts: TextSpec, hidden: int, known: Lengths) -> "DrawnLength"
 class Method(BaseModel):
     """A paper's choices as fields, and `build`, which turns them into a model."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: ClassVar[str]
     paper: ClassVar[str]

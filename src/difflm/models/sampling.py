@@ -26,7 +26,7 @@ def setting(
     return Field(description=help, json_schema_extra=about, **ends)
 
 
-@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Sampling:
     """How text is made. A method holds its own defaults; a request changes some of them."""
 

@@ -1,11 +1,12 @@
 """Atomic writes, directory locks, and file errors that say what to do."""
 
 import errno
+import hashlib
 import json
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,13 @@ except ImportError:  # everywhere else
     msvcrt = None  # type: ignore[assignment]
 
 LOCK = ".lock"
+FORMAT = 2  # of JSON files that hold a checksum of their contents
+CHECKSUM = "checksum"
+OF_WEIGHTS = ("sha256", "next_sha256")  # checksums of the file beside a JSON file; the second while it is replaced
+MOST_JSON = 1 << 28  # bytes of a JSON file that is read at once: tokenizers have some ten million
+AGAIN, INSTALL = "Copy or train it again.", "Install difflm again."  # what to do with a damaged file
 TEMPORARY = ".difflm-tmp"  # the end of the names of files that are being written
+_locks: dict[Path, int] = {}  # open handles of the lock files of directories that this process has locked
 LOCKED_BYTE = 1 << 30  # Windows locks bytes, which then cannot be read: one after the text
 
 
@@ -92,6 +99,13 @@ def sync_directory(directory: Path) -> None:
             os.close(handle)
 
 
+def sync_path(path: Path) -> None:
+    """Make the lines of a file outlive a power cut, and its name."""
+    with explain_write_errors(path), path.open("rb+") as file:
+        sync_file(file.fileno())
+    sync_directory(path.parent)
+
+
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write the whole file or nothing."""
     with replace_atomically(path) as temporary:
@@ -106,7 +120,7 @@ def locked(directory: Path) -> Iterator[None]:
     The lock file only names the holder. Directories that were created here and are still empty are removed."""
     created = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     with explain_write_errors(directory):
-        handle = _acquire_lock(directory)
+        _locks[directory] = _acquire_lock(directory)
     for folder in created:
         sync_directory(folder.parent)
     try:
@@ -115,12 +129,30 @@ def locked(directory: Path) -> Iterator[None]:
                 left.unlink()
         yield
     finally:
+        handle = _locks.pop(directory)
         with suppress(PermissionError):  # Windows removes no open file; what counts is the lock, not the file
-            (directory / LOCK).unlink(missing_ok=True)  # before it is released: the next holder creates its own
+            if _is_lock(directory, handle):
+                (directory / LOCK).unlink(missing_ok=True)  # before it is released: the next holder creates its own
         os.close(handle)
         with suppress(OSError):  # not empty
             for folder in created:
                 folder.rmdir()
+
+
+def keep_lock(directory: Path) -> None:
+    """Lock a directory again if somebody has removed its lock file; raise an error if another process has locked it in
+    between."""
+    if (handle := _locks.get(directory)) is not None and not _is_lock(directory, handle):
+        with explain_write_errors(directory):
+            _locks[directory] = _acquire_lock(directory)
+        os.close(handle)
+
+
+def _is_lock(directory: Path, handle: int) -> bool:
+    """Whether an open file is the lock file of a directory, and not one that was removed."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), (directory / LOCK).stat())
+    return False
 
 
 def _acquire_lock(directory: Path) -> int:
@@ -130,7 +162,7 @@ def _acquire_lock(directory: Path) -> int:
     while True:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         except FileNotFoundError:  # the last holder has just removed the directory, or it cannot be created (/proc)
             missing += 1
             if missing == 100:
@@ -142,11 +174,10 @@ def _acquire_lock(directory: Path) -> int:
                 raise DifflmError(
                     f"{directory} is in use: {holder} is writing there. Wait until it ends, or choose another --out."
                 )
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), path.stat()):
-                    os.ftruncate(handle, 0)
-                    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
-                    return handle
+            if _is_lock(directory, handle):
+                os.ftruncate(handle, 0)
+                os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                return handle
             os.close(handle)  # the last holder has removed this file: other processes would lock a new one
         except BaseException:
             os.close(handle)
@@ -173,6 +204,12 @@ def try_lock(handle: int) -> bool:
     return True
 
 
+def refuse_links(directory: Path, names: Iterable[str]) -> None:
+    """Refuse a directory in which some of the names that will be written are links: writing would follow them."""
+    if found := [directory / name for name in names if (directory / name).is_symlink()]:
+        raise UsageError(f"{found[0]} is a link, which writing there would follow. Remove it, or choose another --out.")
+
+
 def check_regular(path: Path) -> None:
     """Refuse a named pipe or a device, which may never answer or never end. The pipe of a shell's `<(command)` has no
     name, and is fine."""
@@ -188,11 +225,44 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     check_regular(path)
     try:
+        if path.stat().st_size > MOST_JSON:
+            raise ValueError(f"it has more than {MOST_JSON:,} bytes")
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DifflmError(f"{path} does not exist.") from None
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, not JSON, a number of 5,000 digits
         raise DifflmError(f"{path} is not a readable JSON file ({error}).") from None
+
+
+def write_checked(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object with its format and a checksum of its contents, which `read_checked` compares."""
+    whole = json.loads(json.dumps({**value, "format": FORMAT}))
+    write_json(path, {"format": FORMAT, **whole, CHECKSUM: hash_json(whole)})
+
+
+def read_checked(path: Path, advice: str = AGAIN) -> Any:
+    """Read a JSON file without its checksum; a wrong or missing one is refused. Files of earlier versions (format 1, or
+    none) have no checksum and are not checked, nor are those whose checksum somebody has set to null."""
+    value = read_json(path)
+    if isinstance(value, dict) and (CHECKSUM in value or value.get("format") == FORMAT):
+        found = value.pop(CHECKSUM, "")
+        if found is not None and found != hash_json(value):
+            own = f"If you changed it yourself, set its {CHECKSUM} to null."
+            raise DifflmError(f"{path} is damaged: its checksum is wrong. {advice} {own}")
+    return value
+
+
+def hash_json(value: Mapping[str, Any]) -> str:
+    """SHA-256 of the contents of a JSON object, whatever the order of its keys and its white space."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def check_sha256(path: Path, config: Mapping[str, Any], advice: str = AGAIN) -> None:
+    """Refuse a file that is not the one its JSON file was written for; those of earlier versions have no checksum."""
+    known = [config[key] for key in OF_WEIGHTS if key in config]
+    with path.open("rb") as file:
+        if (known or config.get("format") == FORMAT) and hashlib.file_digest(file, "sha256").hexdigest() not in known:
+            raise DifflmError(f"{path} is damaged: its checksum is not the one that was saved with it. {advice}")
 
 
 def append_line(path: Path, line: str) -> None:

@@ -16,17 +16,23 @@ from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 from difflm.errors import DifflmError
-from difflm.runtime.files import check_regular, write_atomic
+from difflm.runtime.files import AGAIN, check_regular, write_atomic
+
+
+def encode_tensors(tensors: Mapping[str, Tensor]) -> tuple[bytes, str]:
+    """The contents of a file of tensors, and its SHA-256, which is stored in the JSON file next to it."""
+    data = save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()})
+    return data, hashlib.sha256(data).hexdigest()
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write a file of tensors, and return its SHA-256, which is stored in the JSON file next to it."""
-    data = save({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()})
+    """Write a file of tensors, and return its SHA-256."""
+    data, sha256 = encode_tensors(tensors)
     write_atomic(path, data)
-    return hashlib.sha256(data).hexdigest()
+    return sha256
 
 
-def load_tensors(path: Path, advice: str = "Copy or train it again.") -> dict[str, Tensor]:
+def load_tensors(path: Path, advice: str = AGAIN) -> dict[str, Tensor]:
     """Load all tensors of a file. The error for a truncated, foreign or broken file says which it is."""
     check_regular(path)
     try:
@@ -40,13 +46,6 @@ def load_tensors(path: Path, advice: str = "Copy or train it again.") -> dict[st
         if not tensor.isfinite().all():
             raise DifflmError(f"{path} holds NaN or infinity in {name}. {advice}")
     return tensors
-
-
-def check_sha256(path: Path, config: Mapping[str, Any], advice: str = "Copy or train it again.") -> None:
-    """Refuse a file of tensors that is not the one its JSON file was written for; older ones have no checksum."""
-    with path.open("rb") as file:
-        if "sha256" in config and config["sha256"] != hashlib.file_digest(file, "sha256").hexdigest():
-            raise DifflmError(f"{path} is damaged: its checksum is not the one that was saved with it. {advice}")
 
 
 SCALE = ".scale"

@@ -12,8 +12,17 @@ import torch
 from torch import Tensor
 
 from difflm.errors import DifflmError
-from difflm.runtime.files import explain_write_errors, read_json, sync_directory, write_json
-from difflm.runtime.tensors import check_sha256, load_tensors, save_tensors
+from difflm.runtime.files import (
+    AGAIN,
+    OF_WEIGHTS,
+    check_sha256,
+    explain_write_errors,
+    read_checked,
+    sync_directory,
+    write_atomic,
+    write_checked,
+)
+from difflm.runtime.tensors import encode_tensors, load_tensors, save_tensors
 
 KEEP = 2  # checkpoints kept on disk
 
@@ -21,7 +30,7 @@ KEEP = 2  # checkpoints kept on disk
 def advise_resume(run: Path) -> str:
     """Advice for a run whose weights are damaged: resume from its newest complete checkpoint, if there is one."""
     newest = newest_checkpoint(run)
-    return f"Resume from {newest} with --resume." if newest else "Copy or train it again."
+    return f"Resume from {newest} with --resume." if newest else AGAIN
 
 
 def checkpoint_steps(run: Path) -> list[int]:
@@ -61,7 +70,7 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
 def finish_checkpoint(run: Path, temporary: Path, target: Path, state: Mapping[str, Any]) -> None:
     """Write the state next to the tensors and make the checkpoint visible; then delete the oldest and later ones."""
     with explain_write_errors(target):
-        write_json(temporary / "state.json", state)
+        write_checked(temporary / "state.json", state)
         shutil.rmtree(target, ignore_errors=True)
         temporary.replace(target)
         sync_directory(target.parent)
@@ -79,7 +88,7 @@ def shard_name(number: int, count: int) -> str:
 def read_whole_config(run: Path) -> dict[str, Any]:
     """The config of a run; {} if there is none, or if it is damaged, since it will be written again."""
     try:
-        config = read_json(run / "config.json")
+        config = read_checked(run / "config.json")
     except DifflmError:
         return {}
     return config if isinstance(config, dict) else {}
@@ -88,23 +97,24 @@ def read_whole_config(run: Path) -> dict[str, Any]:
 def write_config(run: Path, config: Mapping[str, Any]) -> None:
     """Write the config of a run whose weights do not change: their checksum is kept."""
     before = read_whole_config(run)
-    write_json(run / "config.json", {**config, **{key: before[key] for key in ("sha256",) if key in before}})
+    write_checked(run / "config.json", {**config, **{key: before[key] for key in OF_WEIGHTS if key in before}})
 
 
 def save_weights(run: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write the weights of a run, and their checksum into its config. While they are replaced the config has no
-    checksum, so a process that is killed in between leaves no wrong one."""
-    config = read_whole_config(run)
-    if config.pop("sha256", None):
-        write_json(run / "config.json", config)
-    sha256 = save_tensors(run / "model.safetensors", tensors)
+    """Write the weights of a run, and their checksum into its config. While they are replaced the config has both
+    checksums, so a process that is killed in between leaves weights that can be loaded, and are checked."""
+    data, sha256 = encode_tensors(tensors)
+    config = {key: value for key, value in read_whole_config(run).items() if key != "next_sha256"}
     if config:
-        write_json(run / "config.json", {**config, "sha256": sha256})
+        write_checked(run / "config.json", {**config, "next_sha256": sha256})
+    write_atomic(run / "model.safetensors", data)
+    if config:
+        write_checked(run / "config.json", {**config, "sha256": sha256})
     return sha256
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    state = read_json(path / "state.json")
+    state = read_checked(path / "state.json", "Start the run again.")
     if not is_state(state) or path.name != f"step-{state['step']}":
         raise DifflmError(f"{path}/state.json does not describe a checkpoint.")
     advice = "Start the run again."

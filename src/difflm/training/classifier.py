@@ -23,13 +23,13 @@ from difflm.errors import DifflmError, UsageError
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import NO_WORDS, LanguageModel, Losses, Trainable, training_noise
 from difflm.models.diffusion import DiffusionModel
-from difflm.runtime.files import read_json
-from difflm.runtime.tensors import SkipInit, check_sha256, load_into, load_tensors
+from difflm.runtime.files import FORMAT, check_sha256, read_checked
+from difflm.runtime.tensors import SkipInit, load_into, load_tensors
 from difflm.training import fit
 from difflm.training.checkpoints import advise_resume
 from difflm.training.left_out import count_left_out
 from difflm.training.recipe import Recipe
-from difflm.training.run import FORMAT, NOT_A_MODEL, load_run
+from difflm.training.run import FORMATS, NOT_A_MODEL, load_run
 from difflm.training.trainer import Outcome, Watcher
 
 TIMES = 5  # the random stream of times
@@ -168,7 +168,7 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
     if isinstance(guided, Autoregressive):
         labels = labels_of_prefixes(labels, tokens, guided.longest)
     kept, held = split(selection.kept, len(tokens), recipe.seed)
-    begun = read_json(setup.out / "config.json") if setup.resume else None
+    begun = read_checked(setup.out / "config.json") if setup.resume else None
     if begun is not None and not matches_model(view, begun.get("signature", [])):
         raise DifflmError(f"the model that {setup.out} guides has changed: train the classifier again.")
     fit.report_left_out(setup, selection, held)
@@ -276,7 +276,7 @@ def count_words(classifier: Classifier, tokens: TokenFile, kept: Ints, found: li
 def heads_of(folder: Path) -> set[str] | None:
     """Names of the labels that the classifier in a directory knows; None if it cannot be read."""
     try:
-        config = read_json(folder / "config.json")
+        config = read_checked(folder / "config.json")
         return {folder.resolve().name} if "model_type" in config else {one["name"] for one in config["labels"]}
     except (DifflmError, KeyError, TypeError):
         return None
@@ -290,14 +290,14 @@ def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> Classifier
     if not (folder / "config.json").is_file():
         what = "holds no classifier" if folder.exists() else "does not exist"
         raise UsageError(f"{folder} {what}. Give the directory that `difflm train classifier` wrote.")
-    config = read_json(folder / "config.json")
+    config = read_checked(folder / "config.json")
     if isinstance(config, dict) and "model_type" in config:
         if isinstance(guided, Autoregressive) or not guided.codec.predicts_tokens:
             raise UsageError(
                 f"{folder}: a sentence classifier guides diffusion models that predict words; not this one."
             )
         return load_sentence_classifier(folder, tokenizer).to(guided.codec.bias.device)
-    if not isinstance(config, dict) or config.get("format") != FORMAT or config.get("method") != "classifier":
+    if not isinstance(config, dict) or config.get("format") not in FORMATS or config.get("method") != "classifier":
         raise DifflmError(f"{folder} does not hold a classifier that difflm wrote.")
     path, advice = folder / "model.safetensors", advise_resume(folder)
     tensors = load_tensors(path, advice)

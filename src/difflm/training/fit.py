@@ -46,16 +46,16 @@ from difflm.models.diffusion import DiffusionModel
 from difflm.models.flow_map import FlowMapModel
 from difflm.networks import Transformer
 from difflm.runtime.distributed import current
-from difflm.runtime.files import locked, write_json
+from difflm.runtime.files import FORMAT, locked, refuse_links, write_checked
 from difflm.runtime.tensors import SkipInit
-from difflm.training.checkpoints import newest_checkpoint, write_config
+from difflm.training.checkpoints import newest_checkpoint, read_whole_config, write_config
 from difflm.training.counts import count_neighbours, count_overlap, histograms, pair_lengths
 from difflm.training.left_out import advise_longest, count_left_out, round_up
 from difflm.training.pace import choose_steps
 from difflm.training.packed import pack_texts
 from difflm.training.recipe import Recipe, check_init
 from difflm.training.resuming import Changes, check_same_recipe, record_changes
-from difflm.training.run import FORMAT, bundled_runs, find_run, load_run
+from difflm.training.run import WRITTEN, bundled_runs, find_run, load_run
 from difflm.training.sharding import check_shares
 from difflm.training.trainer import Figure, Outcome, Trainer, Watcher
 from difflm.training.vocabulary import Note, build_tokenizer, report_reading
@@ -97,6 +97,7 @@ class Prepared:
     held_out: list[Batch]
     figure: Figure
     config: dict[str, Any]
+    tokenizer: Tokenizer | None = None  # that it holds itself
 
 
 def train_run(
@@ -126,6 +127,8 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
             setup = replace(setup, recipe=recipe)
         elif processes.first and ((out / "config.json").exists() or newest_checkpoint(out)):
             raise UsageError(f"{out} already holds a run. Continue it with --resume or choose another --out.")
+        elif processes.first:
+            refuse_links(out, WRITTEN)
         with remove_on_failure(out, keep=setup.resume):  # also set for the other processes
             ready = prepare(setup)
             if not ready.recipe.steps:
@@ -138,11 +141,14 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
                 trainer.resume(setup.note)
             if processes.first:
                 record_changes(changes, trainer.step, ready.recipe.steps, out, setup.note)
-                write_json(out / "recipe.json", ready.recipe.model_dump())
+                write_checked(out / "recipe.json", ready.recipe.model_dump())
                 write_config(out, ready.config)
         outcome = trainer.fit(ready.batches, ready.held_out, watcher)
         if processes.first:
-            write_json(out / "config.json", {**ready.config, **outcome.summary()})
+            write_checked(out / "config.json", {**ready.config, **outcome.summary()})
+            if ready.tokenizer is not None and not (out / "tokenizer.json").exists():
+                ready.tokenizer.save(out / "tokenizer.json")
+                setup.note(f"{out}/tokenizer.json was removed during training; it is written again", WARN)
         return outcome
 
 
@@ -154,12 +160,15 @@ def prepare_model(setup: Setup) -> Prepared:
             setup.out / "tokenizer.json"
         )
     tokenizer = Tokenizer.load(setup.out / "tokenizer.json")
+    own = tokenizer.fingerprint()
+    if setup.resume and read_whole_config(setup.out).get("tokenizer", own) != own:
+        raise DifflmError(f"{setup.out}/tokenizer.json is damaged: the run was started with another. Copy it again.")
     tokens = read_tokens(setup, tokenizer, "train")
     setup = replace(setup, recipe=choose_sizes(setup, tokenizer, tokens))
     recipe, method = setup.recipe, setup.recipe.build_method()
     torch.manual_seed(recipe.seed)
-    own = tokenizer.for_sources.size if recipe.source_words == "own" else 0
-    model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, own, tokenizer))
+    sources = tokenizer.for_sources.size if recipe.source_words == "own" else 0
+    model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, sources, tokenizer))
     if recipe.rows == "packed":
         return prepare_packed(setup, model, tokenizer, tokens, initial)
     limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest, model.room)
@@ -198,7 +207,8 @@ def prepare_model(setup: Setup) -> Prepared:
     noisy = {"vectors", "simplex"} & {*model.families} or model.whole_text
     others: Figure = "round_nats" if METHODS[recipe.method].family == "edits" else "masked_nats"
     unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else others
-    return Prepared(recipe, model, batches, validation, "nats_per_token" if model.likelihood else unlikely, config)
+    figure: Figure = "nats_per_token" if model.likelihood else unlikely
+    return Prepared(recipe, model, batches, validation, figure, config, tokenizer)
 
 
 def prepare_packed(
@@ -212,7 +222,7 @@ def prepare_packed(
     start_weights(setup, model, tokenizer, lengths, words, initial)
     batches, validation = texts.make_batches(recipe, VALIDATION_BATCHES)
     config = describe_run(recipe, model, tokenizer, texts.counts)
-    return Prepared(recipe, model, batches, validation, "nats_per_token", config)
+    return Prepared(recipe, model, batches, validation, "nats_per_token", config, tokenizer)
 
 
 def start_weights(
@@ -411,6 +421,7 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
         tokens = TokenFile.open(directory)
         same = tokens.matches(tokenizer, origin)
         if same and tokens.complete:
+            tokens.check_ids(tokenizer, directory)
             return tokens
         if setup.resume and not same:
             raise DifflmError(f"{recipe.data} changed since {out} was started: resuming would not repeat the run.")

@@ -7,7 +7,7 @@ from typing import Any
 
 from difflm.data.corpora import file_names
 from difflm.methods import METHODS
-from difflm.runtime.files import locked, parse_record, read_json, write_atomic, write_json
+from difflm.runtime.files import locked, parse_record, read_checked, write_atomic, write_checked
 
 DATASETS = {"e2e": "e2e_nlg"}  # names of corpora on the Hub
 
@@ -15,12 +15,12 @@ DATASETS = {"e2e": "e2e_nlg"}  # names of corpora on the Hub
 def finish_run(run: Path, command: str) -> None:
     """Add the command to the config of a trained run and write its card."""
     with locked(run):
-        write_json(run / "config.json", {**read_json(run / "config.json"), "command": command})
+        write_checked(run / "config.json", {**read_checked(run / "config.json"), "command": command})
         write_card(run)
 
 
 def write_card(run: Path) -> None:
-    write_atomic(run / "README.md", card(run.resolve().name, read_json(run / "config.json"), measured(run)))
+    write_atomic(run / "README.md", card(run.resolve().name, read_checked(run / "config.json"), measured(run)))
 
 
 def measured(run: Path) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def measured(run: Path) -> list[dict[str, Any]]:
 def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
     """The records of a run's metrics.jsonl; a line that a crash truncated is skipped."""
     path = run / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ()
     return filter(None, map(parse_record, lines))
 
 

@@ -14,8 +14,16 @@ from difflm.data.tokenizers import Bpe, Tokenizer
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.methods import METHODS
-from difflm.runtime.files import read_json
-from difflm.training.recipe import TOKENIZERS, Recipe, check, known_recipes, load_recipe, set_value, split_change
+from difflm.training.recipe import (
+    TOKENIZERS,
+    Recipe,
+    check,
+    known_recipes,
+    load_recipe,
+    read_recipe,
+    set_value,
+    split_change,
+)
 from difflm.training.run import find_run, find_start, read_config
 
 BASE = "own-text"  # the recipe that gives all other settings
@@ -198,9 +206,7 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
 
 def begun_recipe(out: Path, data: str, changes: Sequence[str]) -> Recipe:
     """The recipe of an existing run, with the settings chosen for it and these changes."""
-    if not (out / "recipe.json").exists():
-        raise UsageError(f"{out} holds no run to resume. Start it without --resume.")
-    values = {**read_json(out / "recipe.json"), "data": data}
+    values = {**read_recipe(out), "data": data}
     for key, value in map(split_change, changes):
         set_value(values, key, value)
     return check(values)

@@ -15,7 +15,7 @@ from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
 from difflm.data.texts import LONGEST, MOST_TOKENS
 from difflm.errors import DifflmError, UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
-from difflm.runtime.files import check_regular
+from difflm.runtime.files import check_regular, read_checked
 from difflm.training.run import initial_run
 
 TOKENIZERS = ("words", "bpe", "characters")  # those that are learned from texts
@@ -32,7 +32,7 @@ NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, 
 class Recipe(BaseModel):
     """Everything that determines a training run. The model's sizes are under `model`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     method: str
     model: dict[str, Any] = Field(default_factory=dict)
@@ -286,6 +286,17 @@ def check(values: Mapping[str, Any]) -> Recipe:
         return recipe
     except ValidationError as error:
         raise UsageError(_explain(error, values)) from None
+
+
+def read_recipe(run: Path) -> dict[str, Any]:
+    """The recipe of a run that is resumed, with the settings chosen for it, as values."""
+    path = run / "recipe.json"
+    if not path.exists():
+        raise UsageError(f"{run} holds no run to resume. Start it without --resume.")
+    found = read_checked(path)
+    if not isinstance(found, dict):
+        raise DifflmError(f"{path} does not hold a recipe.")
+    return {key: value for key, value in found.items() if key != "format"}
 
 
 def _read(name_or_path: str) -> dict[str, Any]:

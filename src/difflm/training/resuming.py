@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from difflm.errors import DifflmError, UsageError
-from difflm.runtime.files import append_line, parse_record, read_json, write_atomic
-from difflm.training.recipe import Recipe, check
+from difflm.errors import UsageError
+from difflm.runtime.files import append_line, check_regular, parse_record, write_atomic
+from difflm.training.recipe import Recipe, check, read_recipe
 
 CHANGEABLE = ("steps", "lr", "log")  # keys of a recipe that may change when a run is resumed
 PACE = ("steps", "warmup", "ema", "log_every", "save_every", "validate_every", "sample_every")  # chosen with the steps
@@ -18,13 +18,7 @@ Changes = dict[str, tuple[Any, Any]]  # the values before and now, by key
 def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
     """The recipe that a run is resumed with: the original one, with the sizes that were chosen from its texts, and
     deliberate changes."""
-    path = out / "recipe.json"
-    if not path.exists():
-        raise UsageError(f"{out} holds no run to resume. Start it without --resume.")
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise DifflmError(f"{path} does not hold a recipe.")
-    before = check(found)
+    before = check(read_recipe(out))
     sizes = {key: getattr(recipe, key) or getattr(before, key) for key in ("longest", "source_longest")}
     if not recipe.steps:
         sizes |= {key: getattr(before, key) for key in PACE}
@@ -59,6 +53,7 @@ def drop_records_after(metrics: Path, step: int) -> None:
         at = record.get("step")
         return bool(record) and (record.get("kind") not in REPEATED or (isinstance(at, int) and at <= step))
 
+    check_regular(metrics)
     if metrics.exists():
         lines = metrics.read_text(encoding="utf-8", errors="replace").split("\n")
         write_atomic(metrics, "".join(f"{line}\n" for line in lines if is_kept(line)))

@@ -14,7 +14,7 @@ from difflm.errors import DifflmError, UsageError, suggest
 from difflm.machine import is_on
 from difflm.methods import METHODS, TextSpec
 from difflm.models.sampling import Sampling
-from difflm.runtime.files import read_json
+from difflm.runtime.files import AGAIN, FORMAT, INSTALL, OF_WEIGHTS, check_sha256, read_checked
 
 if TYPE_CHECKING:
     import torch
@@ -22,11 +22,22 @@ if TYPE_CHECKING:
 
     from difflm.models.base import LanguageModel
 
-FORMAT = 1
+FORMATS = (1, FORMAT)  # 1: earlier versions, whose configs have no checksum
+WRITTEN = (  # what training writes into the directory of a run
+    *("config.json", "recipe.json", "tokenizer.json", "model.safetensors", "metrics.jsonl", "README.md", "wandb.json"),
+    *("data", "data/train", "data/valid", "checkpoints", "tensorboard"),
+)
 NOT_A_MODEL = (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError, AttributeError, AssertionError)
 ONE_BY_ONE = 8_000_000  # with more weights, a CPU gains little from batches of several texts (docs/log.md)
 # Keys of every config.
 KEYS = dict(model=dict, vocabulary=int, tokenizer=str, longest=int, parameters=int, sampling=dict, recipe=dict)
+COUNTS = ("texts", "held_out", "held_out_seen", "left_out", "repeated", "rows", "source_vocabulary")
+OPTIONAL = {
+    **dict.fromkeys(("format", *COUNTS), int),
+    **dict.fromkeys(("method", "command", "teacher", "language", *OF_WEIGHTS), str),
+    **dict.fromkeys(("trained", "gaps"), dict),
+    **dict(base=object, labels=list, whole_texts_held_out=bool, guidance=int | float),
+}
 
 
 def bundled_runs() -> dict[str, Path]:
@@ -37,7 +48,7 @@ def bundled_runs() -> dict[str, Path]:
 
 def find_start(language: str) -> str | None:
     """The bundled model that training on texts in a language ("en") can start from."""
-    configs = ((name, read_json(folder / "config.json")) for name, folder in bundled_runs().items())
+    configs = ((name, read_checked(folder / "config.json")) for name, folder in bundled_runs().items())
     return next((name for name, config in configs if config.get("language") == language), None)
 
 
@@ -63,12 +74,12 @@ def find_run(name_or_path: str | Path) -> Path:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    config = read_json(run / "config.json")
+    config = read_checked(run / "config.json", advise_config(run))
     if isinstance(config, dict) and "model_type" in config and "format" not in config:
         raise DifflmError(
             f"{run} is somebody else's model, not a run: difflm generate, score, evaluate, compare and studio take it."
         )
-    if not isinstance(config, dict) or config.get("format") != FORMAT or not isinstance(config.get("method"), str):
+    if not isinstance(config, dict) or config.get("format") not in FORMATS or not isinstance(config.get("method"), str):
         raise DifflmError(f"{run}/config.json was not written by this version of difflm.")
     if config["method"] not in METHODS:
         raise DifflmError(
@@ -79,9 +90,22 @@ def read_config(run: Path) -> dict[str, Any]:
         raise DifflmError(f"{run} is a classifier, not a model: difflm generate MODEL --guide {run}.")
     if missing := [key for key in KEYS if key not in config]:
         raise DifflmError(f"{run}/config.json lacks {missing[0]!r}: it is not the whole config of a run.")
-    if wrong := [key for key, kind in KEYS.items() if not isinstance(config[key], kind)]:
-        raise DifflmError(f"{run}/config.json: {wrong[0]!r} is not of the type {KEYS[wrong[0]].__name__}.")
+    check_keys(config, f"{run}/config.json")
     return config
+
+
+def advise_config(run: Path) -> str:
+    return INSTALL if run in bundled_runs().values() else AGAIN
+
+
+def check_keys(config: Mapping[str, Any], name: str) -> None:
+    """Refuse keys that no config has, and values of another type."""
+    kinds: dict[str, Any] = KEYS | OPTIONAL
+    for key, value in config.items():
+        if key not in kinds:
+            raise DifflmError(f"{name}: unknown key {key!r}. {suggest(key, kinds)}".rstrip())
+        if not isinstance(value, kinds[key]):
+            raise DifflmError(f"{name}: {key!r} is not of the type {getattr(kinds[key], '__name__', 'float')}.")
 
 
 def initial_run(name_or_path: str | Path) -> dict[str, Any]:
@@ -116,10 +140,10 @@ def check_base(run: Path, config: Mapping[str, Any]) -> tuple[str, str]:
 
 def add_to_base(weights: "Mapping[str, Tensor]", name: str, sha256: str) -> "dict[str, Tensor]":
     """Add weights that were stored as differences to those of a bundled run; what they lack is as in that run."""
-    from difflm.runtime.tensors import check_sha256, load_tensors
+    from difflm.runtime.tensors import load_tensors
 
     path = bundled_runs()[name] / "model.safetensors"
-    check_sha256(path, {"sha256": sha256}, "Install difflm again.")
+    check_sha256(path, {"sha256": sha256}, INSTALL)
     base = load_tensors(path)
     return base | {
         key: weight if key not in base or base[key].shape != weight.shape else base[key].float() + weight.float()
@@ -135,7 +159,7 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
     run = find_run(name_or_path)
     config = read_config(run)
 
-    from difflm.runtime.tensors import BESIDE, SkipInit, check_sha256, load_into, load_tensors
+    from difflm.runtime.tensors import BESIDE, SkipInit, load_into, load_tensors
     from difflm.training.checkpoints import advise_resume
 
     tokenizer = Tokenizer.load(run / "tokenizer.json")

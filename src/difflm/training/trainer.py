@@ -22,7 +22,7 @@ from difflm.diffusion.precision import avoid_onednn
 from difflm.errors import DifflmError
 from difflm.models.base import LanguageModel, Likelihood, Losses, Trainable, sum_losses
 from difflm.runtime.distributed import current, on_loss
-from difflm.runtime.files import append_line
+from difflm.runtime.files import append_line, keep_lock, sync_path
 from difflm.runtime.stop_signals import catch_stop_signals
 from difflm.runtime.tensors import load_into
 from difflm.training.checkpoints import (
@@ -311,6 +311,10 @@ class Trainer:
         return {f"{part}.{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
 
     def save(self) -> None:
+        if self.processes.first:
+            keep_lock(self.run)
+            if (metrics := self.run / "metrics.jsonl").exists():
+                sync_path(metrics)
         state = {"step": self.step, "seconds": self.seconds, "validation": self.validation}
         if self.processes.shards:
             save_shards(self.processes, self.run, self.step, self.tensors(), state)

@@ -33,8 +33,10 @@ from difflm.app.console import Bar, complain, note, to_json
 from difflm.errors import UsageError
 from difflm.generation.requests import Request, generation_to_json, read_requests
 from difflm.models.sampling import FAMILIES, SETTINGS, option_name
-from difflm.runtime.files import check_place
+from difflm.runtime.files import check_place, check_regular
 from difflm.runtime.resumable import ResumableLines
+
+MOST_SCHEMA = 1 << 20  # bytes
 
 if TYPE_CHECKING:
     from difflm.app.live_view import TerminalView
@@ -171,12 +173,22 @@ def named_values(option: str, given: list[str]) -> dict[str, str]:
     return found
 
 
+def read_schema(path: Path) -> str:
+    """Read a file that should hold a schema, and no more of it than a schema has."""
+    check_regular(path)
+    with path.open("rb") as file:
+        data = file.read(MOST_SCHEMA + 1)
+    if len(data) > MOST_SCHEMA:
+        raise UsageError(f"{path} has more than {MOST_SCHEMA:,} bytes: that is no schema.")
+    return data.decode("utf-8-sig")
+
+
 def read_json(option: str, given: str) -> dict[str, Any]:
     """Read a JSON object from a file, or from the option itself."""
     inline = given.lstrip().startswith("{")
     name = "--json-schema" if inline else given
     try:
-        found = json.loads(given if inline else Path(given).read_text(encoding="utf-8-sig"))
+        found = json.loads(given if inline else read_schema(Path(given)))
     except OSError as error:
         raise UsageError(f"cannot read {name}: {error.strerror}.") from None
     except (ValueError, RecursionError):

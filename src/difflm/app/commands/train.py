@@ -148,9 +148,9 @@ def train_and_save(
 
 def report_classifier(guided: str, out: Path) -> None:
     """Report what was trained, and show an example request for it."""
-    from difflm.runtime.files import read_json
+    from difflm.runtime.files import read_checked
 
-    config = read_json(out / "config.json")
+    config = read_checked(out / "config.json")
     labels, trained = config["labels"], config["trained"]
     put_line(f"{out}: knows {', '.join(one['name'] for one in labels)}; {trained['steps']:,} steps.")
     asked = [["--label", f"{one['name']}={one['values'][1]}"] for one in labels if one["kind"] == "text"]

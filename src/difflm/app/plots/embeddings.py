@@ -18,7 +18,7 @@ from difflm.data.words import split_words
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.diffusion import DiffusionModel
-from difflm.runtime.files import read_json
+from difflm.runtime.files import read_checked
 from difflm.training.run import find_run
 
 Method = Literal["tsne", "pca"]
@@ -80,7 +80,7 @@ def word_tags(name_or_path: str, lm: TextDiffusion, words: Sequence[str]) -> Tag
     words one by one (not byte pairs). None: there is nothing to tag."""
     folder = find_run(name_or_path)
     if (folder / "tags.json").exists():
-        kept = read_json(folder / "tags.json")
+        kept = read_checked(folder / "tags.json")
         return Tags(kept["tags"], kept["tagger"])
     sentences = training_sentences(folder, lm)
     if not sentences and isinstance(lm.tokenizer, Bpe):
