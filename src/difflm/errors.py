@@ -59,6 +59,15 @@ def say_in_request(error: Exception) -> str:
     return rename_options(Exception.__str__(error), IN_REQUEST)
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be encoded: bytes that are not UTF-8, and JSON, may give half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class DifflmError(Exception):
     """The work failed; the command exits with code 1."""
 

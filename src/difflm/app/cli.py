@@ -21,6 +21,7 @@ from difflm.app.commands.studio import studio
 from difflm.app.commands.train import train
 from difflm.app.commands.translate import translate
 from difflm.app.console import complain
+from difflm.errors import is_unicode
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -51,6 +52,11 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without £ shows a question mark, not a traceback
+    given = sys.argv[1:] if argv is None else argv
+    for number, word in enumerate(given, 1):
+        if not is_unicode(word):
+            complain(f"argument {number} is not UTF-8: {word!r}. Set the terminal to UTF-8, or rename the file.")
+            return 2
     try:
         code = typer.main.get_command(app).main(args=argv, prog_name="difflm", standalone_mode=False)
     except SystemExit as left:
@@ -59,7 +65,6 @@ def main(argv: list[str] | None = None) -> int:
         if not hasattr(error, "format_message"):
             raise
         context = getattr(error, "ctx", None)
-        given = sys.argv[1:] if argv is None else argv
         complain(f"{explain_mistake(error, given)}\nTry: {context.command_path if context else 'difflm'} --help")
         return 2
     return code if isinstance(code, int) else 0

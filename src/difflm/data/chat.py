@@ -1,14 +1,18 @@
 """Chat templates: messages as the text that a model was trained to answer.
 
-A template is a program in Jinja's language that comes with a model, so it runs in Jinja's sandbox, as in other
-libraries: it reads the messages and writes a text, and nothing else."""
+A template is a program in Jinja's language that comes with a model. It runs in Jinja's sandbox, and in a process with
+limits on time and memory (`template_process.py`)."""
 
 import json
+import subprocess
+import sys
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from difflm.data import template_process
 from difflm.data.open_tokenizer import OpenTokenizer
 from difflm.errors import DifflmError, UsageError
 
@@ -24,6 +28,48 @@ def encode_messages(chat: "Chat | None", messages: Sequence[Message]) -> list[in
     return chat.encode(messages)
 
 
+class Template:
+    """A chat template in a process of its own, which is started again after it has exceeded its limits."""
+
+    def __init__(self, source: str, where: Path) -> None:
+        self.source, self.where, self._lock = source, where, threading.Lock()
+        self._start()
+
+    def render(self, **values: Any) -> str:
+        with self._lock:
+            if self._process.poll() is not None:
+                self._start()
+            answer = self._ask(values)
+        if "refused" in answer:
+            raise UsageError(f"the chat template of {self.where} refuses these messages: {answer['refused']}.")
+        if "error" in answer:
+            raise DifflmError(f"the chat template of {self.where} fails: {answer['error'].rstrip('.')}.")
+        return str(answer["text"])
+
+    def _start(self) -> None:
+        # -P: a file jinja2.py in the current directory is not the library.
+        program = [sys.executable, "-P", template_process.__file__]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(program, text=True, encoding="utf-8", **pipes)
+        weakref.finalize(self, self._process.communicate)  # it ends with its input
+        if "error" in (answer := self._ask({"template": self.source})):
+            raise DifflmError(f"the chat template of {self.where} cannot be read: {answer['error'].rstrip('.')}.")
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self._process.wait()
+            return {"error": f"it takes more than {template_process.SECONDS} seconds"}
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
 class Chat:
     """A template and the tokenizer for its output; `settings` are those of the tokenizer, whose special tokens a
     template may write. A prompt has at most `room` tokens."""
@@ -31,25 +77,9 @@ class Chat:
     def __init__(
         self, source: str, tokenizer: OpenTokenizer, settings: Mapping[str, Any], where: Path, room: int
     ) -> None:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        def refuse(message: str) -> None:
-            raise UsageError(f"the chat template of {where} refuses these messages: {message}.")
-
-        sandbox = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        sandbox.globals["raise_exception"] = refuse
-        sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # some templates state the date
-        sandbox.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
         spelt = {name: settings.get(name) or "" for name in TOKENS}
         self.tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in spelt.items()}
-        self.tokenizer, self.where, self.room = tokenizer, where, room
-        try:
-            self.template = sandbox.from_string(source)
-        except TemplateError as error:
-            raise DifflmError(f"the chat template of {where} cannot be read: {error}.") from None
+        self.tokenizer, self.room, self.template = tokenizer, room, Template(source, where)
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the messages, up to where the answer begins."""
@@ -69,11 +99,5 @@ class Chat:
         for message in messages:
             if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
                 raise UsageError(f"a message has a role ({', '.join(ROLES)}) and a content, which is text.")
-        try:
-            return self.template.render(
-                messages=messages, add_generation_prompt=True, enable_thinking=False, **self.tokens
-            )
-        except DifflmError:
-            raise
-        except Exception as error:  # a template may fail in any way
-            raise DifflmError(f"the chat template of {self.where} fails: {str(error).splitlines()[0]}.") from None
+        told = [dict(message) for message in messages]
+        return self.template.render(messages=told, add_generation_prompt=True, enable_thinking=False, **self.tokens)

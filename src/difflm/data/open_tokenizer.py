@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difflm.data.pretrained_tokenizer import make_encoder
+from difflm.data.pretrained_tokenizer import explain_library, make_encoder, unreadable
 from difflm.data.tokenizers import END, SPECIALS, UNK, Tokenizer, byte_alphabet
-from difflm.errors import DifflmError, UsageError
+from difflm.errors import DifflmError
 from difflm.runtime.files import read_json
 
 if TYPE_CHECKING:
@@ -80,10 +80,9 @@ def read_byte_pairs(vocabulary: Path, merges: Path, settings: Mapping[str, Any])
 
     lines = merges.read_text(encoding="utf-8").splitlines()
     pairs = [line.partition(" ") for line in lines if line and not line.startswith("#version")]
-    try:
-        encoder = Encoder(models.BPE(vocab=read_json(vocabulary), merges=[(left, right) for left, _, right in pairs]))
-    except Exception as error:
-        raise DifflmError(f"{vocabulary} and {merges.name} make no tokenizer: {str(error).splitlines()[0]}.") from None
+    known = read_json(vocabulary)
+    with explain_library(lambda reason: DifflmError(f"{vocabulary} and {merges.name} make no tokenizer: {reason}.")):
+        encoder = Encoder(models.BPE(vocab=known, merges=[(left, right) for left, _, right in pairs]))
     encoder.decoder = decoders.ByteLevel()
     if settings.get("tokenizer_class", "").startswith("GPT2"):
         encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -140,15 +139,14 @@ class OpenTokenizer(Tokenizer):
         return self._ours.get(number, UNK)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        try:
+        with explain_library(unreadable):  # such as an unknown word, if there is no token for it
             encoded = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
-        except Exception as error:  # such as an unknown word, if there is no token for it
-            raise UsageError(f"this tokenizer cannot read the texts: {str(error).splitlines()[0]}.") from None
         return [[self.our_id(number) for number in one.ids] for one in encoded]
 
     def encode_marked(self, text: str) -> list[int]:
         """Ids of a rendered chat template, whose marks are special tokens."""
-        found = self._marked_encoder.encode(text, add_special_tokens=False).ids
+        with explain_library(unreadable):
+            found = self._marked_encoder.encode(text, add_special_tokens=False).ids
         return [self.our_id(number) for number in found]
 
     def find_marks(self, text: str) -> list[str]:
@@ -158,7 +156,8 @@ class OpenTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         theirs = [self.theirs[i] for i in ids if i >= len(SPECIALS)]
-        text: str = self._encoder.decode(theirs, skip_special_tokens=False)
+        with explain_library(unreadable):
+            text: str = self._encoder.decode(theirs, skip_special_tokens=False)
         return text
 
     def tokens(self, ids: Iterable[int]) -> list[str]:

@@ -23,7 +23,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED, SURE
 from difflm.diffusion.samplers.loop import Frame
 from difflm.diffusion.timesteps import StepSpan
-from difflm.errors import UsageError, suggest
+from difflm.errors import DifflmError, UsageError, suggest
 from difflm.generation.texts import Draft as Draft
 from difflm.generation.texts import Generation as Generation
 from difflm.machine import is_on
@@ -34,10 +34,14 @@ from difflm.models.inference import Inference
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
 from difflm.networks import Transformer
 from difflm.runtime.float32 import avoid_float64
-from difflm.runtime.threads import IsStopped, run_parallel
+from difflm.runtime.threads import IsStopped, check_process, run_parallel
 
 MOST_TEXTS = 1_000_000
 LABEL_WEIGHT = 30.0  # of a label's nats beside those of all words, where candidates are compared by both (docs/log.md)
+NOT_A_NUMBER = (
+    "the model's answer is not a number, so there is no text: its weights are damaged, or too large for its dtype. "
+    "Load it again, or with --dtype float32."
+)
 SHOWN = 8  # how many unknown words a warning names
 FOREIGN = {  # why a model outside a family refuses its settings
     "vectors": "--{} is for models that diffuse word vectors, which this one does not.",
@@ -313,6 +317,7 @@ class BatchProgress:
     begun: float  # when the batch started
     ended: float | None  # the time of this step; None: a GPU is still computing it
     last: bool = False  # whether the batch is finished; its frame has been reported before
+    broken: torch.Tensor | None = None  # texts about which the model's answer is not a number, [B]
     copied: torch.cuda.Event | None = None  # recorded once the words are on the host, if they were copied ahead
 
     def seconds_since(self, begun: float) -> float:
@@ -325,6 +330,8 @@ class BatchProgress:
         them."""
         if self.copied is not None:
             self.copied.synchronize()
+        if self.broken is not None and self.broken.any():
+            raise DifflmError(NOT_A_NUMBER)
         rows, counted = self.batch.rows, self.frame.calls
         tokens = self.frame.tokens[: len(rows)].tolist()
         calls = [None] * len(rows) if counted is None else counted[: len(rows)].tolist()
@@ -333,8 +340,9 @@ class BatchProgress:
     def copy_to_host(self) -> "BatchProgress":
         """Start copying the words, so that the next batch on the GPU does not delay them."""
         tokens, copied = self.frame.tokens.to("cpu", non_blocking=True), torch.cuda.Event()
+        broken = None if self.broken is None else self.broken.to("cpu", non_blocking=True)
         copied.record()
-        return replace(self, frame=replace(self.frame, tokens=tokens), copied=copied)
+        return replace(self, frame=replace(self.frame, tokens=tokens), broken=broken, copied=copied)
 
 
 @dataclass(frozen=True)
@@ -373,6 +381,7 @@ def run_jobs(inference: Inference, jobs: Sequence[GenerationJob], in_order: bool
     """Yield steps of the batches of all jobs, as they are made; `in_order`: one batch after the other. Steps may differ
     between the jobs of a batch; jobs that differ in other settings, or in how strongly they are guided, have batches of
     their own."""
+    check_process()
     model = inference.model
     for owner, job in enumerate(jobs):
         job.rows = job.make_rows(model, owner)
@@ -411,7 +420,9 @@ def run_batch(
     steering = lead.steer(batch, parts) if decodes else steering_for(batch, parts, spans)
     steering = replace(steering, watched_steps=read, spans=spans)
     noise, sampling = Noise(batch.seeds, batch.samples), next(iter(own.values())).sampling
+    broken = None
     for frame in inference.stream(noise, batch.lengths, batch.width, sampling, steering):
+        broken = frame.is_broken() if broken is None else broken  # later, tokens may all be written
         if stopped() or not any(job.wanted() for job in own.values()):
             return
         for owner, part in batch.owners:
@@ -419,10 +430,12 @@ def run_batch(
                 count_rows(min(part.stop, len(batch.rows)) - part.start)  # the rest is padding
         finished = [owner for owner, n in steps.items() if n in early and n == frame.step + 1]
         if finished or watched:
-            yield BatchProgress(batch, frame, finished, begun, time.perf_counter() if on_cpu else None)
+            now = time.perf_counter() if on_cpu else None
+            yield BatchProgress(batch, frame, finished, begun, now, broken=broken)
     # A model may finish before its last step.
     rest = [owner for owner, n in steps.items() if n not in early or n > frame.step + 1]
-    yield BatchProgress(batch, frame, rest, begun, time.perf_counter() if on_cpu else None, last=True)
+    broken = frame.is_broken() if broken is None else broken | frame.is_broken()  # vectors may become so on the way
+    yield BatchProgress(batch, frame, rest, begun, time.perf_counter() if on_cpu else None, last=True, broken=broken)
 
 
 def delay_by_one(made: Iterable[BatchProgress]) -> Iterator[BatchProgress]:

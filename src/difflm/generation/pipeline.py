@@ -132,6 +132,12 @@ class TextDiffusion(Pretrained, Reader):
         kind = self.config.get("method", type(self.model).__name__)
         return f"TextDiffusion({self.name!r}: {kind}, {size:.1f}M parameters, {self.device})"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            "a model is neither pickled nor copied: save it with lm.save_pretrained(folder), and load it where it is "
+            "needed with TextDiffusion.from_pretrained(folder)."
+        )
+
     def sampling(self, **changes: Any) -> Sampling:
         """Return the model's sampling settings with some changed; `None` keeps the model's own value."""
         check_names(changes)
@@ -145,7 +151,7 @@ class TextDiffusion(Pretrained, Reader):
         n: int = 1,
         seed: int = 0,
         *,
-        controls: Control | Sequence[Control] | Sequence[Sequence[Control]] = (),
+        controls: Control | Sequence[Control] | Sequence[Sequence[Control]] | None = (),
         edit: Edit | Sequence[Edit] | None = None,
         source: str | Sequence[str] | None = None,
         progress: bool | Progress = False,
@@ -184,7 +190,7 @@ class TextDiffusion(Pretrained, Reader):
     @list_arguments
     def infill(self, template: str | Sequence[str], n: int = 1, seed: int = 0, **asked: Unpack[WrittenFrom]) -> Texts:
         """Fill the gaps of one or several texts: `___` has any length, `___:4` four words. The rest is kept."""
-        own = asked.pop("controls", ())
+        own = asked.pop("controls", ()) or ()
         own = [own] if isinstance(own, Control) else own
         wanted: Any = {**asked, "controls": [[Infill(one), *own] for one in list_texts(template, "template")]}
         return self.generate(n, seed, **wanted)
@@ -220,7 +226,7 @@ class TextDiffusion(Pretrained, Reader):
         seed: int = 0,
         mbr: int = 1,
         candidates: int = 1,
-        controls: Control | Sequence[Control] = (),
+        controls: Control | Sequence[Control] | None = (),
         edit: Edit | None = None,
         guidance: GuidanceSettings | float | None = None,
         watch: Watch | None = None,
@@ -235,7 +241,7 @@ class TextDiffusion(Pretrained, Reader):
         guidance = settings.pop("knobs", guidance)  # its name in earlier versions
         if not isinstance(guidance, GuidanceSettings | None):
             guidance = parse_guidance(guidance, self.usual_guidance)
-        controls = [controls] if isinstance(controls, Control | str) else controls
+        controls = [controls] if isinstance(controls, Control | str) else controls or ()
         if watch is not None and not callable(watch):
             raise UsageError(f"watch must be a function that takes a list of drafts, not {watch!r}.")
         if self.chat is not None and isinstance(source, str):
@@ -410,7 +416,7 @@ class TextDiffusion(Pretrained, Reader):
         n: int = 1,
         seed: int = 0,
         *,
-        controls: Control | Sequence[Control] = (),
+        controls: Control | Sequence[Control] | None = (),
         edit: Edit | None = None,
         source: str | Sequence[str] | None = None,
         **asked: Unpack[Asked],

@@ -12,7 +12,7 @@ from difflm.data.tokenizers import SPECIALS, Tokenizer
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise
-from difflm.errors import UsageError
+from difflm.errors import UsageError, is_unicode
 from difflm.generation.texts import Repaired, TokenBelief
 from difflm.models.base import LanguageModel
 from difflm.models.batching import pad_token_rows, source_condition
@@ -20,6 +20,7 @@ from difflm.models.block_diffusion import BlockDiffusion
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
 from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
+from difflm.runtime.threads import check_process
 
 REPAIRED_LOGITS = 2**25  # at a time: a captured reading keeps several tensors of this size
 
@@ -31,6 +32,8 @@ def list_texts(given: Any, what: str) -> list[str]:
         raise UsageError(f"{what} must be a text or a list of texts, not {wrong[0]!r}.")
     if not found:
         raise UsageError(f"there is no {what}: give a text or a list of texts.")
+    if odd := [one for one in found if not is_unicode(one)]:
+        raise UsageError(f"{what} {odd[0][:40]!r} contains half of a surrogate pair, which is not Unicode.")
     return found
 
 
@@ -180,6 +183,7 @@ class Reader:
         each: int,
     ) -> torch.Tensor:
         """The columns that `read` returns for batches of similar length and their indices, on the host."""
+        check_process()
         if sources:
             self.source_room()
             if len(sources) * each != len(rows):

@@ -7,6 +7,8 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
+from difflm.errors import UsageError
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -77,6 +79,10 @@ class Generation:
         checked = f", {sum(met)} of {len(met)} controls met" if met else ""
         return f"Generation({self.text!r}, seed {self.seed}, {self.steps} steps{checked})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle or a deep copy keeps: everything but the model, which `read` calls."""
+        return {**self.__dict__, "read": None}
+
     def _repr_html_(self) -> str:
         return show_texts([self])
 
@@ -84,7 +90,8 @@ class Generation:
     def alternatives(self) -> list[TokenBelief]:
         """For each token of the text, its probability given all others, and likelier tokens in its place. The model is
         called once."""
-        assert self.read is not None, "a text that no model wrote: use lm.alternatives(text)"
+        if self.read is None:
+            raise UsageError("this text, or its copy, has no model: use lm.alternatives(text).")
         return self.read()
 
 

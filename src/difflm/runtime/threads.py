@@ -5,6 +5,7 @@ thread's: a single-threaded job gives the same numbers on every machine of its k
 """
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,12 +16,28 @@ from typing import Generic, TypeVar
 
 import torch
 
+from difflm.errors import DifflmError
 from difflm.machine import is_on
 
 T = TypeVar("T")
 IsStopped = Callable[[], bool]  # called by a job between its results: whether it should stop
 Job = Callable[[IsStopped], Iterator[T]]
 MAX_QUEUED = 2  # results per core that may wait to be read
+
+
+_first: list[int] = []  # the number of the process that first computed
+
+
+def check_process() -> None:
+    """Refuse to compute in a process that was forked from one that had computed: torch's threads are not there, and it
+    would wait for them forever."""
+    if not _first:
+        _first.append(os.getpid())
+    if _first[0] != os.getpid() and torch.get_num_threads() > 1:
+        raise DifflmError(
+            "this process was forked from one that had already used a model, so torch cannot compute here. "
+            'Start it with multiprocessing.get_context("spawn"), or set OMP_NUM_THREADS=1.'
+        )
 
 
 @dataclass(frozen=True)

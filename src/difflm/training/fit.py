@@ -48,6 +48,7 @@ from difflm.networks import Transformer
 from difflm.runtime.distributed import current
 from difflm.runtime.files import FORMAT, locked, refuse_links, write_checked
 from difflm.runtime.tensors import SkipInit
+from difflm.runtime.threads import check_process
 from difflm.training.checkpoints import newest_checkpoint, read_whole_config, write_config
 from difflm.training.counts import count_neighbours, count_overlap, histograms, pair_lengths
 from difflm.training.left_out import advise_longest, count_left_out, round_up
@@ -113,6 +114,7 @@ def train_run(
 def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: Watcher) -> Outcome:
     """Prepare a run and train it. If preparing fails, nothing is left behind. With several processes, the first one
     builds the tokenizer and token files, which the others read, and writes all files."""
+    check_process()
     out, resume, processes = setup.out, setup.resume, current()
     if processes.count > 1 and not (setup.recipe.steps or resume):
         raise UsageError("several processes cannot choose how many steps fit into `minutes`: give steps=N.")

@@ -160,8 +160,10 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
     config = read_config(run)
 
     from difflm.runtime.tensors import BESIDE, SkipInit, load_into, load_tensors
+    from difflm.runtime.threads import check_process
     from difflm.training.checkpoints import advise_resume
 
+    check_process()
     tokenizer = Tokenizer.load(run / "tokenizer.json")
     if tokenizer.fingerprint() != config["tokenizer"]:
         raise DifflmError(f"{run}/tokenizer.json is not the tokenizer this model was trained with.")

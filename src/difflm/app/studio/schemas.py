@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from difflm.app.studio.limits import Limits
 from difflm.controls.guidance import STANDARD
-from difflm.errors import UsageError
+from difflm.errors import UsageError, is_unicode
 from difflm.generation.requests import Request
 
 MOST_SEED, DESCRIBED = 2**31 - 1, Request.model_fields
@@ -60,7 +60,7 @@ def check_size(key: str, value: Any, limits: Limits) -> None:
     if isinstance(value, str):
         if len(value) > limits.characters:
             raise UsageError(f"{key} has {len(value):,} characters; this server takes at most {limits.characters:,}.")
-        if any("\ud800" <= character <= "\udfff" for character in value):  # JSON can write them, UTF-8 cannot
+        if not is_unicode(value):
             raise UsageError(f"{key} contains half of a surrogate pair.")
     if isinstance(value, list | dict):
         if len(value) > limits.items:

@@ -167,7 +167,8 @@ def draw_states(p: Tensor, fresh: Tensor) -> Tensor:
     inside = (p.gather(-1, place.clamp(max=states - 1)).double() * (place < states)).cumsum(-1)
     found = find_share(inside, value - (shares - sums).gather(-1, part))
     last = (inside < inside[..., -1:]).sum(-1, keepdim=True)  # with a share: sums of another order may end before
-    return place.gather(-1, torch.minimum(found, last)).squeeze(-1)
+    # Where p is not a number, still a state: the text is refused when it is read.
+    return place.gather(-1, torch.minimum(found, last)).squeeze(-1).clamp(max=states - 1)
 
 
 def draw_words(belief: Belief, fresh: Tensor, logits: Tensor | None = None) -> Tensor:

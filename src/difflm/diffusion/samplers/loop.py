@@ -66,6 +66,10 @@ class Frame:
         """Probability of the tokens, [B, L]."""
         return self.sure if isinstance(self.sure, Tensor) else self.sure()
 
+    def is_broken(self) -> Tensor:
+        """Texts about which the denoiser's answer is not a number, [B]; nothing waits for a device here."""
+        return (self.confidence.isnan() & self.mask).any(-1)
+
 
 Decode = Callable[[Noise, int, Any, Steering], Iterator[Frame]]  # (noise, width, sampling, steering) → frames
 Denoise = Callable[[Tensor, Levels, Tensor | None], Belief]  # (x_t, level, previous) → belief
