@@ -89,7 +89,7 @@ def test_own_text_asks_for_the_text(complaint, tmp_path):
     assert "give data=FILE" in complaint(2, "train", "own-text", "--out", tmp_path / "run")
 
 
-@pytest.mark.parametrize(("name", "said"), [("no.csv", "does not exist"), ("odd.pdf", ".txt, .csv or .jsonl")])
+@pytest.mark.parametrize(("name", "said"), [("no.csv", "does not exist"), ("odd.pdf", ".csv, .tsv or .jsonl")])
 def test_a_file_that_cannot_be_scored(complaint, tiny_runs, tmp_path, name, said):
     (tmp_path / "odd.pdf").write_text("text")
     assert said in complaint(2, "score", tiny_runs["difflm"], tmp_path / name)

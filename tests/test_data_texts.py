@@ -74,7 +74,7 @@ def test_jsonl_comes_back(texts: list[str], escaped: bool, tmp_path: Path) -> No
         ("a.jsonl", '["text"]\n', None, "line 1 .*not an object"),
         ("a.jsonl", '{"text": 3}\n', None, "line 1 .*not a text"),
         ("a.jsonl", '{"text": "\\ud800"}\n', None, "line 1 .*not a text"),
-        ("a.pdf", "x", None, r"\.txt, \.csv or \.jsonl"),
+        ("a.pdf", "x", None, r"\.csv, \.tsv or \.jsonl"),
         ("a.txt", "x", "text", "no columns"),
     ],
 )

@@ -2,8 +2,6 @@
 
 import json
 import random
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,8 +20,6 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS
 from difflm.runtime.tensors import load_tensors
 from difflm.training.own_text import Survey, is_own_text, own_recipe
-from difflm.training.pace import choose_steps
-from difflm.training.recipe import load_recipe
 from difflm.training.run import read_config
 from difflm.training.trainer import Trainer
 
@@ -33,8 +29,6 @@ TINY = ["model.hidden=16", "model.layers=1", "model.heads=2", "batch_size=4", "s
 @pytest.fixture(autouse=True)
 def quick_training(monkeypatch):
     monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
-    monkeypatch.setattr("difflm.training.pace.MOST_TIMED", 0.0)
-    monkeypatch.setattr("difflm.training.pace.WARM", 0)
     monkeypatch.setattr("difflm.training.own_text.find_start", lambda language: None)  # whatever is bundled
 
 
@@ -109,7 +103,7 @@ def test_a_survey_counts():
 
 
 def test_names_of_texts_and_of_recipes_are_told_apart(tmp_path):
-    assert is_own_text("my.txt") and is_own_text("x/my.jsonl.gz") and not is_own_text(str(tmp_path))
+    assert is_own_text("my.txt") and is_own_text("x/my.jsonl.gz") and is_own_text(str(tmp_path))
     assert is_own_text("https://example.org/my.txt")
     assert not is_own_text("e2e") and not is_own_text("mine.yaml") and not is_own_text("own-text")
 
@@ -178,11 +172,12 @@ def test_nothing_is_left_out_and_held_out_pieces_are_found_again(tmp_path, monke
     write_prose(tmp_path / "my.txt")
     assert main(["train", "my.txt", "method=autoregressive", *TINY, "minutes=0.001"]) == 0
     out, err = capsys.readouterr()
-    assert "tokenizer=bpe vocabulary=1000: " in err and "split=" in err and "steps=10: a step takes" in out
+    assert "tokenizer=bpe vocabulary=1000: " in err and "split=" in err and "1 step fits into 0.001 minutes" in err
+    assert "timing a few texts" in out
     run = tmp_path / "my-autoregressive"
     config = read_config(run)
     assert config["left_out"] == 0 and config["texts"] + config["held_out"] > 205
-    assert config["recipe"]["steps"] == 10 == config["trained"]["steps"]
+    assert (config["recipe"]["steps"], config["trained"]["steps"]) == (0, 1)
     lm = TextDiffusion.from_pretrained(run)
     found = corpus_for(lm, None)
     assert len(found.texts) == config["held_out"] and len([*found.training()]) == config["texts"]
@@ -230,36 +225,22 @@ def test_a_run_that_stalls_says_why(tmp_path, capsys):
     assert read_config(tmp_path / "run")["trained"]["stopped"] == "early"
 
 
-@pytest.mark.parametrize(("step", "check"), [(1.25, 20.0), (1.1, 45.0), (0.1, 3.0), (7.0, 0.0)])
-def test_steps_and_validations_fit_into_the_minutes(monkeypatch, step, check):
-    """All validations counted, of which the last comes with the last step and not just before it, too."""
-    monkeypatch.setattr("difflm.training.pace.time_training", lambda *_: (step, check))
-    recipe = load_recipe("own-text", ["data=my.txt", "steps=0"])
-    ready = SimpleNamespace(recipe=recipe, config={"texts": 100_000})
-    chosen = choose_steps(ready, Path(), torch.device("cpu"), lambda _: None)
-    last, every = chosen.steps, chosen.validate_every
-    validations = {k for k in range(1, last + 1) if k % every == 0 or k == last}
-    assert 540 < last * step + len(validations) * check < 600
-    assert len(validations) * check <= 60 and all(k == last or last - k >= every // 2 for k in validations)
-
-
 @pytest.mark.long
 def test_an_own_text_run_is_resumed_to_the_bit(tmp_path, monkeypatch, capsys):
-    """With what was chosen when it began, although steps may take another time now."""
+    """With what was chosen when it began."""
     write_prose(tmp_path / "my.txt")
-    argv = ["train", str(tmp_path / "my.txt"), "method=mdlm", *TINY, "minutes=0.001"]
+    argv = ["train", str(tmp_path / "my.txt"), "method=mdlm", *TINY, "steps=10"]
     assert main([*argv, "--out", str(tmp_path / "whole")]) == 0
     step = Trainer.train_step
 
     def broken(self, batches):
-        if self.step == 4 and self.recipe.steps == 10:
+        if self.step == 4:
             raise KeyboardInterrupt
         return step(self, batches)
 
     with monkeypatch.context() as context:
         context.setattr(Trainer, "train_step", broken)
         assert main([*argv, "--out", str(tmp_path / "cut")]) == 1
-    monkeypatch.setattr("difflm.training.pace.LEAST", 1)
     assert main([*argv, "--out", str(tmp_path / "cut"), "--resume"]) == 0
     whole, cut = (load_tensors(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert all((whole[name] == cut[name]).all() for name in whole)
@@ -278,7 +259,7 @@ def test_methods_are_trained_and_compared_in_one_table(tmp_path, monkeypatch, ca
     step = Trainer.train_step
 
     def broken(self, batches):
-        if self.step == 4 and self.recipe.steps == 10 and self.recipe.method == "autoregressive":
+        if self.recipe.method == "autoregressive":
             raise KeyboardInterrupt
         return step(self, batches)
 

@@ -3,6 +3,7 @@
 import inspect
 import json
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -52,7 +53,7 @@ class StepCounter:
 
 
 def train(
-    recipe: str | Path,
+    recipe: str | Path | Sequence[str | Path],
     out: str | Path | None = None,
     *,
     resume: bool = False,
@@ -63,19 +64,25 @@ def train(
 ) -> Run:
     """Train a model and return its run.
 
-    `recipe` is a file of texts, or a recipe: its name or a YAML file. `changes` override its keys, such as steps=2000
+    `recipe` is a file or folder of texts, a pattern such as "*.txt" or a list of them; or a recipe: its name or a YAML
+    file. `changes` override its keys, such as steps=2000
     or model={"hidden": 256}. The run is saved in `out`, which may be left out for a file of texts. `data_dir` is the
     directory of the corpora (the command's --data; `data` is a key of a recipe). Ctrl-C saves a checkpoint, and
     `resume=True` continues from it. `progress=True` prints lines; a function is called with the number of finished
     steps and the total."""
+    begun = time.perf_counter()
     from difflm.generation.jobs import check_device
     from difflm.training.classifier import train_guide
     from difflm.training.fit import train_run
     from difflm.training.model_card import finish_run
-    from difflm.training.own_text import is_own_text
+    from difflm.training.own_text import is_own_text, split_arguments
     from difflm.training.recipe import load_recipe
 
-    name, root, changed = str(recipe), Path(data_dir) if data_dir else None, list_changes(changes)
+    names = [str(recipe)] if isinstance(recipe, str | Path) else [*map(str, recipe)]
+    root, changed = Path(data_dir) if data_dir else None, list_changes(changes)
+    name, wrong = split_arguments(names)
+    if wrong or not names:
+        raise UsageError(f"{(wrong or ['[]'])[0]!r} is not a file of texts. Give recipe settings as keywords.")
     if is_own_text(name):
         resolved = resolve_own(name, changed, Path(out) if out else None, root, device, resume)
         folder = Path(out) if out else default_run(name, resolved.method)
@@ -87,12 +94,12 @@ def train(
     chosen = check_device(device)
     if progress is True:
         with TrainingView(folder, as_json=False) as view:
-            outcome = work(resolved, folder, chosen, view, view.reading, root, resume)
+            outcome = work(resolved, folder, chosen, view, view.reading, root, resume, begun)
     else:
         counter = StepCounter(progress or (lambda step, steps: None))
-        outcome = work(resolved, folder, chosen, counter, lambda what, count: None, root, resume)
+        outcome = work(resolved, folder, chosen, counter, lambda what, count: None, root, resume, begun)
     if outcome.stopped != "interrupted" and resolved.method != "classifier":
-        finish_run(folder, shlex.join(["difflm", "train", name, *changed, "--out", str(folder)]))
+        finish_run(folder, shlex.join(["difflm", "train", *names, *changed, "--out", str(folder)]))
     return Run(folder, outcome.step, outcome.stopped, outcome.seconds, outcome.validation)
 
 

@@ -1,5 +1,7 @@
 """Texts, and pairs of source and target, by the name of a corpus or by the path of a file."""
 
+import glob
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,9 @@ from difflm.data.texts import (
     FORMATS,
     Example,
     check_any,
+    check_one_kind,
     check_readable,
+    pair_columns,
     read_chunks,
     read_examples,
     read_line_texts,
@@ -27,6 +31,7 @@ Texts = Iterator[str]
 REARRANGED = "roc-rearranged"  # stories from which a left-to-right model learns to fill gaps
 
 STORIES = "five-sentence stories"
+ALSO = "|"  # between several files of texts; no name of a file on Windows has it
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,10 @@ def describe_training(config: Mapping[str, Any]) -> str | None:
 
 def file_names(name_or_path: str) -> str:
     """The name of a corpus, or of its files without their directories."""
-    return ",".join(Path(part).name for part in split_paths(name_or_path))
+    names = [Path(part).name for part in list_parts(name_or_path)]
+    if len(names) > 3:
+        return f"{names[0]} and {len(names) - 1} others"
+    return ",".join(names or [Path(part).name for part in split_paths(name_or_path)])
 
 
 def split_paths(name_or_path: str | Path) -> list[str]:
@@ -87,7 +95,39 @@ def split_paths(name_or_path: str | Path) -> list[str]:
     if is_remote(text):
         return [text]
     parts = [part.strip() for part in text.split(",")]
-    return parts if len(parts) == 2 and all(parts) and not Path(text).exists() else [text]
+    several = ALSO in text or os.path.exists(text)
+    return parts if len(parts) == 2 and all(parts) and not several else [text]
+
+
+def list_parts(name_or_path: str) -> list[str]:
+    """The files and directories of several texts, `a.txt|b.txt`, with patterns such as *.txt as they are."""
+    alone = is_remote(name_or_path) or os.path.exists(name_or_path) or len(split_paths(name_or_path)) > 1
+    return [] if alone or ALSO not in name_or_path else name_or_path.split(ALSO)
+
+
+def is_pattern(name: str) -> bool:
+    """Whether this is a pattern of names of files, such as *.txt."""
+    return glob.has_magic(name) and not is_remote(name) and not os.path.exists(name)
+
+
+def find_files(name_or_path: str, root: Path | None) -> list[Path]:
+    """The files of texts that a name stands for: one, several, those that a pattern matches, or all of a directory."""
+    found = list[Path]()
+    for part in list_parts(name_or_path) or [name_or_path]:
+        matching = sorted(glob.glob(part, recursive=True)) if is_pattern(part) else [part]
+        if not matching:
+            raise UsageError(f"no file matches {part!r}.")
+        for name in matching:
+            path = find_file(name, root)
+            found += text_files(path) if path.is_dir() else [path]
+    return check_one_kind([*dict.fromkeys(found)], file_names(name_or_path))
+
+
+def find_pair_columns(name_or_path: str, root: Path | None) -> tuple[str, str] | None:
+    """The columns of source and target in files that hold pairs; None: they hold texts, or are parallel files."""
+    if name_or_path in NAMES or len(split_paths(name_or_path)) > 1:
+        return None
+    return pair_columns(find_files(name_or_path, root)[0])
 
 
 def corpus(
@@ -99,13 +139,17 @@ def corpus(
         raise UsageError(f"{file_names(str(name_or_path))}: name one file: sources are not read here.")
     if str(name_or_path) in PAIRS:
         return (example.target for example in PAIRS[str(name_or_path)].examples(root, split))
-    path = corpus_path(name_or_path, root, split)
+    name = str(name_or_path)
+    if known := KNOWN.get(name):
+        path = known.path(root, split)
+        return check_any(read_chunks(path, chunk), f"there is no text in {path}.") if chunk else known.read(path)
+    files = find_files(name, root)
     if chunk:
-        return check_any(read_chunks(path, chunk), f"there is no text in {path}.")
-    known = KNOWN.get(str(name_or_path))
-    if path.is_dir():
-        return (text for file in text_files(path) for text in read_texts(file, column))
-    return known.read(path) if known else read_texts(path, column)
+        pieces = (piece for file in files for piece in read_chunks(file, chunk))
+        return check_any(pieces, f"there is no text in {file_names(name)}.")
+    if len(files) == 1:
+        return read_texts(files[0], column)
+    return (text for file in files for text in read_texts(file, column))
 
 
 def corpus_examples(
@@ -121,11 +165,16 @@ def corpus_examples(
         return map(Example, corpus(name_or_path, root, split, column, chunk))
     if name_or_path in PAIRS:
         return PAIRS[name_or_path].examples(root, split)
-    paths = corpus_paths(name_or_path, root, split)
-    known = KNOWN.get(name_or_path)
-    if known and not known.examples:
-        raise UsageError(f"the texts of {name_or_path} have no sources. Give data=multi30k, or pairs of your own.")
-    return known.examples(paths[0]) if known and known.examples else read_examples(paths, column)
+    if known := KNOWN.get(name_or_path):
+        if not known.examples:
+            raise UsageError(f"the texts of {name_or_path} have no sources. Give data=multi30k, or pairs of your own.")
+        return known.examples(known.path(root, split))
+    if len(split_paths(name_or_path)) > 1:
+        return read_examples(corpus_paths(name_or_path, root, split), column)
+    files = find_files(name_or_path, root)
+    if len(files) == 1:
+        return read_examples(files, column)
+    return (example for file in files for example in read_examples([file], column))
 
 
 def plain_texts(
@@ -136,9 +185,9 @@ def plain_texts(
     if name_or_path in PAIRS:  # its files may hold both splits
         pairs = PAIRS[name_or_path].examples(root, split)
         return iter(dict.fromkeys(text for pair in pairs for text in (pair.source, pair.target) if text))
-    paths = corpus_paths(name_or_path, root, split)
-    if len(paths) == 1:
+    if len(split_paths(name_or_path)) == 1:
         return corpus(name_or_path, root, split, column, chunk)
+    paths = corpus_paths(name_or_path, root, split)
     if column is not None or chunk:
         raise UsageError(f"{file_names(name_or_path)} have one text per line: leave column and chunk out.")
     return (text for path in paths for text in read_line_texts(path))
@@ -174,9 +223,11 @@ def counted_texts(
 
 
 def corpus_paths(name_or_path: str, root: Path | None, split: Split = "train") -> list[Path]:
-    """The files of a corpus, or two parallel files."""
+    """The files of a corpus, two parallel files, or several files of texts."""
     if name_or_path in PAIRS:
         return PAIRS[name_or_path].paths(root, split)
+    if list_parts(name_or_path) or is_pattern(name_or_path):
+        return find_files(name_or_path, root)
     return [corpus_path(part, root, split) for part in split_paths(name_or_path)]
 
 
@@ -188,14 +239,23 @@ def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "tra
         return PAIRS[str(name_or_path)].paths(root, split)[0]
     if str(name_or_path) in KNOWN:
         return KNOWN[str(name_or_path)].path(root, split)
-    path = _find_file(Path(name_or_path), root)
+    if list_parts(str(name_or_path)) or is_pattern(str(name_or_path)):
+        return find_files(str(name_or_path), root)[0]
+    path = find_file(str(name_or_path), root)
+    for file in text_files(path) if path.is_dir() else [path]:
+        check_readable(file)
+    return path
+
+
+def find_file(name: str, root: Path | None) -> Path:
+    """A file or directory of texts, which may be a file in `root`, or a copy of remote ones."""
+    if is_remote(name):
+        return fetch_remote(name, root)
+    path = _find_file(Path(name), root)
     if path.suffix or path.exists():
         if root and not path.exists():
             raise UsageError(f"{path} does not exist, nor is {path.name} in {root}.")
-        for file in text_files(path) if path.is_dir() else [path]:
-            check_readable(file)
         return path
-    name = str(name_or_path)
     known = f"Known: {', '.join(NAMES)}; or the path of a {FORMATS}."
     raise UsageError(f"no corpus {name!r}. {suggest(name, NAMES)}{known}")
 
@@ -204,6 +264,10 @@ def resolve_data(name_or_path: str, root: Path | None) -> str:
     """The absolute name of texts, the same from any directory; names that do not exist stay as they are."""
     if is_remote(name_or_path):
         return resolve_remote(name_or_path)
+    if parts := list_parts(name_or_path):
+        return ALSO.join(resolve_data(part, root) for part in parts)
+    if is_pattern(name_or_path):
+        return os.path.join(glob.escape(os.getcwd()), name_or_path)
     paths = [_find_file(Path(part), root) for part in split_paths(name_or_path)]
     if name_or_path in NAMES or not all(path.exists() for path in paths):
         return name_or_path

@@ -1,8 +1,9 @@
-"""Readers of texts, and of pairs of source and target, from .txt, .csv and .jsonl files, plain or gzipped."""
+"""Readers of texts, and of pairs of source and target, from files of lines or of columns, plain or gzipped."""
 
 import csv
 import gzip
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,8 +20,20 @@ MOST_CHARACTERS = 1 << 20  # tokenized at once: a file may be a single line
 LONGEST = 8192  # tokens of one text at most
 MOST_TOKENS = 512  # of a text with its source, and of a canvas whose size is chosen from the texts
 SENTENCE_END = re.compile(r"[.!?…。！？]['\")\]”’]*(?:\s+|(?<=[。！？]))")
-FORMATS = ".txt, .csv or .jsonl, each also with .gz"
-PAIR_COLUMNS = (("src", "trg"), ("source", "target"))  # names of source and target where a recipe gives none
+FORMATS = ".txt, .md, .csv, .tsv or .jsonl, each also with .gz"
+LINES = (".txt", ".text", ".md", "")  # files of lines that a directory may hold
+# What people have texts in, but not as lines.
+NO_TEXT = {
+    *(".json", ".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub", ".xlsx", ".parquet", ".arrow", ".zip", ".tar"),
+    *(".png", ".jpg", ".jpeg", ".safetensors", ".bin", ".gguf"),
+}
+MODEL_FILES = ("config.json", "recipe.json", "tokenizer.json")  # of a run, which is no directory of texts
+# Names of source and target where a recipe gives none.
+PAIR_COLUMNS = (
+    *(("src", "trg"), ("source", "target"), ("src", "tgt"), ("input", "output"), ("prompt", "completion")),
+    *(("prompt", "response"), ("question", "answer"), ("instruction", "response"), ("instruction", "output")),
+    *(("query", "response"), ("document", "summary"), ("article", "highlights"), ("context", "response")),
+)
 
 Item = TypeVar("Item")
 Row = tuple[int, tuple[str, ...]]  # a line's number, and its texts of the columns that were asked for
@@ -42,17 +55,18 @@ class Example:
 def read_texts(path: Path, column: str | None = None) -> Iterator[str]:
     """Yield the texts of a file without surrounding white space; blank ones are skipped.
 
-    A .txt file has one text per line; .csv and .jsonl files have theirs in `column` ("text" where none is given).
+    A .csv, .tsv or .jsonl file has its texts in `column` ("text" where none is given); any other, one per line.
     """
     kind = file_kind(path)
     check_readable(path)
-    if kind == ".txt" and column is not None:
+    if kind in NO_TEXT:
+        advice = " Save JSON as .jsonl, one object per line." if kind == ".json" else ""
+        raise UsageError(f"{path} is not a file of texts: they are read from {FORMATS}.{advice}")
+    if kind not in ROWS and column is not None:
         raise UsageError(f"{path} has one text per line and no columns: leave the column {column!r} out.")
-    if kind == ".txt":
-        return read_line_texts(path)
     if kind not in ROWS:
-        raise UsageError(f"{path} is not a file of texts: they are read from {FORMATS}.")
-    return _skip_blank((text for _, (text,) in ROWS[kind](path, (column or "text",))), path)
+        return read_line_texts(path)
+    return _skip_blank((text for _, (text,) in ROWS[kind](path, (column or text_column(path, kind),))), path)
 
 
 def read_line_texts(path: Path) -> Iterator[str]:
@@ -79,7 +93,7 @@ def read_examples(paths: Sequence[Path], column: str | None = None) -> Iterator[
     (path,), kind = paths, file_kind(paths[0])
     if kind not in ROWS:
         raise UsageError(
-            f"{path} has no sources for its texts. Give a .csv or .jsonl file with the columns src and trg, "
+            f"{path} has no sources for its texts. Give a .csv, .tsv or .jsonl file with the columns src and trg, "
             "or two parallel files, SOURCES,TARGETS."
         )
     names = tuple(name.strip() for name in column.split(",")) if column else known_columns(path, kind, 2)
@@ -117,8 +131,8 @@ def file_kind(path: Path) -> str:
 
 def read_chunks(path: Path, size: int) -> Iterator[str]:
     """Cut a .txt file into texts of `size` characters, line ends included; the last may be shorter."""
-    if file_kind(path) != ".txt":
-        raise UsageError(f"{path}: only a .txt file can be cut into pieces of {size} characters.")
+    if file_kind(path) in ROWS:
+        raise UsageError(f"{path}: only a file of lines can be cut into pieces of {size} characters.")
     rest = ""
     for _, line in read_lines(path, most=-1):
         rest += line.replace("\r\n", "\n")
@@ -153,12 +167,41 @@ def split_long(text: str, most: int) -> Iterator[str]:
 
 
 def text_files(directory: Path) -> list[Path]:
-    """The files of texts in a directory, by name: the shards of one corpus, all of one kind."""
-    found = sorted(path for path in directory.iterdir() if file_kind(path) in (".txt", *ROWS) and path.is_file())
-    if len(kinds := sorted({file_kind(path) for path in found})) != 1:
-        what = f"of {' and '.join(kinds)}: files of one kind are one corpus" if kinds else f"that end in {FORMATS}"
-        raise UsageError(f"{directory} holds {'files' if kinds else 'no files'} {what}.")
-    return found
+    """The files of texts in a directory and those below it, by name: the parts of one corpus. Runs, hidden files and
+    files that are no text are passed over."""
+    found = list[Path]()
+    for folder, inner, names in os.walk(directory):
+        inner[:] = sorted(name for name in inner if not name.startswith(".") and not is_model(Path(folder, name)))
+        paths = [Path(folder, name) for name in names if not name.startswith(".")]
+        found += [path for path in paths if file_kind(path) in (*LINES, *ROWS) and path.is_file()]
+    if any(file_kind(path) in ROWS for path in found):  # others speak about the table
+        found = [path for path in found if file_kind(path) not in (".md", "")]
+    found = sorted(path for path in found if file_kind(path) or looks_like_text(path))
+    if not found:
+        raise UsageError(f"{directory} holds no files that end in {FORMATS}.")
+    return check_one_kind(found, str(directory))
+
+
+def is_model(directory: Path) -> bool:
+    return any((directory / name).exists() for name in MODEL_FILES)
+
+
+def looks_like_text(path: Path) -> bool:
+    """Whether a file begins like a text in UTF-8."""
+    try:
+        with path.open("rb") as file:
+            return b"\0" not in (start := file.read(4096)) and bool(start.decode("utf-8", "ignore").strip())
+    except OSError:
+        return True  # reading it will say why
+
+
+def check_one_kind(paths: list[Path], name: str) -> list[Path]:
+    """Refuse files of several kinds, of which some have columns: their texts would not be one corpus."""
+    kinds = sorted({file_kind(path) for path in paths})
+    if len(kinds) > 1 and {*kinds} & {*ROWS}:
+        said = f"{name} holds files of {' and '.join(kind or 'no suffix' for kind in kinds)}"
+        raise UsageError(f"{said}: files of one kind are one corpus. Choose some with a pattern, such as '*.txt'.")
+    return paths
 
 
 def check_readable(path: Path) -> None:
@@ -237,13 +280,44 @@ def _parallel_rows(sources: Path, targets: Path) -> Iterator[Row]:
 
 def known_columns(path: Path, kind: str, count: int = 1) -> tuple[str, ...]:
     """The columns of source and target in a file, or of the source alone, by the names of its first line."""
-    first: Iterator[tuple[int, Iterable[str]]] = read_csv(path) if kind == ".csv" else read_jsonl(path, "src")
-    number, names = next(first, (1, PAIR_COLUMNS[0]))  # reading an empty file will report it
+    number, names = column_names(path, kind)
+    if pair := find_pair(names):
+        return pair[:count]
+    if kind == ".tsv" and count <= len(names) <= 2:
+        return tuple(names[:count])
     known = next((pair for pair in PAIR_COLUMNS if {*pair} & {*names}), PAIR_COLUMNS[0])[:count]
     for name in known:
         if name not in names:
             raise no_column(path, name, list(names), number)
     return known
+
+
+def column_names(path: Path, kind: str) -> tuple[int, list[str]]:
+    """The columns of a file and the line that names them; reading an empty file will report it."""
+    number, names = next(read_jsonl(path, "src") if kind == ".jsonl" else READERS[kind](path), (1, PAIR_COLUMNS[0]))
+    return number, [*names]
+
+
+def find_pair(names: Sequence[str]) -> tuple[str, str] | None:
+    """The columns of source and target among some, with capitals as they have."""
+    own = {name.lower(): name for name in names}
+    return next(((own[a], own[b]) for a, b in PAIR_COLUMNS if a in own and b in own), None)
+
+
+def pair_columns(path: Path) -> tuple[str, str] | None:
+    """The columns of source and target of a file, if it holds pairs: known names, or a .tsv file's only two columns."""
+    if (kind := file_kind(path)) not in ROWS:
+        return None
+    names = column_names(path, kind)[1]
+    if kind == ".tsv" and len(names) == 2:
+        return names[0], names[1]
+    return None if "text" in names else find_pair(names)
+
+
+def text_column(path: Path, kind: str) -> str:
+    """The column of the texts, where a recipe names none: "text", or the only one of a .tsv file."""
+    names = column_names(path, kind)[1] if kind == ".tsv" else []
+    return names[0] if len(names) == 1 else "text"
 
 
 def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -257,9 +331,23 @@ def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise DifflmError(f"line {rows.line_num} of {path} is not CSV: {error}.") from None
 
 
+def read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield line numbers and rows, without quotes; the first row has the columns' names. Where the first line has none
+    of the names that are known here, they are the columns' numbers."""
+    rows = ((number, line.rstrip("\r\n").split("\t")) for number, line in read_lines(path) if line.strip())
+    known = {"text", *(name for pair in PAIR_COLUMNS for name in pair)}
+    for position, (number, row) in enumerate(rows):
+        names = [name.strip() for name in row]
+        if position == 0 and not known & {name.lower() for name in names}:
+            yield number, list(map(str, range(1, len(row) + 1)))
+            yield number, row
+        else:
+            yield number, row if position else names
+
+
 def read_columns(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
-    """Yield the texts of some columns of a .csv file."""
-    rows = read_csv(path)
+    """Yield the texts of some columns of a .csv or .tsv file."""
+    rows = READERS[file_kind(path)](path)
     _, names = next(rows, (1, []))
     if not names:
         return
@@ -300,14 +388,18 @@ def _jsonl_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
         yield number, tuple(row[column] for column in columns)
 
 
-ROWS: dict[str, Callable[[Path, tuple[str, ...]], Iterator[Row]]] = {".csv": read_columns, ".jsonl": _jsonl_rows}
+READERS = {".csv": read_csv, ".tsv": read_tsv}
+ROWS: dict[str, Callable[[Path, tuple[str, ...]], Iterator[Row]]] = {
+    **dict.fromkeys(READERS, read_columns),
+    ".jsonl": _jsonl_rows,
+}
 
 
 def no_column(path: Path, column: str, names: list[str], number: int) -> UsageError:
     said = f"no column {column!r} in line {number} of {path}. "
     if len(names) == 1 and (mark := next((mark for mark in ";\t" if mark in names[0]), "")):
         return UsageError(f"{said}Its columns are separated by {mark!r}: save it with commas.")
-    if column == "text" and any({*pair} <= {*names} for pair in PAIR_COLUMNS):
+    if column == "text" and find_pair(names):
         return UsageError(f"{said}It has pairs: train with task=seq2seq, measure with --task seq2seq.")
     said += suggest(column, names)
     return UsageError(f"{said}It has: {', '.join(names) or 'none'}.")

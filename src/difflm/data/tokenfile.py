@@ -44,7 +44,7 @@ def source_fingerprint(path: Path) -> dict[str, Any]:
     """A fingerprint that detects a changed file without reading all of it: size, time, and its two ends; for a
     directory, that of each file."""
     if path.is_dir():
-        return {"files": {file.name: source_fingerprint(file) for file in text_files(path)}}
+        return {"files": {str(file.relative_to(path)): source_fingerprint(file) for file in text_files(path)}}
     check_regular(path)
     try:
         stat = path.stat()

@@ -25,6 +25,8 @@ from difflm.runtime.files import (
 from difflm.runtime.tensors import encode_tensors, load_tensors, save_tensors
 
 KEEP = 2  # checkpoints kept on disk
+# Of a run that trains for minutes.
+CLOCK = (("elapsed", float), ("checking", float), ("ended", float), ("checks", list), ("validated", list))
 
 
 def advise_resume(run: Path) -> str:
@@ -142,6 +144,9 @@ def is_state(state: Any) -> bool:
     if not isinstance(validation, dict) or not isinstance(state.get("step"), int):
         return False
     numbers = [state.get("seconds"), *(value for key, value in validation.items() if key != "likelihood")]
+    clock = state.get("clock", {})
+    if not isinstance(clock, dict) or (clock and not all(isinstance(clock.get(key), kind) for key, kind in CLOCK)):
+        return False
     shards = state.get("shards", [])
     if not isinstance(shards, list) or not all(isinstance(sha256, str) for sha256 in shards):
         return False

@@ -142,14 +142,21 @@ class PrefixLearner(Learner):
 
 
 def train_guide(
-    recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: fit.Note, root: Path | None, resume: bool
+    recipe: Recipe,
+    out: Path,
+    device: torch.device,
+    watcher: Watcher,
+    note: fit.Note,
+    root: Path | None,
+    resume: bool,
+    begun: float | None = None,
 ) -> Outcome:
     """Train the classifier of a recipe in `out`, with the tokenizer and codec of the model that it guides."""
     check_recipe(recipe)
     method = recipe.build_method().model_dump()
     method["guides"] = fit.resolve_init(method["guides"])
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "model": method})
-    return fit.train_prepared(fit.Setup(recipe, out, device, note, root, resume), prepare_classifier, watcher)
+    return fit.train_prepared(fit.Setup(recipe, out, device, note, root, resume, begun), prepare_classifier, watcher)
 
 
 def prepare_classifier(setup: fit.Setup) -> fit.Prepared:

@@ -1,6 +1,7 @@
 """From a recipe to a run: read the texts, build the tokenizer and the model, train."""
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -52,7 +53,7 @@ from difflm.runtime.threads import check_process
 from difflm.training.checkpoints import newest_checkpoint, read_whole_config, write_config
 from difflm.training.counts import count_neighbours, count_overlap, histograms, pair_lengths
 from difflm.training.left_out import advise_longest, count_left_out, round_up
-from difflm.training.pace import choose_steps
+from difflm.training.pace import LEAST, PASSES, ClockPace, StepPace
 from difflm.training.packed import pack_texts
 from difflm.training.recipe import Recipe, check_init
 from difflm.training.resuming import Changes, check_same_recipe, record_changes
@@ -81,6 +82,7 @@ class Setup:
     note: Note
     root: Path | None  # of the corpora; None: $DIFFLM_DATA
     resume: bool
+    begun: float | None = None  # when the clock of its minutes began; None: now
 
     def report(self, message: str, level: int = INFO) -> None:
         """Report something about the texts; a resumed run has already reported it."""
@@ -102,19 +104,28 @@ class Prepared:
 
 
 def train_run(
-    recipe: Recipe, out: Path, device: torch.device, watcher: Watcher, note: Note, root: Path | None, resume: bool
+    recipe: Recipe,
+    out: Path,
+    device: torch.device,
+    watcher: Watcher,
+    note: Note,
+    root: Path | None,
+    resume: bool,
+    begun: float | None = None,
 ) -> Outcome:
-    """Train a run in `out`, which is locked during training; with `resume`, continue the one there."""
+    """Train a run in `out`, which is locked during training; with `resume`, continue the one there. The clock of its
+    minutes began at `begun`, now by default."""
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "init": resolve_init(recipe.init)})
     if is_remote(recipe.data) and current().first:
         fetch_remote(recipe.data, root, recipe.column, note)
-    return train_prepared(Setup(recipe, out, device, note, root, resume), prepare_model, watcher)
+    return train_prepared(Setup(recipe, out, device, note, root, resume, begun), prepare_model, watcher)
 
 
 def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: Watcher) -> Outcome:
     """Prepare a run and train it. If preparing fails, nothing is left behind. With several processes, the first one
     builds the tokenizer and token files, which the others read, and writes all files."""
     check_process()
+    setup = replace(setup, begun=time.perf_counter() if setup.begun is None else setup.begun)
     out, resume, processes = setup.out, setup.resume, current()
     if processes.count > 1 and not (setup.recipe.steps or resume):
         raise UsageError("several processes cannot choose how many steps fit into `minutes`: give steps=N.")
@@ -133,19 +144,17 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
             refuse_links(out, WRITTEN)
         with remove_on_failure(out, keep=setup.resume):  # also set for the other processes
             ready = prepare(setup)
-            if not ready.recipe.steps:
-                recipe = choose_steps(ready, out, setup.device, setup.report)
-                ready = replace(ready, recipe=recipe, config={**ready.config, "recipe": recipe.model_dump()})
             if processes.first:
                 processes.any()
-            trainer = Trainer(ready.model, ready.recipe, out, setup.device, ready.figure)
+            pace = set_pace(ready, setup)
+            trainer = Trainer(ready.model, ready.recipe, out, setup.device, ready.figure, pace=pace)
             if resume:
                 trainer.resume(setup.note)
             if processes.first:
                 record_changes(changes, trainer.step, ready.recipe.steps, out, setup.note)
                 write_checked(out / "recipe.json", ready.recipe.model_dump())
                 write_config(out, ready.config)
-        outcome = trainer.fit(ready.batches, ready.held_out, watcher)
+        outcome = trainer.fit(ready.batches, pace.prepare(trainer, ready.batches, ready.held_out), watcher)
         if processes.first:
             write_checked(out / "config.json", {**ready.config, **outcome.summary()})
             if ready.tokenizer is not None and not (out / "tokenizer.json").exists():
@@ -154,8 +163,20 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
         return outcome
 
 
+def set_pace(ready: Prepared, setup: Setup) -> StepPace:
+    """The budget of a run: its steps, or its minutes, in which no text is read too often."""
+    recipe = ready.recipe
+    if recipe.steps:
+        return StepPace(recipe)
+    texts = ready.config.get("rows", ready.config["texts"])
+    most = max(LEAST, PASSES * texts // (recipe.batch_size * recipe.accumulate))
+    return ClockPace(recipe, most, setup.begun or 0.0, setup.note)
+
+
 def prepare_model(setup: Setup) -> Prepared:
     """Read the texts of a recipe, and build the tokenizer and the model."""
+    if setup.recipe.init:
+        setup.note(f"loading {Path(setup.recipe.init).name}", INFO)
     initial = load_initial(setup.recipe)
     if not setup.resume:
         (initial[1] if initial else build_tokenizer(setup.recipe, setup.root, setup.note)).save(

@@ -1,5 +1,6 @@
 """Settings for the user's own texts, chosen from the texts and the device, each with its reason."""
 
+import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,9 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from difflm.data.corpora import corpus_path, counted_texts, file_names, resolve_data
+from difflm.data.corpora import (
+    ALSO,
+    corpus_paths,
+    counted_texts,
+    file_names,
+    find_pair_columns,
+    is_pattern,
+    list_parts,
+    resolve_data,
+)
 from difflm.data.remote import is_remote
-from difflm.data.texts import MOST_TOKENS, ROWS, file_kind, split_long
+from difflm.data.texts import LINES, MOST_TOKENS, ROWS, file_kind, is_model, split_long
 from difflm.data.tokenizers import Bpe, Tokenizer
 from difflm.data.words import split_words
 from difflm.errors import UsageError
@@ -119,8 +129,21 @@ def token_lengths(survey: Survey, kind: str, vocabulary: int, init: str | None) 
 
 
 def is_own_text(name: str) -> bool:
-    """Whether a recipe's name is data instead: a file of texts, or an address to download."""
-    return name not in known_recipes() and (is_remote(name) or file_kind(Path(name)) in (".txt", *ROWS))
+    """Whether a recipe's name is data instead: files of texts or patterns of their names, or an address to download."""
+    kind = file_kind(Path(name))
+    if name in known_recipes() or (kind in (".yaml", ".yml") and not is_pattern(name)):
+        return False
+    there = os.path.isfile(name) or os.path.isdir(name) or is_pattern(name) or bool(list_parts(name))
+    return there or is_remote(name) or kind in ({*LINES} - {""} | {*ROWS})
+
+
+def split_arguments(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The recipe or the texts of a command, joined if there are several, and the `key=value` changes behind them."""
+    changes = [word for word in words if "=" in word and not os.path.exists(word) and not is_remote(word)]
+    names = [word for word in words if word not in changes]
+    if len(names) > 1 and all(map(is_own_text, names)):
+        return ALSO.join(names), changes
+    return names[0] if names else "", [*names[1:], *changes]
 
 
 def own_recipe(
@@ -132,11 +155,20 @@ def own_recipe(
     if "data" in given:
         raise UsageError(f"the texts are given twice: {data} and data={given['data']}.")
     plain = load_recipe(BASE, [f"data={data}", *changes])  # rejects errors before anything is read
-    corpus_path(data, root)
+    if is_model(Path(data)):
+        raise UsageError(f"{data} holds a model, not texts: train it on yours with init={data}, or --resume its run.")
+    corpus_paths(data, root)
+    if pairs := find_pairs(plain, given, root):
+        note(
+            f"task=seq2seq: {file_names(data)} holds pairs; {pairs[1]} is written from {pairs[0]}. "
+            "column=NAME trains on the texts of one column alone"
+        )
+        changes = ["task=seq2seq", f"column={','.join(pairs)}", *changes]
+        plain = load_recipe(BASE, [f"data={data}", *changes])
     sides = ("source", "target") if plain.has_sources else ()
     survey = Survey.of(counted_texts(resolve_data(data, root), root, plain.column, plain.chunk, sides))
     note(f"{file_names(data)}: {survey.texts:,} text{'s'[: survey.texts != 1]} of {survey.characters:,} characters")
-    start = choose_start(survey, given)
+    start = choose_start(survey, given) if not plain.has_sources else []
     if start:
         changes = [f"{key}={value}" for key, value, _ in start] + [*changes]
         plain = load_recipe(BASE, [f"data={data}", *changes])
@@ -149,6 +181,14 @@ def own_recipe(
         note(f"{' '.join(f'{key}={value}' for key, value, reason in chosen if reason == why)}: {why}")
     ignored = (lambda _: None) if start else note  # do not report unused lines if the method was chosen here
     return load_recipe(BASE, [f"data={data}", *(f"{key}={value}" for key, value, _ in chosen), *changes], ignored)
+
+
+def find_pairs(plain: Recipe, given: Mapping[str, Any], root: Path | None) -> tuple[str, str] | None:
+    """The columns of source and target, if the data hold pairs, the method can read them, and no other task or column
+    is given."""
+    if plain.has_sources or METHODS[plain.method].task != "either" or {"task", "column", "chunk", "rows"} & {*given}:
+        return None
+    return find_pair_columns(plain.data, root)
 
 
 def choose_start(survey: Survey, given: Mapping[str, Any]) -> list[Choice]:

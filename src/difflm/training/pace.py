@@ -1,74 +1,314 @@
-"""Choose how many steps of training fit into the given minutes, by timing a few on a copy of the model."""
+"""How long training goes on, and what is due when: by steps, or by the wall clock of the whole command."""
 
 import copy
+import math
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
+from difflm.data.batches import Batch, Stream
 from difflm.training.recipe import Recipe
-from difflm.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from difflm.training.fit import Prepared
+    from difflm.training.trainer import Trainer
 
-TIMED, FEWEST = 3.0, 12  # time at least this many seconds and steps: batches differ in width
-MOST_TIMED = 0.03  # the largest share of the time; slow steps are timed fewer times
-WARM = 3  # steps before timing, in which a GPU compiles
-CHECKS, CHECKING = 20, 0.1  # validations, and the largest share of the time for them
-OTHER = 0.04  # share of the time for checkpoints and samples
+CHECKING, SAVING = 0.08, 0.05  # largest shares of the time for all validations and for checkpoints before the last
+FEWEST_CHECKS, MOST_CHECKS = 8, 20  # validations; the fewest if each of them has to be small
+FEWEST_TEXTS = 8  # of a validation
+PROBED, SLOW = 8, 1.0  # texts that are timed before training; if a step takes less than so many seconds, a whole batch
+CLOSING = 1.5  # seconds after the last checkpoint: the model card, the end of the process
+RISING = 0.1  # share of the time after which the learning rate rises no further
+LOGS, SHORTEST_LOG = 60, 2.0  # lines of the log, and the fewest seconds between two
+SAMPLED = 180.0  # seconds of a run that shows samples: drawing them takes seconds
 PASSES, LEAST = 150, 2000  # over all texts, after which little is learned; steps that are always worth taking
+FEW, FEW_TRAINED = 300, 50  # fewer steps teach nothing: to random weights, to those of a trained model
+WRITING = 1e8  # bytes per second, before a checkpoint was timed
+
+WARN = -1
+What = Literal["log", "save", "validate", "sample"]
 
 
-def choose_steps(ready: "Prepared", out: Path, device: torch.device, report: Callable[[str], None]) -> Recipe:
-    """The recipe with as many steps as fit into its minutes, and the settings that depend on their number."""
-    recipe, begun, whole = ready.recipe, time.perf_counter(), 60 * ready.recipe.minutes
-    step, check = time_training(ready, out, device, MOST_TIMED * whole)
-    budget = (1 - OTHER) * whole - (time.perf_counter() - begun)
-    checks = max(1, min(CHECKS, int(CHECKING * budget / max(check, 1e-9))))
-    steps = max(10, int(max(budget - checks * check, whole / 2) / step))
-    passes = PASSES * ready.config["texts"] // (recipe.batch_size * recipe.accumulate)
-    if "rows" in ready.config:
-        passes = PASSES * ready.config["rows"] // (recipe.batch_size * recipe.accumulate)
-    reason = f"a step takes {step:.2g} s here, and training {recipe.minutes:g} minutes"
-    if steps > max(LEAST, passes):
-        steps, reason = max(LEAST, passes), f"that is {PASSES} times over all texts, or the fewest steps that pay"
-    every = -(-steps // checks)  # the last step is validated anyway
-    pace = {
-        "steps": steps,
-        "warmup": min(recipe.warmup, steps // 10),
-        "ema": max(0.0, min(recipe.ema, 1 - 10 / steps)),
-        "log_every": max(1, min(recipe.log_every, steps // 20)),
-        "save_every": every,
-        "validate_every": every,
-        "sample_every": steps // 2 if recipe.sample_every else 0,
-    }
-    report(f"steps={steps:,}: {reason}; validation every {every:,}")
-    return recipe.model_copy(update=pace)
+class StepPace:
+    """A budget in steps. Every decision is a function of the step, so a resumed run repeats it."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.steps = recipe, recipe.steps
+
+    def rate(self, step: int) -> float:
+        return self.recipe.rate(step)
+
+    def has_ended(self, step: int) -> bool:
+        return step >= self.steps
+
+    def is_due(self, what: What, step: int) -> bool:
+        every = getattr(self.recipe, f"{what}_every")
+        return bool(every) and step % every == 0
+
+    def count_waits(self, step: int, best: int) -> float:
+        """Validations since the best one."""
+        return (step - best) / self.recipe.validate_every
+
+    def prepare(self, trainer: "Trainer", batches: Stream, held_out: list[Batch]) -> list[Batch]:
+        """Look at what is to be trained; return the held-out texts that there is time for."""
+        return held_out
+
+    def replan(self, step: int, trained: float, taken: int, seconds: float) -> None: ...
+
+    @contextmanager
+    def spend(self, what: What, step: int) -> Iterator[None]:
+        yield
+
+    def state(self, step: int) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None: ...
 
 
-def time_training(ready: "Prepared", out: Path, device: torch.device, most: float) -> tuple[float, float]:
-    """Seconds per step, timed for at most `most` seconds, and per validation. The model itself is not changed."""
-    recipe = ready.recipe.model_copy(update={"steps": 1_000_000})
-    trainer = Trainer(copy.deepcopy(ready.model), recipe, out, device, ready.figure)
+@dataclass(frozen=True)
+class Plan:
+    """What is left of a run, as of one step."""
 
-    def take_step() -> None:
-        first = trainer.step * recipe.accumulate
-        losses = trainer.train_step([ready.batches.batch(first + k) for k in range(recipe.accumulate)])
-        float(losses["loss"])  # synchronises
+    step: int
+    steps: int  # in all
+    share: float  # of the training time that has passed
 
-    for _ in range(WARM):
-        take_step()
-    begun, before = time.perf_counter(), trainer.step
-    while True:
-        take_step()
-        spent, taken = time.perf_counter() - begun, trainer.step - before
-        if spent >= most or (spent >= TIMED and taken >= FEWEST):
+    def share_at(self, step: int) -> float:
+        """The share of the training time that will have passed at a later step."""
+        return self.share + (1 - self.share) * min(1.0, (step - self.step) / max(1, self.steps - self.step))
+
+
+def plan_steps(step: int, trained: float, left: float, step_seconds: float, most: int) -> Plan:
+    """Plan the rest of a run that has trained for some seconds and has others left, with at most `most` steps."""
+    more = max(0, min(round(left / step_seconds), most - step))
+    return Plan(step, step + more, trained / max(1e-9, trained + more * step_seconds))
+
+
+def plan_checks(budget: float, seconds: float) -> int:
+    """How many validations of so many seconds fit into the budget of all, if a smaller one may be made."""
+    return max(FEWEST_CHECKS, min(MOST_CHECKS, int(budget / max(seconds, 1e-9))))
+
+
+def size_validation(texts: int, levels: int, most: float) -> tuple[int, int]:
+    """How many texts to validate, and noise levels over all of them, if there is time for `most` levels of a text:
+    first fewer levels per text, then fewer texts."""
+    if most < texts:
+        texts = max(min(FEWEST_TEXTS, texts), int(most))
+        return texts, texts
+    return texts, texts * min(math.ceil(levels / texts), int(most / texts))
+
+
+class ClockPace(StepPace):
+    """A budget in minutes of the whole command: reading, training, validating and saving. The number of steps is
+    planned again at every line of the log, and the learning rate falls with the share of the time that has passed."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        most: int,
+        begun: float,
+        note: Callable[[str, int], None],
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(recipe)
+        self.most, self.note = most, note
+        self.whole, self.begun, self.now = 60 * recipe.minutes, begun, now
+        self.before = 0.0  # seconds of the commands that this one continues
+        self.checks: list[int] = []  # steps of the validations so far
+        self.checking = 0.0  # seconds for them
+        self.validated: tuple[int, int] | None = None  # texts, and noise levels over all of them
+        self.finished = False  # in an earlier command
+        self.log_every = max(SHORTEST_LOG, self.whole / LOGS)
+        self.save_seconds, self.checked_at = 0.0, 0.0  # of the last checkpoint, and when the last validation ended
+        # Seconds of a validation, and of a step at that time.
+        self.check_cost: tuple[float, float | None] = (CHECKING * self.whole / FEWEST_CHECKS, None)
+        self.step_seconds: float | None = None
+        self.told = False
+        self.plan = Plan(0, most, 0.0)
+        self.log_at, self.log_by, self.check_at = 1, 0.0, math.inf
+        self.save_at, self.sample_at = math.inf, self.whole / 2 if self.whole >= SAMPLED else math.inf
+        self._recent = (0.0, 0.0)  # seconds and steps, the older ones with less weight
+
+    @property
+    def elapsed(self) -> float:
+        return self.before + self.now() - self.begun
+
+    @property
+    def check_seconds(self) -> float:
+        """Seconds of a validation, which change with those of a step when others use the machine."""
+        seconds, step = self.check_cost
+        return seconds * self.step_seconds / step if step and self.step_seconds else seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds for steps, before the last validation and the last checkpoint."""
+        return self.whole - self.check_seconds - self.save_seconds - CLOSING - self.elapsed
+
+    def rate(self, step: int) -> float:
+        share = self.plan.share_at(step)
+        rise = max((step + 1) / max(1, self.recipe.warmup), share / RISING)
+        return min(1.0, rise) * self.recipe.decayed(1 - share)
+
+    def has_ended(self, step: int) -> bool:
+        """Whether steps are over; at least one is taken."""
+        ended = step >= self.plan.steps or self.left < 0.5 * (self.step_seconds or 0)
+        return self.finished or (step > 0 and ended)
+
+    def is_due(self, what: What, step: int) -> bool:
+        if what == "log":
+            return step >= self.log_at or self.elapsed >= self.log_by
+        return self.elapsed >= {"validate": self.check_at, "save": self.save_at, "sample": self.sample_at}[what]
+
+    def count_waits(self, step: int, best: int) -> float:
+        return sum(check > best for check in self.checks)
+
+    # -- planning -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, trainer: "Trainer", batches: Stream, held_out: list[Batch]) -> list[Batch]:
+        if self.finished:
+            return held_out
+        recipe, seconds = self.recipe, None
+        self.note("timing a few texts", 0)
+        if held_out:
+            texts, levels = sum(len(batch.lengths) for batch in held_out), trainer.validation_levels(held_out)
+            texts, trainer.levels = self.size_checks(texts, levels, time_level(trainer, held_out))
+            held_out = take_texts(held_out, texts)
+        if trainer.device.type != "cuda":  # which compiles a step before it is fast
+            first = batches.batch(trainer.step * recipe.accumulate)
+            seconds = recipe.accumulate * time_gradients(trainer, first)
+        self.begin(trainer.step, trainer.seconds, seconds, sum(one.numel() for one in trainer.model.parameters()))
+        return held_out
+
+    def begin(self, step: int, trained: float, step_seconds: float | None, weights: int) -> None:
+        """Plan a run from the estimated seconds of a step; without an estimate, after its second step."""
+        self.save_seconds = 20 * weights / WRITING  # weights, average and moments, and the best weights
+        self.save_at = self.elapsed + max(self.whole / MOST_CHECKS, self.save_seconds / SAVING)
+        self.step_seconds, self.log_at, self.log_by = step_seconds, step + 1, self.elapsed + self.log_every
+        self.plan = Plan(step, max(self.most, step + 1), trained / max(1e-9, trained + self.left))
+        self.check_cost, self.checked_at = (self.check_cost[0], step_seconds), self.elapsed
+        if step_seconds is not None:
+            self.make_plan(step, trained)
+            self.announce(step, step_seconds)
+
+    def replan(self, step: int, trained: float, taken: int, seconds: float) -> None:
+        """Plan again, after some steps that took so many seconds."""
+        if self.step_seconds is None:  # the first step, in which a GPU compiles
+            self.step_seconds, self.log_at = seconds / taken, step + 1
+            return
+        self._recent = (self._recent[0] / 2 + seconds, self._recent[1] / 2 + taken)
+        self.step_seconds = self._recent[0] / self._recent[1]
+        self.make_plan(step, trained)
+        if not self.told:
+            self.announce(step, self.step_seconds)
+
+    def make_plan(self, step: int, trained: float) -> None:
+        seconds = max(self.step_seconds or 0, 1e-9)
+        self.plan = plan_steps(step, trained, self.left, seconds, self.most)
+        self.steps = self.plan.steps
+        ahead = min(int(self.log_every / seconds), step, self.steps - step)
+        self.log_at, self.log_by = step + max(1, ahead), self.elapsed + 2 * self.log_every
+        self.check_at = self.next_check(self.elapsed + (self.steps - step) * seconds)
+
+    def next_check(self, end: float) -> float:
+        """When to validate again, if steps end then and all validations together stay within their share of the time.
+        The last step is validated anyway."""
+        affordable = int((CHECKING * self.whole - self.checking) / max(self.check_seconds, 1e-9))
+        count = min(affordable, MOST_CHECKS - len(self.checks))
+        return self.checked_at + (end - self.checked_at) / count if count > 1 else math.inf
+
+    def size_checks(self, texts: int, levels: int, level_seconds: float) -> tuple[int, int]:
+        """Choose once for all validations how many texts they measure, and how many noise levels over all of them;
+        `level_seconds` are those of one level of a text."""
+        if self.validated is None:
+            budget = CHECKING * self.whole
+            count = plan_checks(budget, level_seconds * max(texts, levels))
+            self.validated = size_validation(texts, levels, budget / count / max(level_seconds, 1e-9))
+        self.check_cost = (level_seconds * self.validated[1], self.step_seconds)
+        return self.validated
+
+    def announce(self, step: int, step_seconds: float) -> None:
+        """Say how many steps to expect, and warn if they teach nothing."""
+        self.told = True
+        few = FEW_TRAINED if self.recipe.init or self.recipe.model.get("pretrained") else FEW
+        unit = "minute" if self.recipe.minutes == 1 else "minutes"
+        resumed, count = bool(self.before), max(1, self.steps - step)
+        said = f"about {count:,} {'step fits' if count == 1 else 'steps fit'} into "
+        said += f"{'the rest of ' * resumed}{self.recipe.minutes:g} {unit}, {step_seconds:.2g} s each"
+        if resumed or self.steps >= few:
+            passes = f"; more than {PASSES} times over all texts would not help" * (self.steps == self.most)
+            self.note(said + passes, 0)
+            return
+        enough = math.ceil((self.elapsed + few * step_seconds) / (1 - CHECKING - SAVING) / 60)
+        smaller = "a smaller batch_size" if few == FEW_TRAINED else "a smaller model (model.hidden=64 model.layers=2)"
+        advice = f"Fewer texts do not help; give minutes={enough} or more, {smaller}, or a faster machine."
+        self.note(f"{said}: too few to learn much, which takes {few} or more. {advice}", WARN)
+
+    # -- the time of validations and checkpoints ----------------------------------------------------------------------
+
+    @contextmanager
+    def spend(self, what: What, step: int) -> Iterator[None]:
+        begun = self.now()
+        yield
+        seconds = self.now() - begun
+        if what == "validate":
+            self.checks.append(step)
+            self.checking, self.check_cost = self.checking + seconds, (seconds, self.step_seconds)
+            self.checked_at, self.check_at = self.elapsed, math.inf  # until it is planned again
+            self.log_at = step + 1
+        elif what == "save":
+            self.save_seconds = seconds
+            self.save_at = self.elapsed + max(self.whole / MOST_CHECKS, seconds / SAVING)
+        else:
+            self.sample_at = math.inf
+
+    def state(self, step: int) -> dict[str, Any]:
+        ended = self.whole if self.has_ended(step) else 0.0
+        sizes: Sequence[int] = self.validated or ()
+        spent = {"elapsed": self.elapsed, "checking": self.checking, "ended": ended}
+        return {"clock": {**spent, "checks": self.checks, "validated": [*sizes]}}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        if found := state.get("clock"):
+            self.before, self.checking = float(found["elapsed"]), float(found["checking"])
+            self.checks, self.finished = [*found["checks"]], found["ended"] >= self.whole
+            self.validated = tuple(found["validated"]) or None
+
+
+def time_gradients(trainer: "Trainer", batch: Batch) -> float:
+    """Seconds for the gradients of a batch, from those of few of its texts on a copy of the model."""
+    model, rows = copy.deepcopy(trainer.ema.model).train(), len(batch.lengths)
+    for own, original in zip(model.parameters(), trainer.model.parameters(), strict=True):
+        own.requires_grad_(original.requires_grad)
+    model.begin_update(trainer.step)
+    for count in (min(PROBED, rows), rows):
+        begun = time.perf_counter()
+        with trainer.autocast():
+            losses = model(trainer.to_device(batch.take(slice(0, count))))
+        (losses.total / losses.count).backward()
+        seconds = (time.perf_counter() - begun) * rows / count
+        if seconds > SLOW:
             break
-    step = spent / taken
-    begun = time.perf_counter()
-    if ready.held_out:
-        trainer.validate(ready.held_out)
-    return step, time.perf_counter() - begun
+    return seconds
+
+
+def time_level(trainer: "Trainer", held_out: list[Batch]) -> float:
+    """Seconds to validate one noise level of a text."""
+    few = [held_out[0].take(slice(0, PROBED))]
+    trainer.levels, count = len(few[0].lengths), 1 + (trainer.device.type == "cuda")  # a GPU compiles first
+    for _ in range(count):
+        begun = time.perf_counter()
+        trainer.validate(few)
+        seconds = time.perf_counter() - begun
+    mean = sum(batch.ids.size for batch in held_out) / sum(len(batch.lengths) for batch in held_out)
+    return seconds * mean / few[0].ids.size
+
+
+def take_texts(batches: list[Batch], count: int) -> list[Batch]:
+    """The first texts of some batches."""
+    taken = list[Batch]()
+    for batch in batches:
+        if count > 0:
+            taken.append(batch.take(slice(0, count)))
+            count -= len(batch.lengths)
+    return taken

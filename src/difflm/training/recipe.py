@@ -1,6 +1,7 @@
 """Recipes: a YAML file with a method, a data set, sizes and a budget, and `key=value` changes to it."""
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -40,10 +41,10 @@ class Recipe(BaseModel):
     "A bundled model or the directory of a run whose tokenizer and weights this run starts from; none: random weights."
 
     data: str
-    "The name of a corpus (`e2e`, `roc`, `multi30k` …), the path of a .txt, .csv or .jsonl file, or SOURCES,TARGETS; \
-    the https address of such a file; or hf:NAME of a dataset."
+    "The name of a corpus (`e2e`, `roc`, `multi30k` …); the path of a .txt, .csv, .tsv or .jsonl file, of a folder, a \
+    pattern, or several with | between them; SOURCES,TARGETS; the https address of a file; or hf:NAME of a dataset."
     column: str | None = None
-    "The column of a .csv or .jsonl file that holds the text; with sources, SOURCE,TARGET."
+    "The column of a .csv, .tsv or .jsonl file that holds the text; with sources, SOURCE,TARGET."
     chunk: int = Field(default=0, ge=0, le=512)
     "Cut a .txt file into texts of this many characters, instead of using each line as a text."
     split: int = Field(default=0, ge=0)
@@ -76,9 +77,9 @@ class Recipe(BaseModel):
     "Default sampling temperature of the trained model; by default the method's own."
 
     steps: int = Field(ge=0)
-    "0: as many as fit into `minutes`, according to the time of a step on the device."
+    "0: as many as fit into `minutes`."
     minutes: PositiveFloat = 10.0
-    "Training time, if it determines the number of steps."
+    "With steps=0: the time of the whole command, from reading the texts to saving the model."
     batch_size: int = Field(default=64, ge=2)
     lr: PositiveFloat = 1e-3
     warmup: int = Field(default=500, ge=0)
@@ -110,7 +111,10 @@ class Recipe(BaseModel):
         """The learning rate of a step: linear warm-up, then decay to zero at the last step."""
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
-        left = 1 - (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.decayed(1 - (step - self.warmup) / max(1, self.steps - self.warmup))
+
+    def decayed(self, left: float) -> float:
+        """The learning rate after warm-up, where this share of the steps is left."""
         shape = {"none": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}
         return self.lr * shape[self.decay]
 
@@ -217,7 +221,7 @@ def split_change(change: str) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     if not equals:
         raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.")
-    value = _value(text, change)
+    value = (text or None) if key.strip() == "data" else _value(text, change)  # a name is no YAML: *.txt, [a].txt
     return key.strip(), None if (key.strip(), value) == ("init", "none") else value
 
 
@@ -310,8 +314,10 @@ def _read(name_or_path: str) -> dict[str, Any]:
     except (FileNotFoundError, IsADirectoryError):
         if path.is_dir():
             raise UsageError(f"{path} is a directory. For the texts in it, give own-text data={path}.") from None
-        hint = suggest(name_or_path, bundled, quoted=False)
-        raise UsageError(f"no recipe {name_or_path!r}. {hint}Known: {', '.join(bundled)}; or a YAML file.") from None
+        beside = os.listdir(path.parent) if path.parent.is_dir() else []
+        hint = suggest(path.name, [*bundled, *beside], quoted=False)
+        known = f"Known: {', '.join(bundled)}; or a YAML file."
+        raise UsageError(f"no recipe {name_or_path!r}, and no such file. {hint}{known}") from None
     except (OSError, *NOT_YAML) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UsageError(f"{path} is not a readable recipe: {reason}.") from None

@@ -9,8 +9,9 @@ from difflm.errors import UsageError
 from difflm.runtime.files import append_line, check_regular, parse_record, write_atomic
 from difflm.training.recipe import Recipe, check, read_recipe
 
-CHANGEABLE = ("steps", "lr", "log")  # keys of a recipe that may change when a run is resumed
-PACE = ("steps", "warmup", "ema", "log_every", "save_every", "validate_every", "sample_every")  # chosen with the steps
+CHANGEABLE = ("steps", "minutes", "lr", "log")  # keys of a recipe that may change when a run is resumed
+# Earlier versions chose these for the minutes when a run began.
+PACE = ("steps", "warmup", "ema", "log_every", "save_every", "validate_every", "sample_every")
 REPEATED = ("train", "validation")  # records that a resumed run writes again
 Changes = dict[str, tuple[Any, Any]]  # the values before and now, by key
 
@@ -20,13 +21,13 @@ def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
     deliberate changes."""
     before = check(read_recipe(out))
     sizes = {key: getattr(recipe, key) or getattr(before, key) for key in ("longest", "source_longest")}
-    if not recipe.steps:
+    if not recipe.steps and before.steps:
         sizes |= {key: getattr(before, key) for key in PACE}
     recipe = recipe.model_copy(update=sizes)
     pairs = {key: (getattr(before, key), getattr(recipe, key)) for key in Recipe.model_fields}
     changes = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
     for key, (then, now) in changes.items():
-        if key not in CHANGEABLE:
+        if key not in CHANGEABLE or (key == "minutes" and before.steps):
             allowed = f"{', '.join(CHANGEABLE[:-1])} and {CHANGEABLE[-1]}"
             raise UsageError(f"{out} was started with {key}={then}, not {now}. Only {allowed} may change at --resume.")
     return recipe, changes
@@ -35,7 +36,7 @@ def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
 def record_changes(changes: Changes, step: int, steps: int, out: Path, note: Callable[[str, int], None]) -> None:
     """Record in the metrics which settings apply from this step on, of `steps`. The recipe is written afterwards: if
     the run is killed in between, it records them again."""
-    if steps < step:
+    if 0 < steps < step:
         raise UsageError(f"{out} is at step {step:,} already: give steps={step} or more.")
     if "lr" in changes and steps == step:
         raise UsageError(f"{out} has taken all of its {step:,} steps: with another lr, give more steps=N too.")

@@ -36,6 +36,7 @@ from difflm.training.checkpoints import (
 from difflm.training.ema import Ema
 from difflm.training.graph_capture import CapturedGradients, Gradients
 from difflm.training.master_weights import MasterWeights
+from difflm.training.pace import StepPace
 from difflm.training.recipe import Recipe
 from difflm.training.resuming import drop_records_after
 from difflm.training.sharding import (
@@ -153,7 +154,9 @@ class Trainer:
         device: torch.device,
         figure: Figure = "nats_per_token",
         capture: bool = True,
+        pace: StepPace | None = None,
     ) -> None:
+        self.pace = pace or StepPace(recipe)
         self.model, self.recipe, self.run, self.device = model.to(device), recipe.adapt_to(device.type), run, device
         self.figure = figure  # what validation measures
         self.dtype = torch.bfloat16 if self.recipe.precision == "bf16" else None  # of autocast
@@ -178,6 +181,7 @@ class Trainer:
         self.step = 0
         self.seconds = 0.0
         self.validation: dict[str, Any] = {}  # the best with patience, else the last
+        self.levels: int | None = None  # noise levels over all held-out texts; None: as many as usual
         self.best_weights: dict[str, Tensor] | None = None
         self.sha256: str | None = None  # of the model's file, once it is saved
         self._graphs: dict[Hashable, CapturedGradients] = {}
@@ -230,7 +234,7 @@ class Trainer:
         whole = sum_losses(found)
         if self.summed:  # parts of a batch may have different token counts, so sums are divided once
             whole = self.divide_grads(whole)
-        self.update(self.step, 0 if self._sums else batches[-1].key)
+        self.update(self.step, self.pace.rate(self.step), 0 if self._sums else batches[-1].key)
         self.step += 1
         return whole.means()
 
@@ -271,15 +275,16 @@ class Trainer:
         or nats of the labels per text; for a bound, also return the standard error over texts and draws."""
         found: list[Tensor] = []  # nats of each text, the mean of its copies
         counts: list[Tensor] = []  # their denominators
-        draws, copies = self.validation_draws(batches) if self.model.likelihood == "bound" else (1, 1)
-        copies = copies if batches[0].documents is None else 1  # packed rows are long
-        for number, batch in enumerate(batches):
+        draws, copies = self.validation_draws(batches)
+        copies, seen = copies if batches[0].documents is None else 1, 0  # packed rows are long
+        for batch in batches:
             size, moved = len(batch.lengths), self.to_device(batch)
             rows = self.processes.rows(size) if size >= self.processes.count else slice(0, size)
             repeated = moved.take(rows).map(lambda array: array.repeat_interleave(copies, 0))
             samples = torch.arange(rows.start * copies, rows.stop * copies, device=self.device)
             with self.autocast():
-                nats = self.ema.model.nats(repeated, Noise(self.recipe.seed, samples + number * size * copies), draws)
+                nats = self.ema.model.nats(repeated, Noise(self.recipe.seed, samples + seen * copies), draws)
+            seen += size
             found.append(self.processes.merge_rows(nats.double().view(-1, copies).mean(1), size))
             # The denominator is words and END, or texts; a reflow path has no END.
             words = moved.lengths * (self.figure != "label_nats")
@@ -293,13 +298,20 @@ class Trainer:
             return float(value), None
         return float(value), float((nats - value * count).std() * math.sqrt(len(nats)) / count.sum())
 
-    def validation_draws(self, batches: list[Batch]) -> tuple[int, int]:
-        """Noise levels per text, and copies of it in a batch: many levels of few texts are faster in one batch."""
+    def validation_levels(self, batches: list[Batch]) -> int:
+        """Noise levels over all held-out texts that give a precise figure, or fewer where a processor is slow."""
         texts, levels = sum(len(batch.lengths) for batch in batches), VALIDATION_DRAWS
+        if self.model.likelihood != "bound":
+            return texts
         if self.device.type == "cpu":
             tokens = sum(batch.ids.size for batch in batches) / texts
             weights = sum(weight.numel() for weight in self.model.parameters())
             levels = min(levels, math.ceil(min(CPU_TOKENS, CPU_WORK / weights) / tokens))
+        return levels
+
+    def validation_draws(self, batches: list[Batch]) -> tuple[int, int]:
+        """Noise levels per text, and copies of it in a batch: many levels of few texts are faster in one batch."""
+        texts, levels = sum(len(batch.lengths) for batch in batches), self.levels or self.validation_levels(batches)
         draws = min(MOST_SEQUENTIAL, math.ceil(levels / texts))
         return draws, math.ceil(levels / (texts * draws))
 
@@ -316,6 +328,7 @@ class Trainer:
             if (metrics := self.run / "metrics.jsonl").exists():
                 sync_path(metrics)
         state = {"step": self.step, "seconds": self.seconds, "validation": self.validation}
+        state |= self.pace.state(self.step)
         if self.processes.shards:
             save_shards(self.processes, self.run, self.step, self.tensors(), state)
         elif self.processes.first:
@@ -361,56 +374,66 @@ class Trainer:
         best = _with_prefix(tensors, "best.")
         self.best_weights = {k: v.to(self.device) for k, v in best.items()} or None
         self.step, self.seconds, self.validation = state["step"], state["seconds"], state.get("validation", {})
+        self.pace.load(state)
 
     # -- the run ------------------------------------------------------------------------------------------------
 
     def fit(self, batches: Stream, held_out: list[Batch], watcher: Watcher) -> Outcome:
-        recipe = self.recipe
+        recipe, pace = self.recipe, self.pace
         stop: Stopped = "done"
-        if self.step >= recipe.steps or self.out_of_patience():  # a finished run lacks at most model.safetensors
+        last = pace.has_ended(self.step)
+        if last or self.out_of_patience():  # a finished run lacks at most model.safetensors
             self.save_model()
-            return self.outcome("done" if self.step >= recipe.steps else "early")
+            return self.outcome("done" if last else "early")
         accumulated: dict[str, Tensor] = {}
         on_loss.append(lambda: f"{self.advise()}; --resume continues it.")
         since, tokens, start, since_step = time.perf_counter(), 0, time.perf_counter() - self.seconds, self.step
         stream = prefetch(batches, self.step * recipe.accumulate)
         with catch_stop_signals() as asked_to_stop, closing(stream):
-            while self.step < recipe.steps:
+            while not last and stop == "done":
                 micro = [next(stream)[1] for _ in range(recipe.accumulate)]
                 tokens += sum(int(b.lengths.sum()) for b in micro)
+                rate = pace.rate(self.step)
                 for name, value in self.train_step(micro).items():
                     accumulated[name] = accumulated[name] + value if name in accumulated else value
-                last = self.step == recipe.steps
+                last = pace.has_ended(self.step)
                 stopping = self.processes.any(asked_to_stop())
                 # Losses are checked before anything is saved.
-                due = (recipe.log_every, recipe.save_every, recipe.validate_every)
-                if last or stopping or any(self.step % every == 0 for every in due):
+                if last or stopping or any(pace.is_due(what, self.step) for what in ("log", "save", "validate")):
                     now, count = time.perf_counter(), self.step - since_step
                     losses = {name: float(value) / count for name, value in accumulated.items()}
                     self.seconds = now - start
                     self.check_finite(losses)
+                    pace.replan(self.step, self.seconds, count, now - since)
+                    last = pace.has_ended(self.step)
                     speed = count / (now - since), tokens / (now - since)
-                    report = Progress(self.step, recipe.steps, losses, recipe.rate(self.step - 1), self.seconds, *speed)
+                    report = Progress(self.step, pace.steps, losses, rate, self.seconds, *speed)
                     self.note_record(report.record())
                     watcher.progress(report)
                     accumulated, since, tokens, since_step = {}, now, 0, self.step
                 pause = time.perf_counter()
-                validating = held_out and (self.step % recipe.validate_every == 0 or last)
-                if validating and self.note_validation(*self.validate(held_out), watcher):
-                    stop = "early"
-                showing = recipe.sample_every and self.step % recipe.sample_every == 0 and not last
-                # A classifier generates no samples, and samples are drawn from noise alone, without a source.
-                showing = showing and self.processes.first and not self.processes.shards
-                if showing and isinstance(self.ema.model, LanguageModel) and not recipe.has_sources:
-                    watcher.samples(self.step, self.ema.model)
-                since += time.perf_counter() - pause
+                if held_out and (last or pace.is_due("validate", self.step)):
+                    with pace.spend("validate", self.step):
+                        found = self.validate(held_out)
+                    if self.note_validation(*found, watcher):
+                        stop = "early"
+                if not last and recipe.sample_every and pace.is_due("sample", self.step) and self.can_sample:
+                    with pace.spend("sample", self.step):
+                        watcher.samples(self.step, self.ema.model)  # type: ignore[arg-type]
                 if stopping and not last and stop == "done":
                     stop = "interrupted"
-                if self.step % recipe.save_every == 0 or last or stop != "done":
-                    self.save()
-                if stop != "done":
-                    break
+                if last or stop != "done" or pace.is_due("save", self.step):
+                    with pace.spend("save", self.step):
+                        self.save()
+                since += time.perf_counter() - pause
         return self.outcome(stop)
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether to show samples: a classifier generates none, and they are drawn from noise alone, without a
+        source."""
+        alone = self.processes.first and not self.processes.shards
+        return alone and isinstance(self.ema.model, LanguageModel) and not self.recipe.has_sources
 
     def outcome(self, stopped: Stopped) -> Outcome:
         shipped = self.best_weights is not None or self.validation.get("step") == self.step
@@ -452,7 +475,7 @@ class Trainer:
         return self.out_of_patience()
 
     def out_of_patience(self) -> bool:
-        waited = (self.step - self.validation.get("step", self.step)) / self.recipe.validate_every
+        waited = self.pace.count_waits(self.step, self.validation.get("step", self.step))
         return bool(self.recipe.patience) and waited >= self.recipe.patience
 
 

@@ -35,10 +35,10 @@ class Update:
         self._numbers = torch.zeros(len(groups), 5, device=device)
         self._captured: dict[Hashable, CapturedFunction] = {}
 
-    def __call__(self, step: int, buffers: Hashable) -> None:
-        """Apply the gradients of a step counted from 0. `buffers` names the memory that holds them, since a captured
-        update reads fixed addresses."""
-        self.optimizer.param_groups[0]["lr"] = self.recipe.rate(step)
+    def __call__(self, step: int, lr: float, buffers: Hashable) -> None:
+        """Apply the gradients of a step counted from 0, at a learning rate. `buffers` names the memory that holds
+        them, since a captured update reads fixed addresses."""
+        self.optimizer.param_groups[0]["lr"] = lr
         if self.at_once:
             self._apply_fused(step, buffers)
         else:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,12 +31,13 @@ def train(
         str,
         typer.Argument(
             metavar="TEXTS|RECIPE",
-            help="A file with one text per line, or a recipe: its name (see: difflm methods) or a YAML file.",
+            help="Files or folders of texts, one per line, or a recipe: its name (see: difflm methods) or a YAML file.",
             autocompletion=complete_recipes,
         ),
     ],
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="key=value …", help="Settings to change, such as steps=100.")
+        list[str] | None,
+        typer.Argument(metavar="key=value …", help="Settings to change, such as minutes=5 or steps=100."),
     ] = None,
     out: Annotated[Path | None, option("Directory to save the run in.", "RUN")] = None,
     resume: Annotated[bool, option("Continue the run in --out.", None, "--resume")] = False,
@@ -46,19 +48,25 @@ def train(
     as_json: Json = False,
 ) -> int:
     """Train a model on your own texts, or from a recipe. Ctrl-C saves a checkpoint; --resume continues from it."""
+    begun = time.perf_counter()
     check_names(device)
+    from difflm.data.corpora import is_pattern, list_parts
     from difflm.data.remote import is_remote
-    from difflm.training.own_text import is_own_text
+    from difflm.training.own_text import is_own_text, split_arguments
     from difflm.training.recipe import load_recipe
 
+    given = [recipe, *(changes or ())]
+    recipe, changes = split_arguments(given)
     own = is_own_text(recipe)
-    if own and not is_remote(recipe) and not data:  # the data directory may contain the file
-        check_file(recipe)
+    if own and not data:  # the data directory may contain the file
+        for part in list_parts(recipe) or [recipe]:
+            if not is_remote(part) and not is_pattern(part):
+                check_file(part)
     if own:
-        resolved = resolve_own(recipe, changes or (), out, data, device, resume)
+        resolved = resolve_own(recipe, changes, out, data, device, resume)
         out = out or default_run(recipe, resolved.method)
     else:
-        resolved = load_recipe(recipe, changes or (), note)
+        resolved = load_recipe(recipe, changes, note)
     if dry_run:
         show_recipe(resolved, as_json)
         show_estimate(resolved, device)
@@ -71,10 +79,10 @@ def train(
         divide_weights()
     if resolved.method == "classifier" and current().count > 1:
         raise UsageError("a classifier is small: train it with one process, without torchrun.")
-    command = ["difflm", "train", recipe, *(changes or ()), "--out", str(out), *["--shard"] * shard]
+    command = ["difflm", "train", *given, "--out", str(out), *["--shard"] * shard]
     if current().count > 1:
         command = ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1"), "-m", *command]
-    outcome = train_and_save(resolved, out, command, data, device, resume, as_json)
+    outcome = train_and_save(resolved, out, command, data, device, resume, as_json, begun)
     if outcome.stopped == "interrupted":
         return 1
     if not current().first:  # of several processes
@@ -101,14 +109,22 @@ def train(
 
 
 def default_run(texts: str, method: str) -> Path:
-    """The directory of an unnamed run, from the names of its texts and method."""
-    return Path(f"{Path(texts.rstrip('/')).name.split('.')[0] or 'run'}-{method}")
+    """The directory of an unnamed run, from the names of its texts, the first of several, and its method."""
+    from difflm.data.corpora import is_pattern, list_parts
+    from difflm.data.remote import is_remote
+
+    first = (list_parts(texts) or [texts])[0]
+    path = Path(first.rstrip("/")) if is_remote(first) else Path(os.path.abspath(first))
+    while is_pattern(str(path)):
+        path = path.parent
+    return Path(f"{path.name.split('.')[0] or 'run'}-{method}")
 
 
 def resolve_own(
     texts: str, changes: Sequence[str], out: Path | None, data: Path | None, device: str, resume: bool
 ) -> "Recipe":
     """The recipe for the user's own texts: chosen from them, or that of the run which is continued."""
+    from difflm.data.corpora import file_names
     from difflm.generation.jobs import check_device
     from difflm.training.own_text import begun_recipe, own_recipe
 
@@ -116,14 +132,23 @@ def resolve_own(
         named = next((one.removeprefix("method=") for one in changes if one.startswith("method=")), None)
         usual = [default_run(texts, method) for method in ([named] if named else ["difflm", "mdlm"])]
         return begun_recipe(out or next((run for run in usual if run.exists()), usual[0]), texts, changes)
+    note(f"reading {file_names(texts)} …")  # at once: torch takes seconds to import
     kind = check_device(device).type
     return own_recipe(texts, changes, data, kind if kind == "cuda" else "cpu", note)
 
 
 def train_and_save(
-    recipe: "Recipe", out: Path, command: Sequence[str], data: Path | None, device: str, resume: bool, as_json: bool
+    recipe: "Recipe",
+    out: Path,
+    command: Sequence[str],
+    data: Path | None,
+    device: str,
+    resume: bool,
+    as_json: bool,
+    begun: float | None = None,
 ) -> "Outcome":
-    """Train a run and write its card; if it is interrupted, say how to continue."""
+    """Train a run and write its card; if it is interrupted, say how to continue. The clock of its minutes began at
+    `begun`, now by default."""
     from difflm.generation.jobs import check_device
     from difflm.runtime.distributed import current
     from difflm.training.classifier import train_guide
@@ -133,7 +158,7 @@ def train_and_save(
 
     with TrainingView(out, as_json) as view, track_run(recipe, out, view) as watcher:
         work = train_guide if recipe.method == "classifier" else train_run
-        outcome = work(recipe, out, check_device(device), watcher, view.reading, data, resume)
+        outcome = work(recipe, out, check_device(device), watcher, view.reading, data, resume, begun)
     if outcome.stopped == "interrupted":
         again = [*command, *([] if "compare" in command else ["--resume"])]
         again += ["--data", str(data)] if data and not os.environ.get("DIFFLM_DATA") else []
