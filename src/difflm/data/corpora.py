@@ -14,10 +14,13 @@ from difflm.data.remote import fetch_remote, is_remote, resolve_remote
 from difflm.data.stories import marked, read_stories, rearranged, roc_path, with_excerpts
 from difflm.data.texts import (
     FORMATS,
+    NO_TEXT,
     Example,
     check_any,
     check_one_kind,
     check_readable,
+    file_kind,
+    looks_like_text,
     pair_columns,
     read_chunks,
     read_examples,
@@ -83,10 +86,9 @@ def describe_training(config: Mapping[str, Any]) -> str | None:
 
 def file_names(name_or_path: str) -> str:
     """The name of a corpus, or of its files without their directories."""
-    names = [Path(part).name for part in list_parts(name_or_path)]
-    if len(names) > 3:
-        return f"{names[0]} and {len(names) - 1} others"
-    return ",".join(names or [Path(part).name for part in split_paths(name_or_path)])
+    parts = list_parts(name_or_path) or split_paths(name_or_path)
+    names = [Path(part).name or Path(part).resolve().name for part in parts]
+    return ",".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} others"
 
 
 def split_paths(name_or_path: str | Path) -> list[str]:
@@ -114,13 +116,19 @@ def find_files(name_or_path: str, root: Path | None) -> list[Path]:
     """The files of texts that a name stands for: one, several, those that a pattern matches, or all of a directory."""
     found = list[Path]()
     for part in list_parts(name_or_path) or [name_or_path]:
-        matching = sorted(glob.glob(part, recursive=True)) if is_pattern(part) else [part]
-        if not matching:
-            raise UsageError(f"no file matches {part!r}.")
-        for name in matching:
+        for name in match_names(part) if is_pattern(part) else [part]:
             path = find_file(name, root)
             found += text_files(path) if path.is_dir() else [path]
     return check_one_kind([*dict.fromkeys(found)], file_names(name_or_path))
+
+
+def match_names(pattern: str) -> list[str]:
+    """The files of texts, and directories, that a pattern matches."""
+    found = (Path(name) for name in sorted(glob.glob(pattern, recursive=True)))
+    names = [str(path) for path in found if path.is_dir() or (file_kind(path) not in NO_TEXT and looks_like_text(path))]
+    if not names:
+        raise UsageError(f"no file of texts matches {pattern!r}.")
+    return names
 
 
 def find_pair_columns(name_or_path: str, root: Path | None) -> tuple[str, str] | None:

@@ -189,9 +189,9 @@ def is_model(directory: Path) -> bool:
 def looks_like_text(path: Path) -> bool:
     """Whether a file begins like a text in UTF-8."""
     try:
-        with path.open("rb") as file:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             return b"\0" not in (start := file.read(4096)) and bool(start.decode("utf-8", "ignore").strip())
-    except OSError:
+    except (OSError, EOFError, zlib.error):
         return True  # reading it will say why
 
 
@@ -402,4 +402,5 @@ def no_column(path: Path, column: str, names: list[str], number: int) -> UsageEr
     if column == "text" and find_pair(names):
         return UsageError(f"{said}It has pairs: train with task=seq2seq, measure with --task seq2seq.")
     said += suggest(column, names)
-    return UsageError(f"{said}It has: {', '.join(names) or 'none'}.")
+    advice = " Name one as the column, or two as SOURCE,TARGET." if column == "text" and names else ""
+    return UsageError(f"{said}It has: {', '.join(names) or 'none'}.{advice}")

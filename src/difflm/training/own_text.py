@@ -160,14 +160,15 @@ def own_recipe(
     corpus_paths(data, root)
     if pairs := find_pairs(plain, given, root):
         note(
-            f"task=seq2seq: {file_names(data)} holds pairs; {pairs[1]} is written from {pairs[0]}. "
-            "column=NAME trains on the texts of one column alone"
+            f"task=seq2seq: {file_names(data)} holds pairs; column {pairs[1]} is written from column {pairs[0]}. "
+            "Give column=SOURCE,TARGET for others, or column=NAME to train on the texts of one alone"
         )
-        changes = ["task=seq2seq", f"column={','.join(pairs)}", *changes]
+        changes = [f"column={','.join(pairs)}", *changes, "task=seq2seq"]
         plain = load_recipe(BASE, [f"data={data}", *changes])
     sides = ("source", "target") if plain.has_sources else ()
     survey = Survey.of(counted_texts(resolve_data(data, root), root, plain.column, plain.chunk, sides))
-    note(f"{file_names(data)}: {survey.texts:,} text{'s'[: survey.texts != 1]} of {survey.characters:,} characters")
+    count, what = (survey.texts // 2, "pair") if sides else (survey.texts, "text")
+    note(f"{file_names(data)}: {count:,} {what}{'s'[: count != 1]} of {survey.characters:,} characters")
     start = choose_start(survey, given) if not plain.has_sources else []
     if start:
         changes = [f"{key}={value}" for key, value, _ in start] + [*changes]
@@ -186,8 +187,11 @@ def own_recipe(
 def find_pairs(plain: Recipe, given: Mapping[str, Any], root: Path | None) -> tuple[str, str] | None:
     """The columns of source and target, if the data hold pairs, the method can read them, and no other task or column
     is given."""
-    if plain.has_sources or METHODS[plain.method].task != "either" or {"task", "column", "chunk", "rows"} & {*given}:
+    if plain.has_sources or METHODS[plain.method].task != "either" or {"task", "chunk", "rows"} & {*given}:
         return None
+    source, comma, target = (plain.column or "").partition(",")
+    if plain.column:
+        return (source.strip(), target.strip()) if comma else None
     return find_pair_columns(plain.data, root)
 
 

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -220,8 +221,10 @@ def _drop_foreign(values: dict[str, Any], given: Mapping[str, Any]) -> list[str]
 def split_change(change: str) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     if not equals:
-        raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.")
-    value = (text or None) if key.strip() == "data" else _value(text, change)  # a name is no YAML: *.txt, [a].txt
+        texts = f" To train on its texts, give data={change}." if os.path.exists(change) else ""
+        raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.{texts}")
+    named = key.strip() in ("data", "column")  # no YAML: *.txt, [a].txt, a column called 2
+    value = (text or None) if named else _value(text, change)
     return key.strip(), None if (key.strip(), value) == ("init", "none") else value
 
 
@@ -315,9 +318,9 @@ def _read(name_or_path: str) -> dict[str, Any]:
         if path.is_dir():
             raise UsageError(f"{path} is a directory. For the texts in it, give own-text data={path}.") from None
         beside = os.listdir(path.parent) if path.parent.is_dir() else []
-        hint = suggest(path.name, [*bundled, *beside], quoted=False)
-        known = f"Known: {', '.join(bundled)}; or a YAML file."
-        raise UsageError(f"no recipe {name_or_path!r}, and no such file. {hint}{known}") from None
+        near = get_close_matches(path.name.lower(), dict.fromkeys([*bundled, *beside]))
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        raise UsageError(f"no recipe {name_or_path!r}, and no such file. {hint}Recipes: difflm methods.") from None
     except (OSError, *NOT_YAML) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UsageError(f"{path} is not a readable recipe: {reason}.") from None
