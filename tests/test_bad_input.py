@@ -239,7 +239,6 @@ def test_a_guide_that_is_none(complaint, tiny_runs, small_guide, tmp_path):
         (["own-text", "data=g.txt", "model.heads=5"], "model.heads=5"),
         (["own-text", "data=g.txt", "model.layers=0"], "model.layers"),
         (["own-text", "data=e2ee"], "Did you mean 'e2e'?"),
-        (["."], "own-text data=."),
     ],
 )
 def test_a_wrong_recipe(complaint, tmp_path, argv, said):

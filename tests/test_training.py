@@ -199,7 +199,7 @@ def test_tokens_of_several_batches_count_alike_however_they_are_cut(tmp_path):
         recipe = check({**SMALL, "steps": 9, "warmup": 0, "lr": 0.1, "accumulate": len(batches)})
         trainer = Trainer(model, recipe, tmp_path, torch.device("cpu"))
         grads = []
-        trainer.update = lambda step, place, model=model, grads=grads: grads.append(float(model.weight.grad))
+        trainer.update = lambda step, lr, place, model=model, grads=grads: grads.append(float(model.weight.grad))
         losses = trainer.train_step(batches)
         found.append((grads[0], float(losses["loss"]), float(losses["square"])))
     assert found[0] == pytest.approx(found[1], rel=1e-5)

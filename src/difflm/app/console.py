@@ -152,8 +152,12 @@ class TrainingView:
             put_line(text)
 
     def reading(self, what: str, count: int) -> None:
-        """Show progress of reading. A count of zero makes `what` a permanent note, a negative one a warning."""
-        if self.as_json:
+        """Show progress of reading. A count of zero makes `what` a permanent note, −1 a warning, and −2 what is being
+        done."""
+        if count == -2:
+            if not self.as_json:
+                self._passing(f"{what} …")
+        elif self.as_json:
             if count <= 0:
                 put_json({"kind": "warning" if count else "note", "text": what})
         elif count > 0:

@@ -1,5 +1,6 @@
 """Train several methods on the user's texts for the same number of minutes, and compare them."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,10 +39,11 @@ def train_methods(
             continue
         amount = f"{given['steps']} steps" if "steps" in given else f"{minutes:g} minutes"
         note(f"{run}: {amount} of {name}")
+        begun = time.perf_counter()
         kind = check_device(device).type
         recipe = begun_recipe(run, given["data"], own) if resume else own_recipe(given["data"], own, root, kind, note)
         again = [*command, *(["--into", str(into)] if into else [])]
-        if train_and_save(recipe, run, again, root, device, resume, as_json=False).stopped == "interrupted":
+        if train_and_save(recipe, run, again, root, device, resume, False, begun).stopped == "interrupted":
             return None
     return [str(folder / name) for name in names]
 

@@ -1,5 +1,6 @@
 """Train and load classifiers that guide a model."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,8 @@ def train_guide(
     method = recipe.build_method().model_dump()
     method["guides"] = fit.resolve_init(method["guides"])
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "model": method})
-    return fit.train_prepared(fit.Setup(recipe, out, device, note, root, resume, begun), prepare_classifier, watcher)
+    setup = fit.Setup(recipe, out, device, note, root, resume, begun or time.perf_counter())
+    return fit.train_prepared(setup, prepare_classifier, watcher)
 
 
 def prepare_classifier(setup: fit.Setup) -> fit.Prepared:

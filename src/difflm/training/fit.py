@@ -4,7 +4,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,20 +53,19 @@ from difflm.runtime.threads import check_process
 from difflm.training.checkpoints import newest_checkpoint, read_whole_config, write_config
 from difflm.training.counts import count_neighbours, count_overlap, histograms, pair_lengths
 from difflm.training.left_out import advise_longest, count_left_out, round_up
-from difflm.training.pace import LEAST, PASSES, ClockPace, StepPace
+from difflm.training.pace import set_pace
 from difflm.training.packed import pack_texts
 from difflm.training.recipe import Recipe, check_init
 from difflm.training.resuming import Changes, check_same_recipe, record_changes
 from difflm.training.run import WRITTEN, bundled_runs, find_run, load_run
 from difflm.training.sharding import check_shares
 from difflm.training.trainer import Figure, Outcome, Trainer, Watcher
-from difflm.training.vocabulary import Note, build_tokenizer, report_reading
+from difflm.training.vocabulary import DOING, INFO, WARN, Note, build_tokenizer, report_reading
 
 VALIDATION_BATCHES = 16
 LEAST_LONGEST = 64  # if the canvas size is chosen from the texts: batches of short texts are narrower anyway
 WARN_SHARE = 0.05  # share of the texts above which leaving them out is a warning
 
-INFO, WARN = 0, -1
 Origin = tuple[Ints, Ints]  # seed and sample number of the teacher's noise for each text
 Split = tuple[TokenFile, Ints]  # texts, and the indices of those that belong to the split
 Initial = tuple[LanguageModel, Tokenizer]
@@ -82,7 +81,7 @@ class Setup:
     note: Note
     root: Path | None  # of the corpora; None: $DIFFLM_DATA
     resume: bool
-    begun: float | None = None  # when the clock of its minutes began; None: now
+    begun: float = field(default_factory=time.perf_counter)  # when the clock of its minutes began
 
     def report(self, message: str, level: int = INFO) -> None:
         """Report something about the texts; a resumed run has already reported it."""
@@ -118,14 +117,14 @@ def train_run(
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "init": resolve_init(recipe.init)})
     if is_remote(recipe.data) and current().first:
         fetch_remote(recipe.data, root, recipe.column, note)
-    return train_prepared(Setup(recipe, out, device, note, root, resume, begun), prepare_model, watcher)
+    setup = Setup(recipe, out, device, note, root, resume, begun or time.perf_counter())
+    return train_prepared(setup, prepare_model, watcher)
 
 
 def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: Watcher) -> Outcome:
     """Prepare a run and train it. If preparing fails, nothing is left behind. With several processes, the first one
     builds the tokenizer and token files, which the others read, and writes all files."""
     check_process()
-    setup = replace(setup, begun=time.perf_counter() if setup.begun is None else setup.begun)
     out, resume, processes = setup.out, setup.resume, current()
     if processes.count > 1 and not (setup.recipe.steps or resume):
         raise UsageError("several processes cannot choose how many steps fit into `minutes`: give steps=N.")
@@ -146,7 +145,7 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
             ready = prepare(setup)
             if processes.first:
                 processes.any()
-            pace = set_pace(ready, setup)
+            pace = set_pace(ready.recipe, ready.config, setup.begun, setup.note)
             trainer = Trainer(ready.model, ready.recipe, out, setup.device, ready.figure, pace=pace)
             if resume:
                 trainer.resume(setup.note)
@@ -163,20 +162,10 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
         return outcome
 
 
-def set_pace(ready: Prepared, setup: Setup) -> StepPace:
-    """The budget of a run: its steps, or its minutes, in which no text is read too often."""
-    recipe = ready.recipe
-    if recipe.steps:
-        return StepPace(recipe)
-    texts = ready.config.get("rows", ready.config["texts"])
-    most = max(LEAST, PASSES * texts // (recipe.batch_size * recipe.accumulate))
-    return ClockPace(recipe, most, setup.begun or 0.0, setup.note)
-
-
 def prepare_model(setup: Setup) -> Prepared:
     """Read the texts of a recipe, and build the tokenizer and the model."""
-    if setup.recipe.init:
-        setup.note(f"loading {Path(setup.recipe.init).name}", INFO)
+    if setup.recipe.init or not setup.resume:
+        setup.note(f"loading {Path(setup.recipe.init).name}" if setup.recipe.init else "learning a tokenizer", DOING)
     initial = load_initial(setup.recipe)
     if not setup.resume:
         (initial[1] if initial else build_tokenizer(setup.recipe, setup.root, setup.note)).save(
@@ -449,6 +438,7 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
         if setup.resume and not same:
             raise DifflmError(f"{recipe.data} changed since {out} was started: resuming would not repeat the run.")
         del tokens  # Windows cannot move a directory while one of its files is mapped
+    setup.note(f"encoding {split} texts", DOING)
     made = {"span-denoising": cut_examples, "prompts": prompted_examples}.get(recipe.task)
     where = recipe.data, setup.root, split, recipe.column, recipe.chunk
     examples = made(*where) if made else corpus_examples(*where, recipe.has_sources)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from difflm.data.batches import Batch, Stream
 from difflm.training.recipe import Recipe
+from difflm.training.vocabulary import DOING, INFO, WARN, Note
 
 if TYPE_CHECKING:
     from difflm.training.trainer import Trainer
@@ -26,7 +27,6 @@ PASSES, LEAST = 150, 2000  # over all texts, after which little is learned; step
 FEW, FEW_TRAINED = 300, 50  # fewer steps teach nothing: to random weights, to those of a trained model
 WRITING = 1e8  # bytes per second, before a checkpoint was timed
 
-WARN = -1
 What = Literal["log", "save", "validate", "sample"]
 
 
@@ -108,7 +108,7 @@ class ClockPace(StepPace):
         recipe: Recipe,
         most: int,
         begun: float,
-        note: Callable[[str, int], None],
+        note: Note,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(recipe)
@@ -169,7 +169,7 @@ class ClockPace(StepPace):
         if self.finished:
             return held_out
         recipe, seconds = self.recipe, None
-        self.note("timing a few texts", 0)
+        self.note("timing a few texts", DOING)
         if held_out:
             texts, levels = sum(len(batch.lengths) for batch in held_out), trainer.validation_levels(held_out)
             texts, trainer.levels = self.size_checks(texts, levels, time_level(trainer, held_out))
@@ -237,7 +237,7 @@ class ClockPace(StepPace):
         said += f"{'the rest of ' * resumed}{self.recipe.minutes:g} {unit}, {step_seconds:.2g} s each"
         if resumed or self.steps >= few:
             passes = f"; more than {PASSES} times over all texts would not help" * (self.steps == self.most)
-            self.note(said + passes, 0)
+            self.note(said + passes, INFO)
             return
         enough = math.ceil((self.elapsed + few * step_seconds) / (1 - CHECKING - SAVING) / 60)
         smaller = "a smaller batch_size" if few == FEW_TRAINED else "a smaller model (model.hidden=64 model.layers=2)"
@@ -272,7 +272,15 @@ class ClockPace(StepPace):
         if found := state.get("clock"):
             self.before, self.checking = float(found["elapsed"]), float(found["checking"])
             self.checks, self.finished = [*found["checks"]], found["ended"] >= self.whole
-            self.validated = tuple(found["validated"]) or None
+            self.validated = (found["validated"][0], found["validated"][1]) if found["validated"] else None
+
+
+def set_pace(recipe: Recipe, config: Mapping[str, Any], begun: float, note: Note) -> StepPace:
+    """The budget of a run: its steps, or its minutes, in which no text is read too often."""
+    if recipe.steps:
+        return StepPace(recipe)
+    passes = PASSES * config.get("rows", config["texts"]) // (recipe.batch_size * recipe.accumulate)
+    return ClockPace(recipe, max(LEAST, passes), begun, note)
 
 
 def time_gradients(trainer: "Trainer", batch: Batch) -> float:

@@ -315,8 +315,6 @@ def _read(name_or_path: str) -> dict[str, Any]:
             raise UsageError(f"{path} is not a recipe: it has more than {MOST_BYTES:,} bytes.")
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
-        if path.is_dir():
-            raise UsageError(f"{path} is a directory. For the texts in it, give own-text data={path}.") from None
         beside = os.listdir(path.parent) if path.parent.is_dir() else []
         near = get_close_matches(path.name.lower(), dict.fromkeys([*bundled, *beside]))
         hint = f"Did you mean {' or '.join(near)}? " if near else ""

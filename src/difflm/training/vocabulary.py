@@ -14,7 +14,9 @@ from difflm.training.recipe import TOKENIZERS, Recipe
 from difflm.training.run import find_run
 
 Item = TypeVar("Item")
-Note = Callable[[str, int], None]  # (what is being read, texts so far), (a message, INFO) or (a warning, WARN)
+# (What is being read, texts so far), (a message, INFO), (a warning, WARN) or (what is being done, DOING).
+Note = Callable[[str, int], None]
+INFO, WARN, DOING = 0, -1, -2
 
 LEARNED = 200_000_000  # characters from which byte pairs are learned: more would only take memory
 

@@ -125,6 +125,8 @@ def resolve_own(
 ) -> "Recipe":
     """The recipe for the user's own texts: chosen from them, or that of the run which is continued."""
     from difflm.data.corpora import file_names
+
+    note(f"reading {file_names(texts)} …")  # at once: torch takes seconds to import
     from difflm.generation.jobs import check_device
     from difflm.training.own_text import begun_recipe, own_recipe
 
@@ -132,7 +134,6 @@ def resolve_own(
         named = next((one.removeprefix("method=") for one in changes if one.startswith("method=")), None)
         usual = [default_run(texts, method) for method in ([named] if named else ["difflm", "mdlm"])]
         return begun_recipe(out or next((run for run in usual if run.exists()), usual[0]), texts, changes)
-    note(f"reading {file_names(texts)} …")  # at once: torch takes seconds to import
     kind = check_device(device).type
     return own_recipe(texts, changes, data, kind if kind == "cuda" else "cpu", note)
 
@@ -145,10 +146,10 @@ def train_and_save(
     device: str,
     resume: bool,
     as_json: bool,
-    begun: float | None = None,
+    begun: float,
 ) -> "Outcome":
     """Train a run and write its card; if it is interrupted, say how to continue. The clock of its minutes began at
-    `begun`, now by default."""
+    `begun`."""
     from difflm.generation.jobs import check_device
     from difflm.runtime.distributed import current
     from difflm.training.classifier import train_guide
