@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 CHECKING, SAVING = 0.08, 0.05  # largest shares of the time for all validations and for checkpoints before the last
 FEWEST_CHECKS, MOST_CHECKS = 8, 20  # validations; the fewest if each of them has to be small
 FEWEST_TEXTS = 8  # of a validation
-PROBED, SLOW = 8, 1.0  # texts that are timed before training; if a step takes less than so many seconds, a whole batch
+WARM, PROBED = 2, 8  # texts before timing, and those that are timed before training
+SLOW = 1.0  # if a step takes less than so many seconds, a whole batch is timed
 CLOSING = 1.5  # seconds after the last checkpoint: the model card, the end of the process
 RISING = 0.1  # share of the time after which the learning rate rises no further
 LOGS, SHORTEST_LOG = 60, 2.0  # lines of the log, and the fewest seconds between two
@@ -124,6 +125,7 @@ class ClockPace(StepPace):
         # Seconds of a validation, and of a step at that time.
         self.check_cost: tuple[float, float | None] = (CHECKING * self.whole / FEWEST_CHECKS, None)
         self.step_seconds: float | None = None
+        self.busy = 1.0  # seconds of the clock for one of the processor
         self.told = False
         self.plan = Plan(0, most, 0.0)
         self.log_at, self.log_by, self.check_at = 1, 0.0, math.inf
@@ -143,7 +145,7 @@ class ClockPace(StepPace):
     @property
     def left(self) -> float:
         """Seconds for steps, before the last validation and the last checkpoint."""
-        return self.whole - self.check_seconds - self.save_seconds - CLOSING - self.elapsed
+        return self.whole - self.check_seconds - self.save_seconds - self.busy * CLOSING - self.elapsed
 
     def rate(self, step: int) -> float:
         share = self.plan.share_at(step)
@@ -170,6 +172,7 @@ class ClockPace(StepPace):
             return held_out
         recipe, seconds = self.recipe, None
         self.note("timing a few texts", DOING)
+        wall, processor = time.perf_counter(), time.process_time()
         if held_out:
             texts, levels = sum(len(batch.lengths) for batch in held_out), trainer.validation_levels(held_out)
             texts, trainer.levels = self.size_checks(texts, levels, time_level(trainer, held_out))
@@ -177,12 +180,15 @@ class ClockPace(StepPace):
         if trainer.device.type != "cuda":  # which compiles a step before it is fast
             first = batches.batch(trainer.step * recipe.accumulate)
             seconds = recipe.accumulate * time_gradients(trainer, first)
+        # On a busy machine a process gets only some of the processor's time: saving and closing take longer, too.
+        self.busy = max(1.0, (time.perf_counter() - wall) / max(time.process_time() - processor, 1e-3))
         self.begin(trainer.step, trainer.seconds, seconds, sum(one.numel() for one in trainer.model.parameters()))
         return held_out
 
     def begin(self, step: int, trained: float, step_seconds: float | None, weights: int) -> None:
         """Plan a run from the estimated seconds of a step; without an estimate, after its second step."""
-        self.save_seconds = 20 * weights / WRITING  # weights, average and moments, and the best weights
+        # Weights, average and moments, and the best weights.
+        self.save_seconds = self.busy * 20 * weights / WRITING
         self.save_at = self.elapsed + max(self.whole / MOST_CHECKS, self.save_seconds / SAVING)
         self.step_seconds, self.log_at, self.log_by = step_seconds, step + 1, self.elapsed + self.log_every
         self.plan = Plan(step, max(self.most, step + 1), trained / max(1e-9, trained + self.left))
@@ -289,13 +295,13 @@ def time_gradients(trainer: "Trainer", batch: Batch) -> float:
     for own, original in zip(model.parameters(), trainer.model.parameters(), strict=True):
         own.requires_grad_(original.requires_grad)
     model.begin_update(trainer.step)
-    for count in (min(PROBED, rows), rows):
+    for count in (min(WARM, rows), min(PROBED, rows), rows):
         begun = time.perf_counter()
         with trainer.autocast():
             losses = model(trainer.to_device(batch.take(slice(0, count))))
         (losses.total / losses.count).backward()
         seconds = (time.perf_counter() - begun) * rows / count
-        if seconds > SLOW:
+        if seconds > SLOW and count > WARM:
             break
     return seconds
 
