@@ -99,7 +99,7 @@ def test_a_validation_that_takes_too_long_gets_smaller():
     assert size_validation(texts=30, levels=400, most=1000) == (30, 420)
     assert size_validation(texts=30, levels=400, most=100) == (30, 90)
     assert size_validation(texts=30, levels=400, most=20) == (20, 20)
-    assert size_validation(texts=30, levels=400, most=0.1) == (8, 8) and size_validation(3, 3, 1) == (3, 3)
+    assert size_validation(texts=30, levels=400, most=0.1) == (4, 4) and size_validation(3, 3, 1) == (3, 3)
 
 
 def test_too_few_steps_are_told_before_the_first_one():

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 CHECKING, SAVING = 0.08, 0.05  # largest shares of the time for all validations and for checkpoints before the last
 FEWEST_CHECKS, MOST_CHECKS = 8, 20  # validations; the fewest if each of them has to be small
-FEWEST_TEXTS = 8  # of a validation
-WARM, PROBED = 2, 8  # texts before timing, and those that are timed before training
-SLOW = 1.0  # if a step takes less than so many seconds, a whole batch is timed
+FEWEST_TEXTS = 4  # of a validation
+WARM, PROBED = 2, 8  # texts before timing, and those that are timed
+SLOW = 0.02  # if a step seems to take less than this share of the time, a whole batch is timed
 CLOSING = 1.5  # seconds after the last checkpoint: the model card, the end of the process
 RISING = 0.1  # share of the time after which the learning rate rises no further
 LOGS, SHORTEST_LOG = 60, 2.0  # lines of the log, and the fewest seconds between two
@@ -179,7 +179,7 @@ class ClockPace(StepPace):
             held_out = take_texts(held_out, texts)
         if trainer.device.type != "cuda":  # which compiles a step before it is fast
             first = batches.batch(trainer.step * recipe.accumulate)
-            seconds = recipe.accumulate * time_gradients(trainer, first)
+            seconds = recipe.accumulate * time_gradients(trainer, first, SLOW * self.whole / recipe.accumulate)
         # On a busy machine a process gets only some of the processor's time: saving and closing take longer, too.
         self.busy = max(1.0, (time.perf_counter() - wall) / max(time.process_time() - processor, 1e-3))
         self.begin(trainer.step, trainer.seconds, seconds, sum(one.numel() for one in trainer.model.parameters()))
@@ -192,7 +192,7 @@ class ClockPace(StepPace):
         self.save_at = self.elapsed + max(self.whole / MOST_CHECKS, self.save_seconds / SAVING)
         self.step_seconds, self.log_at, self.log_by = step_seconds, step + 1, self.elapsed + self.log_every
         self.plan = Plan(step, max(self.most, step + 1), trained / max(1e-9, trained + self.left))
-        self.check_cost, self.checked_at = (self.check_cost[0], step_seconds), self.elapsed
+        self.checked_at = self.elapsed
         if step_seconds is not None:
             self.make_plan(step, trained)
             self.announce(step, step_seconds)
@@ -204,6 +204,7 @@ class ClockPace(StepPace):
             return
         self._recent = (self._recent[0] / 2 + seconds, self._recent[1] / 2 + taken)
         self.step_seconds = self._recent[0] / self._recent[1]
+        self.check_cost = (self.check_cost[0], self.check_cost[1] or self.step_seconds)
         self.make_plan(step, trained)
         if not self.told:
             self.announce(step, self.step_seconds)
@@ -230,7 +231,7 @@ class ClockPace(StepPace):
             budget = CHECKING * self.whole
             count = plan_checks(budget, level_seconds * max(texts, levels))
             self.validated = size_validation(texts, levels, budget / count / max(level_seconds, 1e-9))
-        self.check_cost = (level_seconds * self.validated[1], self.step_seconds)
+        self.check_cost = (level_seconds * self.validated[1], None)  # of a step: when the first was taken
         return self.validated
 
     def announce(self, step: int, step_seconds: float) -> None:
@@ -289,8 +290,9 @@ def set_pace(recipe: Recipe, config: Mapping[str, Any], begun: float, note: Note
     return ClockPace(recipe, max(LEAST, passes), begun, note)
 
 
-def time_gradients(trainer: "Trainer", batch: Batch) -> float:
-    """Seconds for the gradients of a batch, from those of few of its texts on a copy of the model."""
+def time_gradients(trainer: "Trainer", batch: Batch, most: float) -> float:
+    """Seconds for the gradients of a batch on a copy of the model; if they seem to be more than `most`, from those of
+    few of its texts, which is too much rather than too little."""
     model, rows = copy.deepcopy(trainer.ema.model).train(), len(batch.lengths)
     for own, original in zip(model.parameters(), trainer.model.parameters(), strict=True):
         own.requires_grad_(original.requires_grad)
@@ -301,14 +303,14 @@ def time_gradients(trainer: "Trainer", batch: Batch) -> float:
             losses = model(trainer.to_device(batch.take(slice(0, count))))
         (losses.total / losses.count).backward()
         seconds = (time.perf_counter() - begun) * rows / count
-        if seconds > SLOW and count > WARM:
+        if seconds > most and count > WARM:
             break
     return seconds
 
 
 def time_level(trainer: "Trainer", held_out: list[Batch]) -> float:
     """Seconds to validate one noise level of a text."""
-    few = [held_out[0].take(slice(0, PROBED))]
+    few = [held_out[0].take(slice(0, FEWEST_TEXTS))]
     trainer.levels, count = len(few[0].lengths), 1 + (trainer.device.type == "cuda")  # a GPU compiles first
     for _ in range(count):
         begun = time.perf_counter()
