@@ -79,7 +79,7 @@ def test_the_command_measures_it(run: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("missing", "said"), [(False, "no config.json there"), (True, "pip install 'difflm[hf]'")])
+@pytest.mark.parametrize(("missing", "said"), [(False, "no config.json there"), (True, 'pip install ".[hf]"')])
 def test_the_command_says_in_one_line_what_it_lacks(
     run: Path, tmp_path: Path, complaint: Any, monkeypatch: pytest.MonkeyPatch, missing: bool, said: str
 ) -> None:

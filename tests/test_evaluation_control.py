@@ -570,4 +570,4 @@ def test_tags_of_another_tagger_are_refused_where_only_the_bundled_one_checks(lm
     with pytest.raises(UsageError, match="1 of 2 targets") as refused:
         fit_for([same, other], lm, own_tagger())
     assert "\n" not in str(refused.value)
-    assert "difflm[parse]" in str(refused.value) and "name controls" in str(refused.value)
+    assert ".[parse]" in str(refused.value) and "name controls" in str(refused.value)

@@ -61,7 +61,7 @@ MISTAKES = {
     # files
     "train my.text.txt --out run": "my.text.txt does not exist. Did you mean 'my.txt'?",
     "score e2e me.txt": "me.txt does not exist. Did you mean 'my.txt'?",
-    "translate e2e 'A cheap pub.'": "difflm generate RUN --source TEXT",
+    "translate e2e 'A cheap pub.'": "e2e was trained on texts without sources",
     "generate e2e --input many.jsonl": "many.jsonl does not exist",
     "generate e2e --guide my-guide --label a=b": "my-guide does not exist",
     "generate e2e --json-schema my.json": "cannot read my.json",

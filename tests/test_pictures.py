@@ -382,7 +382,7 @@ def test_a_place_without_permission_gets_a_line_before_any_work(tmp_path, monkey
 def test_without_the_extra_there_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert plot.schedules(None, tmp_path / "a.png", False, False) == 1
-    assert capsys.readouterr().err.strip().endswith("pip install 'difflm[plot]'")
+    assert capsys.readouterr().err.strip().endswith('pip install ".[plot]"')
 
 
 def test_help_has_an_example():

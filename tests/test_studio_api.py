@@ -451,4 +451,4 @@ def test_a_port_in_use_and_wrong_options_are_told(server: Running, tiny_runs: di
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["studio"]) == 2
-    assert "pip install 'difflm[studio]'" in capsys.readouterr().err
+    assert 'pip install ".[studio]"' in capsys.readouterr().err

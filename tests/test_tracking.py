@@ -111,7 +111,7 @@ def test_what_is_not_installed_is_a_line_and_nothing_is_written(train, tmp_path,
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == kind else find(name))
     code, said = train(f"log={kind}")
-    assert code == 2 and f"pip install 'difflm[{kind}]'" in said and len(said.strip().splitlines()) == 1
+    assert code == 2 and f'pip install ".[{kind}]"' in said and len(said.strip().splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
 

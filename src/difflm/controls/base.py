@@ -106,6 +106,9 @@ class Control(ABC):
     def check(self, words: Sequence[str]) -> Check:
         """Check a finished text; `words` are those of the printed text."""
 
+    def check_value(self) -> None:  # noqa: B027 (most controls take any value)
+        """Reject what no model can do, so that none is loaded for it; `prepare` rejects it, too."""
+
     def prepare(self, info: ModelInfo) -> None:  # noqa: B027 (most controls have nothing to refuse)
         """Reject, before any sampling, what this model cannot do."""
 
@@ -120,6 +123,10 @@ class Control(ABC):
     def verbatim(self, info: ModelInfo) -> str | None:
         """Words that must appear verbatim; those of all controls are placed together."""
         return None
+
+    def given(self) -> str:
+        """Text of the user that stays as it is."""
+        return ""
 
     def wordings(self, info: ModelInfo) -> Sequence[str]:
         """Ways to express it. Together with a control of every word, one of them must appear: otherwise a step that

@@ -34,6 +34,10 @@ class Length(Control):
     def __post_init__(self) -> None:
         object.__setattr__(self, "words", need_number(self.words, "Length(14)"))
 
+    def check_value(self) -> None:
+        if self.words < 1:
+            raise UsageError(f"length must be at least 1, not {self.words}.")
+
     def prepare(self, info: ModelInfo) -> None:
         if not info.whole_words:
             raise UsageError("length: this model does not say how its tokens are spelt, so words cannot be counted.")
@@ -90,9 +94,12 @@ class Avoid(Control):
     def __post_init__(self) -> None:
         need_text(self.word, 'Avoid("cheap")')
 
-    def prepare(self, info: ModelInfo) -> None:
+    def check_value(self) -> None:
         if len(self.word.split()) != 1:
             raise UsageError(f"avoid: give one word, such as --avoid cheap, not {self.word!r}.")
+
+    def prepare(self, info: ModelInfo) -> None:
+        self.check_value()
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform":
         from difflm.controls.rules import BanSequences
@@ -153,7 +160,7 @@ class Infill(Control):
             for n, part in enumerate(self.parts)
         ]
 
-    def prepare(self, info: ModelInfo) -> None:
+    def check_value(self) -> None:
         if not self.gaps:
             raise UsageError("infill: mark at least one gap with ___ (any length) or ___:4 (four words).")
         if len({found[0][0] for found in BLANK.finditer(self.template)}) > 1:
@@ -162,6 +169,9 @@ class Infill(Control):
             raise UsageError("infill: a gap has at least one word; leave out ___:0.")
         if any(part == "" or part.isspace() for part in self.parts[1:-1]):
             raise UsageError("infill: two gaps are adjacent; put a word between them or merge them.")
+
+    def prepare(self, info: ModelInfo) -> None:
+        self.check_value()
         if isinstance(info.tokenizer, Characters):
             unknown = [one for part in self.parts for one in part if info.tokenizer.encode(one) == [UNK]]
             if unknown:
@@ -176,6 +186,9 @@ class Infill(Control):
             )
         if self.min_length(info) > self.max_words(info):
             raise UsageError(f"infill: the gaps have more than {self.most} words.")
+
+    def given(self) -> str:
+        return self.template
 
     def known(self, info: ModelInfo) -> list[list[int]]:
         """Ids of the parts. If tokens include spaces, the space before a gap belongs to the gap."""

@@ -99,12 +99,15 @@ class Tags(Control):
     def target(self) -> str:
         return " ".join(self.tags)
 
-    def prepare(self, info: ModelInfo) -> None:
+    def check_value(self) -> None:
         if not self.tags:
             raise UsageError('pos: give tags, such as --pos "PROPN AUX DET NOUN PUNCT".')
         for tag in self.tags:
             if tag not in TAGS:
                 raise UsageError(f"pos: unknown tag {tag!r}. {list_names(tag, TAGS)}")
+
+    def prepare(self, info: ModelInfo) -> None:
+        self.check_value()
         if not info.whole_words:
             raise UsageError("pos: this model writes pieces of words; tags need whole words.")
         if len(self.tags) > info.max_words:

@@ -50,6 +50,12 @@ class Pattern(Control):
         """The source of the automaton."""
         return self.regex
 
+    def check_value(self) -> None:
+        if self.expression == "":
+            raise UsageError("pattern: it is empty, so no text matches it.")
+        if isinstance(self.expression, str):  # a schema is parsed when it is asked for its expression
+            parse_pattern(self.expression)
+
     def prepare(self, info: ModelInfo) -> None:
         compile_pattern(self.expression, info.tokenizer)
 
@@ -78,7 +84,9 @@ class WordCount(Pattern):
         if self.high is not None:
             object.__setattr__(self, "high", need_number(self.high, "WordCount(8, 12)"))
         if not 1 <= self.low <= self.most <= MAX_COUNT:
-            raise UsageError(f"words: give a number such as 12 or 8-12, from 1 to {MAX_COUNT}, not {self.target}.")
+            raise UsageError(
+                f"{self.name}: give a number such as 12 or 8-12, from 1 to {MAX_COUNT}, not {self.target}."
+            )
         object.__setattr__(self, "regex", rf"\S+( \S+){{{self.low - 1},{self.most - 1}}}")
 
     @classmethod

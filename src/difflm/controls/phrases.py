@@ -35,10 +35,13 @@ class Contains(Control):
     def words(self) -> list[str]:
         return split_words(self.phrase.strip())
 
-    def prepare(self, info: ModelInfo) -> None:
+    def check_value(self) -> None:
         need_text(self.phrase, 'Contains("Japanese")')
         if not self.words:
             raise UsageError("contains: give a word, such as --contains Japanese.")
+
+    def prepare(self, info: ModelInfo) -> None:
+        self.check_value()
         ids = self.ids(info)
         if UNK in ids:
             unknown = self.words[ids.index(UNK)]
@@ -55,6 +58,9 @@ class Contains(Control):
         return info.tokenizer.encode(text)
 
     def verbatim(self, info: ModelInfo) -> str:
+        return self.phrase
+
+    def given(self) -> str:
         return self.phrase
 
     def opening(self, info: ModelInfo) -> list[int]:

@@ -65,6 +65,12 @@ class Edit:
             raise UsageError(f"strength must be a number above 0 and up to 1, not {self.strength!r}.")
         object.__setattr__(self, "keep", kept)
 
+    def check_value(self) -> None:
+        if not self.text.strip():
+            raise UsageError("edit: the text is empty.")
+        if not 0 < self.strength <= 1:
+            raise UsageError(f"--strength must be greater than 0 and at most 1, not {self.strength}.")
+
 
 def length_unit(tokenizer: Tokenizer) -> str | None:
     """What `Length` counts in texts of this tokenizer; None if lengths are not supported."""
@@ -148,10 +154,7 @@ class ControlPlan:
     def check_edit(self, edit: Edit) -> None:
         if self.infill:
             raise UsageError("edit and infill cannot be combined: mark gaps, or give a whole text.")
-        if not edit.text.strip():
-            raise UsageError("edit: the text is empty.")
-        if not 0 < edit.strength <= 1:
-            raise UsageError(f"--strength must be greater than 0 and at most 1, not {edit.strength}.")
+        edit.check_value()
 
     def kept_places(self, edit: Edit) -> list[range]:
         """Positions of the tokens of each kept phrase, wherever it occurs."""

@@ -40,11 +40,13 @@ class Tree(Control):
     def tree(self) -> trees.Tree:
         return parse_tree(self.brackets)
 
-    def prepare(self, info: ModelInfo) -> None:
-        words = self.tree.words()
-        if given := [word for word in words if word != trees.ANY]:
+    def check_value(self) -> None:
+        if given := [word for word in self.tree.words() if word != trees.ANY]:
             raise UsageError(f"tree: write * for every word, not {given[0]!r}; --contains asks for words.")
-        check_room(len(words), info, self.name)
+
+    def prepare(self, info: ModelInfo) -> None:
+        self.check_value()
+        check_room(len(self.tree.words()), info, self.name)
         known = check_label_known(PHRASES, self.kind, info)
         for span in phrases(self.tree):
             if span.label not in known:
@@ -103,9 +105,12 @@ class Span(Control):
     def target(self) -> str:
         return f"{self.first},{self.last},{self.label}"
 
-    def prepare(self, info: ModelInfo) -> None:
+    def check_value(self) -> None:
         if not 0 <= self.first <= self.last:
             raise UsageError(f"span {self.target}: positions count from 0, and the first must not come after the last.")
+
+    def prepare(self, info: ModelInfo) -> None:
+        self.check_value()
         check_room(self.last + 1, info, self.name)
         known = check_label_known(PHRASES, self.kind, info)
         if not self.alternatives(info):

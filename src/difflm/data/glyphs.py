@@ -125,7 +125,7 @@ def read_font(path: str, characters: str, height: int, width: int) -> dict[str, 
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:
-        raise UsageError("a font file is read by Pillow. Install it: pip install 'difflm[font]'") from None
+        raise UsageError('a font file is read by Pillow. Install it: pip install ".[font]"') from None
     try:
         fonts = [ImageFont.truetype(path, size) for size in range(2 * height, 0, -1)]
     except (OSError, ValueError):

@@ -114,7 +114,7 @@ def read_dataset(name: str, column: str | None, start: int) -> Iterator[dict[str
     try:
         from datasets import load_dataset
     except ImportError:
-        raise UsageError(f"data={name} is read with the package datasets: pip install 'difflm[hf]'.") from None
+        raise UsageError(f'data={name} is read with the package datasets: pip install ".[hf]".') from None
     path, _, part = name.removeprefix(DATASET).partition(":")
     try:
         rows = load_dataset(path, part or None, split="train", streaming=True)

@@ -76,6 +76,10 @@ class Tokenizer(ABC):
         """The words of a text that have no id, in order; byte pairs spell every word, characters too."""
         return []
 
+    def foreign_share(self, text: str) -> float:
+        """The share of a text's letters that no piece spells, so that the model has hardly seen them."""
+        return 0.0
+
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
@@ -263,6 +267,14 @@ class Bpe(Tokenizer):
 
     def spellings(self) -> list[str]:
         return spell_bytes(self.pieces)
+
+    @cached_property
+    def _letters(self) -> set[str]:
+        return {letter for piece in self.spellings() for letter in piece}
+
+    def foreign_share(self, text: str) -> float:
+        letters = [letter for letter in text if letter.isalpha()]
+        return sum(letter not in self._letters for letter in letters) / max(1, len(letters))
 
     def contents(self) -> dict[str, Any]:
         return {"pieces": self.pieces, "merges": [f"{a} {b}" for a, b in self.merges]}

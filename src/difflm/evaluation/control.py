@@ -47,7 +47,7 @@ from difflm.evaluation.language import (
 )
 from difflm.evaluation.reports import CONTROL, SENTENCES, Report, Row
 from difflm.evaluation.targets import Target, write_lines
-from difflm.generation.jobs import Generation, GenerationJob, check_request
+from difflm.generation.jobs import MOST_TEXTS, Generation, GenerationJob, check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
 
@@ -69,7 +69,9 @@ class Protocol:
 
     def check(self) -> None:
         """Check the numbers before anything is loaded."""
-        check_request(self.each, self.seed, 1, self.candidates)
+        if not 1 <= self.each <= MOST_TEXTS:
+            raise UsageError(f"--each must be between 1 and {MOST_TEXTS:,}, not {self.each}.")
+        check_request(1, self.seed, 1, self.candidates)
         if self.guidance and not 0 <= self.guidance.size <= 1000:
             raise UsageError(f"--guidance must be between 0 and 1,000, not {self.guidance.size}.")
 

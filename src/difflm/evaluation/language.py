@@ -116,9 +116,10 @@ def make_legend(rows: Sequence[Row], judge: "Judge | None", draws: int) -> list[
 
 
 def check_numbers(samples: int, seed: int, draws: int, score_texts: int) -> None:
-    for name, value, most in (("samples", samples, 1_000_000), ("draws", draws, 1000), ("texts", score_texts, 10**6)):
+    numbers = (("samples", samples, 1_000_000), ("draws", draws, 1000), ("score-texts", score_texts, 10**6))
+    for name, value, most in numbers:
         if not 1 <= value <= most:
-            raise UsageError(f"the number of {name} must be between 1 and {most:,}, not {value}.")
+            raise UsageError(f"--{name} must be between 1 and {most:,}, not {value}.")
     check_request(1, seed)
 
 

@@ -146,7 +146,7 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
                 "model.quality_head=true."
             )
         hint, known = suggest(sampling.sampler, model.samplers), ", ".join(model.samplers)
-        raise UsageError(f"unknown sampler {sampling.sampler!r} for this model. {hint}Known: {known}.")
+        raise UsageError(f"unknown --sampler {sampling.sampler!r} for this model. {hint}Known: {known}.")
     if sampling.temperature == 0 and not model.greedy:
         raise UsageError(f"--temperature {describe_range('temperature')}, not {sampling.temperature}.")
     if sampling.temperature != 1 and not model.predicts_words:

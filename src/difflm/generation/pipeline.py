@@ -270,8 +270,11 @@ class TextDiffusion(Pretrained, Reader):
         job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources, begin=begin)
         if (plan is not None and plan.unknown_words) or UNK in begin:
             job.warnings = self.warnings(plan, edit.text if edit else "")
+        if given := " ".join(filter(None, (*(one.given() for one in controls), edit.text if edit else ""))):
+            job.warnings = [*job.warnings, *self.warn_of_language(given)]
         if len(told) == 1:
-            job.warnings = [*job.warnings, *warn_of_sources(told)]
+            own = list_texts(source, "source")[0]
+            job.warnings = [*job.warnings, *warn_of_sources(told), *self.warn_of_language(own, source=True)]
         if sampling.contrast and not sources and not (plan and (plan.infill or (edit and edit.keep))):
             raise UsageError("--contrast needs known words: give some with --infill, or with --edit and --keep.")
         if rank is not None:

@@ -40,7 +40,7 @@ def map_requests(
     try:
         import ray.data
     except ImportError:
-        raise DifflmError("this needs Ray: pip install 'difflm[ray]'.") from None
+        raise DifflmError('this needs Ray: pip install ".[ray]".') from None
     asked = read_requests(Path(requests))  # errors in a line are reported before an actor starts
     lines = [{"number": k, "request": one.model_dump_json(exclude_unset=True)} for k, one in enumerate(asked)]
     answered = ray.data.from_items(lines).map_batches(

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from difflm.data.batches import Batch
+from difflm.data.languages import is_other_language
 from difflm.data.tokenizers import SPECIALS, Tokenizer
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import NO_SOURCE
@@ -22,6 +23,8 @@ from difflm.models.inference import Inference
 from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
 from difflm.runtime.threads import check_process
 
+MOST_FOREIGN = 0.5  # share of letters that no token spells, above which a text is in another script
+SHOWN = 40  # characters of a text in a warning
 REPAIRED_LOGITS = 2**25  # at a time: a captured reading keeps several tensors of this size
 
 
@@ -80,6 +83,19 @@ class Reader:
             if len(row) > room:
                 raise UsageError(f"{name(number)} has {len(row)} tokens; this model reads at most {room}. Shorten it.")
         return rows
+
+    def warn_of_language(self, text: str, source: bool = False) -> list[str]:
+        """Warn of a text, or of a source, in letters or a language that this model was not trained on."""
+        tokenizer = self.tokenizer.for_sources if source else self.tokenizer
+        english = self.config.get("language") == "en" and not source
+        shown = repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
+        if tokenizer.foreign_share(text) > MOST_FOREIGN:
+            why = f"texts that hardly have the letters of {shown}"
+        elif english and is_other_language(text):
+            why = f"English texts; {shown} looks like another language"
+        else:
+            return []
+        return [f"{self.name} was trained on {why}. For such texts, train a model on some: difflm train FILE"]
 
     def encode(self, texts: str | Sequence[str]) -> list[list[int]]:
         """Return the word ids of texts; rejects a text that is too long for the model, by its number."""

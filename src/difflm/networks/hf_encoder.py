@@ -20,7 +20,7 @@ from difflm.networks.transformer import TimeEmbedding
 from difflm.runtime.files import read_json
 
 TimeDesign = Literal["layers", "prefix", "none"]
-EXTRA = "a pretrained encoder needs the extra `hf`: pip install 'difflm[hf]'."
+EXTRA = 'a pretrained encoder needs the extra `hf`: pip install ".[hf]".'
 SIZES = {"hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
 LOCAL = {"local_files_only": True, "trust_remote_code": False}  # code that comes with a model is never run
 # The run has its own dtype. The last two name code, as settings do that end in `implementation` or begin with a line.

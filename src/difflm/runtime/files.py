@@ -44,11 +44,15 @@ def explain_write_errors(path: Path, option: str = "--out") -> Iterator[None]:
         raise DifflmError(message) from None
 
 
-def check_place(path: Path, option: str = "--out") -> None:
-    """Refuse a path that cannot be written, before any work; `option` named it."""
+def check_place(path: Path, option: str = "--out", new_folder: bool = False) -> None:
+    """Refuse a path that cannot be written, before any work; `option` named it. `new_folder`: whether directories are
+    created for it."""
     if path.is_dir():
         raise UsageError(f"{path} is a directory. Give {option} the name of a file.")
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    parents = path.absolute().parents
+    folder = next(parent for parent in parents if parent.exists())
+    if folder != parents[0] and not new_folder and folder.is_dir():
+        raise UsageError(f"{path.parent} does not exist, so {path} cannot be in it. Make it, or give another {option}.")
     if not folder.is_dir():
         raise UsageError(f"{folder} is a file, so {path} cannot be in it. Choose another place with {option}.")
     if not os.access(folder, os.W_OK):

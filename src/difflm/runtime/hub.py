@@ -8,7 +8,7 @@ from difflm.errors import DifflmError, UsageError
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 FETCHED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]  # no code
-NEEDED = "huggingface_hub: pip install 'difflm[hf]'"
+NEEDED = 'huggingface_hub: pip install ".[hf]"'
 REFUSED: dict[str | int, str] = {  # by the library's error or the status
     "RepositoryNotFoundError": "there is no such model there, or it is private",
     "RevisionNotFoundError": "there is no such revision there",

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,7 @@ class ResumableLines:
             found = re.fullmatch(r"(.*?)(\.\d+-of-\d+)?\.partial", other.name)
             if found and found[1] == self.path.name and other not in self.partials:
                 raise UsageError(f"{other} was started with another number of processes. Start as many, or delete it.")
+        self._created = [folder for folder in self.partial.absolute().parents if not folder.exists()]
         with explain_write_errors(self.partial):
             self.partial.parent.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o644)
@@ -110,3 +112,6 @@ class ResumableLines:
         if not self.count:
             self.partial.unlink(missing_ok=True)
         os.close(self._lock)
+        with suppress(OSError):  # not empty
+            for folder in self._created:
+                folder.rmdir()

@@ -73,9 +73,14 @@ def find_run(name_or_path: str | Path) -> Path:
     raise UsageError(f"{name} {what}. {hint}Bundled: {', '.join(bundled) or 'none'}; or give the directory of a run.")
 
 
+def is_open_config(config: Any) -> bool:
+    """Whether a config.json is that of somebody else's model."""
+    return isinstance(config, dict) and "format" not in config and bool({"model_type", "graph"} & config.keys())
+
+
 def read_config(run: Path) -> dict[str, Any]:
     config = read_checked(run / "config.json", advise_config(run))
-    if isinstance(config, dict) and "model_type" in config and "format" not in config:
+    if is_open_config(config):
         raise DifflmError(
             f"{run} is somebody else's model, not a run: difflm generate, score, evaluate, compare and studio take it."
         )

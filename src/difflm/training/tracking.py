@@ -114,7 +114,7 @@ def track_run(recipe: Recipe, run: Path, watcher: Watcher) -> Iterator[Watcher]:
         yield watcher
         return
     if importlib.util.find_spec(recipe.log) is None:
-        raise UsageError(f"log={recipe.log} needs {recipe.log}. Install it: pip install 'difflm[{recipe.log}]'")
+        raise UsageError(f'log={recipe.log} needs {recipe.log}. Install it: pip install ".[{recipe.log}]"')
     tracker = TRACKERS[recipe.log](recipe, run)
     try:
         yield TrackedWatcher(watcher, tracker)

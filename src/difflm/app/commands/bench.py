@@ -5,6 +5,7 @@ from typing import Any
 from difflm.app.commands.options import Device, Dtype, Json, Model, check_names, load_model, report_errors, with_options
 from difflm.app.console import Bar, put_json, put_table
 from difflm.errors import UsageError
+from difflm.models.sampling import Sampling
 
 
 @report_errors
@@ -13,13 +14,14 @@ def bench(
     settings: dict[str, Any], model: Model = "e2e", device: Device = "auto", dtype: Dtype = None, as_json: Json = False
 ) -> None:
     """Measure how fast this machine trains and samples: about half a minute on two cores."""
+    Sampling().change(settings)
     check_names(device, model)
     from difflm.app.bench import measure
 
     lm = load_model(model, device, dtype)
     if lm.model.source_longest:
         raise UsageError(f"{model} writes from sources, which bench has none of: `difflm evaluate` times those.")
-    lm.sampling(**settings)  # rejects wrong settings before anything is measured
+    lm.sampling(**settings)  # rejects what this model does not take before anything is measured
     with Bar("measuring") as bar:
         report = measure(model, lm, bar.update, **settings)
     put_json(report) if as_json else show_report(report)

@@ -18,14 +18,20 @@ from difflm.app.commands.options import (
     Seed,
     check_file,
     check_names,
+    check_reads_sources,
+    is_text,
     join_others,
     load_model,
     option,
+    peek_config,
+    read_stdin,
     report_errors,
     with_options,
 )
-from difflm.app.console import Bar, note, put_json, to_json
+from difflm.app.console import Bar, complain, note, put_json, to_json
 from difflm.errors import UsageError
+from difflm.models.sampling import Sampling
+from difflm.runtime.files import check_place
 
 if TYPE_CHECKING:
     from difflm.evaluation.reports import Report
@@ -230,7 +236,12 @@ def make_report(
     foreign = {"control": ["draws"], "infill": [], "seq2seq": ["draws", "judge"]}
     if task != "language":
         refuse_given(options, ["score_texts", "twin", "on", *foreign[task]], "language")
+    if options.out is not None:
+        check_place(options.out)
+    Sampling().change(settings)
     check_names(options.device, *runs, options.judge, options.twin, guides=groups["control"].guide)
+    for run in runs if task == "seq2seq" else ():
+        check_reads_sources(run)
     from difflm.app import measuring
 
     decoder, reference = groups["decoder"], groups["reference"]
@@ -297,7 +308,10 @@ def compare(
 def score(
     run: Run,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Texts: .txt (one per line), .csv or .jsonl; or pairs of texts.")
+        str,
+        typer.Argument(
+            metavar="FILE|TEXT", help="A text, or a file: .txt (one per line), .csv or .jsonl; or pairs of texts."
+        ),
     ],
     column: Annotated[
         str | None, option("The column with the texts, or SOURCE,TARGET for pairs. [text; src,trg]")
@@ -312,23 +326,22 @@ def score(
     if not 1 <= draws <= 1_000_000:
         raise UsageError(f"--draws must be between 1 and 1,000,000, not {draws}.")
     check_names(device, run)
-    if "," not in str(file) and file.suffix:  # else it may be a pair of files, or the name of a corpus
-        check_file(file)
-    from difflm.data.references import find_pair_files, read_references
-    from difflm.data.texts import read_texts
+    if column is not None and (file == "-" or is_text(file)):
+        raise UsageError("--column is for a .csv or .jsonl file: leave it out, or name one.")
+    if source is not None:
+        check_reads_sources(run)
+    texts, sources = read_given(run, file, column, source)
+    from difflm.generation.jobs import check_request
+
+    check_request(1, seed)
     from difflm.data.tokenizers import UNK
 
     lm = load_model(run, device)
     kind = lm.model.likelihood
     if kind is None:
         raise UsageError(f"{run} ({lm.config['method']}) has no likelihood and no bound: it cannot score.")
-    sources: list[str] = []
-    if source is None and lm.model.source_longest:
-        pairs = list(read_references(find_pair_files(str(file), None), column))
-        texts, sources = [pair.target for pair in pairs], [str(pair.source) for pair in pairs]
-    else:
-        texts = list(read_texts(file, column))
-        sources = [source] * len(texts) if source is not None else []
+    for warning in lm.warn_of_language(" ".join(texts)):
+        complain(f"warning: {warning}")
     rows, told = lm.encode(texts), lm.encode_sources(sources) if sources else []
     scores: list[Scored] = []
     with Bar("scoring", len(rows)) as bar:
@@ -347,10 +360,34 @@ def score(
     if as_json:
         put_json({"mean": mean.figures(), "texts": len(scores)})
     else:
-        print(f"{mean}  mean of {len(scores):,} texts")
+        print(f"{mean}  mean of {len(scores):,} text{'s'[: len(scores) != 1]}")
     unknown = sum(row.count(UNK) for row in rows)
     if unknown:
         note(f"{unknown:,} of {sum(map(len, rows)):,} tokens are unknown words for this model; all count as one.")
+
+
+def read_given(run: str, given: str, column: str | None, source: str | None) -> tuple[list[str], list[str]]:
+    """The texts to score: one that is given, those of a file, or of standard input; and their sources, if they have
+    any."""
+    from difflm.data.references import find_pair_files, read_references
+    from difflm.data.texts import read_texts
+
+    reads_sources = bool(peek_config(run).get("recipe", {}).get("source_longest"))
+    if source is None and reads_sources:
+        if given == "-" or is_text(given):
+            raise UsageError(f"{run} scores texts that have sources: give --source TEXT, or a file of pairs.")
+        pairs = list(read_references(find_pair_files(given, None), column))
+        return [pair.target for pair in pairs], [str(pair.source) for pair in pairs]
+    if given == "-":
+        texts = [line.strip() for _, line in read_stdin("text") if line.strip()]
+    elif is_text(given):
+        texts = [given.strip()]
+    else:
+        check_file(given)
+        texts = list(read_texts(Path(given), column))
+    if not all(texts) or not texts:
+        raise UsageError("there is no text to score.")
+    return texts, [source] * len(texts) if source is not None else []
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from difflm.app.commands.kept_lines import choose_processes, hash_model, hash_texts, report_rest
 from difflm.app.commands.options import (
+    ENGLISH,
     FILES,
     Device,
     Dtype,
@@ -21,6 +22,7 @@ from difflm.app.commands.options import (
     Model,
     Out,
     check_names,
+    check_reads_sources,
     check_values,
     join_others,
     load_model,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 AT_ONCE, AT_ONCE_CPU = 1024, 16  # the most texts of several requests that are generated together
 # Options that serve as defaults for keys that a line of --input leaves out.
+OF_WORDS = ("field", "pos", "tree", "span")  # what the classifiers of e2e know, and those of english do not
 BESIDE_INPUT = ("n", "seed", "mbr", "candidates", "method", *SETTINGS)
 
 
@@ -55,7 +58,7 @@ BESIDE_INPUT = ("n", "seed", "mbr", "candidates", "method", *SETTINGS)
 @with_options(asked=list(Request.model_fields))
 def generate(
     asked: dict[str, Any],
-    model: Model = "e2e",
+    model: Model = ENGLISH,
     guide: Guide = None,
     guidance: Guidance = None,
     requests: Annotated[
@@ -92,6 +95,8 @@ def generate(
     check_names(device, model, guides=guide)
     for number, request in enumerate(many):
         check_values(request, f"request {number}: " if requests else "")
+    if model == ENGLISH and not guide and (key := next((k for k in OF_WORDS for r in many if getattr(r, k)), None)):
+        raise UsageError(f"--{key} needs classifiers that {model} does not have. Try: difflm generate e2e --{key} …")
     steering = check_guidance(guidance, many)
     processes = choose_processes(out)
     lm = load_writer(model, device, dtype, guide, many)
@@ -135,13 +140,19 @@ def make_request(asked: dict[str, Any]) -> Request:
 
 
 def load_writer(
-    name: str, device: str, dtype: str | None, guides: list[Path] | None, requests: list[Request]
+    name: str, device: str, dtype: str | None, guides: list[Path] | None, requests: list[Request], ranked: bool = False
 ) -> "TextDiffusion":
     """Load a model and its classifiers, and reject requests that it does not understand."""
     from difflm.generation.jobs import check_request
 
-    if len(requests) == 1:  # errors of several are numbered, later
-        check_request(requests[0].n, requests[0].seed, requests[0].mbr, requests[0].candidates)
+    for number, request in enumerate(requests):
+        chosen_by = None if ranked or request.infill or request.candidates == 1 else request.controls()
+        try:
+            check_request(request.n, request.seed, request.mbr, request.candidates, chosen_by, bool(request.source))
+        except UsageError as error:
+            raise UsageError(f"request {number}: {error}" if len(requests) > 1 else str(error)) from None
+        if request.source is not None:
+            check_reads_sources(name)
     lm = load_model(name, device, dtype)
     for folder in guides or []:
         lm.guided_by(folder)

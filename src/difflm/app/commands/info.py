@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from difflm.app.commands.options import Json, Run, report_errors
+from difflm.app.commands.options import ENGLISH, Json, Run, report_errors
 from difflm.app.console import complain, put_json, put_line, put_table, strip_controls
 
 SHARED = "e2e-mdlm"  # the recipe of all token methods that have no recipe themselves
@@ -61,7 +61,7 @@ def recipes_by_method() -> dict[str, dict[str, bool]]:
 
 
 @report_errors
-def info(run: Run = "e2e", as_json: Json = False, device: Annotated[str, typer.Option(hidden=True)] = "auto") -> None:
+def info(run: Run = ENGLISH, as_json: Json = False, device: Annotated[str, typer.Option(hidden=True)] = "auto") -> None:
     """Describe a run: method, sizes, data, sampling defaults and measured figures."""
     from rich.table import Table
     from rich.text import Text

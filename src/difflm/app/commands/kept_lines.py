@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from difflm.app.console import note
 from difflm.errors import UsageError
+from difflm.runtime.files import check_place
 from difflm.runtime.resumable import ResumableLines, check_free
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def choose_processes(out: Path | None) -> "Processes":
         raise UsageError("several processes need a common output file: give --out FILE.")
     if out is not None:
         check_free(out)
+        check_place(out, new_folder=True)
     return current()
 
 

@@ -3,9 +3,10 @@
 import functools
 import inspect
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
 import typer
 from rich.markup import escape
 
-from difflm.app.console import complain
+from difflm.app.console import complain, note
 from difflm.errors import DifflmError, UsageError, speak_command, suggest
 from difflm.generation.requests import Request
 from difflm.models.sampling import FAMILIES, Family, Sampling
 
 if TYPE_CHECKING:
+    from difflm.controls import Control
     from difflm.controls.guidance import GuidanceSettings
     from difflm.generation.pipeline import TextDiffusion
     from difflm.generation.ranking import Rank
@@ -63,6 +65,7 @@ def complete_models() -> list[str]:
     return list(bundled_runs())
 
 
+ENGLISH = "english"  # the model that is meant where none is named
 A_MODEL = "A bundled model (english, e2e, judge), the directory of a run, or a model on the Hugging Face Hub."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=A_MODEL, autocompletion=complete_models)]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=A_MODEL, autocompletion=complete_models)]
@@ -195,6 +198,8 @@ def check_names(device: str, *models: str | None, guides: "Sequence[Path] | None
             find_run(model)
     for folder in guides or ():
         check_file(folder)
+        if not (folder / "config.json").is_file():
+            raise UsageError(f"--guide: {folder} holds no classifier. Give a directory of `difflm train classifier`.")
 
 
 def check_file(path: str | Path, advice: str = "") -> None:
@@ -206,14 +211,75 @@ def check_file(path: str | Path, advice: str = "") -> None:
     raise UsageError(f"{path} does not exist. {suggest(path.name, beside)}{advice}".rstrip())
 
 
+def is_text(given: str) -> bool:
+    """Whether an argument is a text, not a file: nothing has this name, and it does not look like the name of one."""
+    return not os.path.exists(given) and (len(given.split()) > 1 or not re.search(r"\.\w+(,|$)|/", given))
+
+
+def peek_config(model: str) -> dict[str, Any]:
+    """The config of a run, before torch is imported; {} for somebody else's model and for one on the Hub."""
+    from difflm.runtime.files import read_json
+    from difflm.runtime.hub import is_hub_name
+    from difflm.training.run import find_run, is_open_config, read_config
+
+    folder = None if is_hub_name(model) else find_run(model)
+    return read_config(folder) if folder and not is_open_config(read_json(folder / "config.json")) else {}
+
+
+def check_reads_sources(model: str) -> None:
+    """Refuse a run that was trained without sources."""
+    if (config := peek_config(model)) and not config["recipe"].get("source_longest"):
+        raise UsageError(f"{model} was trained on texts without sources and cannot write from one.")
+
+
+def read_stdin(what: str) -> Iterator[tuple[int, str]]:
+    """The numbers and lines of standard input; at a terminal, say what is awaited."""
+    from difflm.data.texts import decode_lines
+
+    if sys.stdin.isatty():
+        note(f"Type one {what} per line; Ctrl-D ends the input.")
+    return decode_lines(sys.stdin.buffer, "standard input")
+
+
 def check_values(request: Request, where: str = "") -> None:
     """Refuse what no model could do: values out of range, and controls that cannot be read."""
     try:
         Sampling().change(request.settings())
-        request.controls()
-        request.edited()
+        for control in request.controls():
+            with name_control(control):
+                control.check_value()
+        if edit := request.edited():
+            if request.infill is not None:
+                raise UsageError("--edit and --infill cannot be combined: mark gaps, or give a whole text.")
+            edit.check_value()
+        if request.method is not None:
+            from difflm.controls.rivals import find_decoder
+
+            find_decoder(request.method)
     except UsageError as error:
         raise UsageError(where + str(error)) from None
+
+
+@contextmanager
+def name_control(control: "Control") -> Iterator[None]:
+    """Let a message about a control begin with its name."""
+    try:
+        yield
+    except UsageError as error:
+        said = str(error)
+        raise UsageError(said if "--" in said or _CONTROL.match(said) else f"{control.name}: {said}") from None
+
+
+# Messages about a control begin with its name, or with what an option gives.
+_CONTROL = re.compile(
+    r"(infill|contains|avoid|pos|tree|span|pattern|words|length|edit|keep|control|JSON schema)(?=[:, ])"
+)
+
+
+def name_option(message: str) -> str:
+    """A message that names the option that was typed, instead of the control that it stands for."""
+    found = _CONTROL.match(message)
+    return f"--{found[1].lower().replace(' ', '-')}{message[found.end() :]}" if found else message
 
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -236,7 +302,7 @@ def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:
             sys.stdout.flush()
             return code
         except DifflmError as error:
-            complain(str(error))
+            complain(name_option(str(error)))
             return error.exit_code
         except KeyboardInterrupt:
             complain("interrupted.")

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from difflm.app.commands.options import (
+    ENGLISH,
     Device,
     Json,
     Model,
@@ -18,6 +19,7 @@ from difflm.app.commands.options import (
     with_options,
 )
 from difflm.app.console import note, put_json
+from difflm.models.sampling import Sampling
 
 plot_app = typer.Typer(
     add_completion=False,
@@ -94,7 +96,7 @@ def embeddings(
 @with_options(settings=("steps",))
 def denoising(
     settings: dict[str, Any],
-    model: Model = "e2e",
+    model: Model = ENGLISH,
     seed: Seed = 0,
     out: Out = None,
     dark: Dark = False,
@@ -102,10 +104,13 @@ def denoising(
     as_json: Json = False,
 ) -> None:
     """Plot how one text forms: the confidence in every word at every step, and when each word last changed."""
+    Sampling().change(settings)
     check_names(device, model)
     file = picture_file("denoising", out)
     from difflm.app.plots.denoising import draw_denoising, read_denoising
+    from difflm.generation.jobs import check_request
 
+    check_request(1, seed)
     lm = load_model(model, device)
     text = read_denoising(drafts[0] for drafts in lm.stream(1, seed, **settings))
     taken = text.confidence.shape[1]

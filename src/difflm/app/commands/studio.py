@@ -50,7 +50,7 @@ def studio(
     if wrong := [origin for origin in cors or () if not re.fullmatch(r"https?://[^/\s*]+", origin)]:
         raise UsageError(f"--cors {wrong[0]!r} is not an origin; give one such as https://example.org, without a path.")
     if missing := [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]:
-        raise UsageError(f"the studio needs {missing[0]}. Install it: pip install 'difflm[studio]'")
+        raise UsageError(f'the studio needs {missing[0]}. Install it: pip install ".[studio]"')
     check_names(device, *(models or ()))
     from difflm.app.studio.served import Served
     from difflm.app.studio.server import LOOPBACK, serve
@@ -67,6 +67,8 @@ def studio(
 def write_static(models: list[str], folder: Path) -> None:
     if len(models) > 1:
         raise UsageError(f"--static writes the page of one model, not of {len(models)}.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--static: {folder} already exists and is not empty: remove it, or choose another directory.")
     check_names("cpu", *models)
     from difflm.app.demo.export import write_page
 

@@ -1,7 +1,6 @@
 """`difflm translate`."""
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,14 +21,17 @@ from difflm.app.commands.options import (
     Run,
     check_file,
     check_names,
+    check_reads_sources,
     check_values,
+    is_text,
     join_others,
     load_rank,
     option,
+    read_stdin,
     report_errors,
     with_options,
 )
-from difflm.app.console import Bar, complain, note, to_json
+from difflm.app.console import Bar, complain, to_json
 from difflm.errors import UsageError
 from difflm.generation.requests import Request, generation_to_json
 from difflm.runtime.resumable import ResumableLines
@@ -49,8 +51,10 @@ def translate(
     asked: dict[str, Any],
     run: Run,
     file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="Sources: one per line, or .csv or .jsonl. [standard input]"),
+        str | None,
+        typer.Argument(
+            metavar="FILE|TEXT", help="A source, or a file of them: one per line, or .csv or .jsonl. [standard input]"
+        ),
     ] = None,
     column: Annotated[str | None, option("Column of a .csv or .jsonl file. [src]", panel=FILES)] = None,
     out: Out = None,
@@ -72,24 +76,31 @@ def translate(
 ) -> None:
     """Generate a text from each source of a file, in the same order."""
     request = make_request(asked)
-    check_names(device, run, guides=guide)
-    if file is not None:
-        check_file(file, "To write from one source: difflm generate RUN --source TEXT.")
+    check_names(device, run, None if rank == "bound" else rank, guides=guide)
+    file = None if file == "-" else file
+    alone = file is not None and is_text(file)
+    if file is not None and not alone:
+        check_file(file)
+    if column is not None and (file is None or alone):
+        raise UsageError("--column is for a .csv or .jsonl file: leave it out, or name one.")
+    if repairs and rank in (None, "bound"):
+        raise UsageError("--repairs needs a left-to-right model that ranks the candidates: give --rank RUN.")
     check_values(request)
+    check_reads_sources(run)
     strength = check_guidance(guidance, [request])
     processes = choose_processes(out)
     if file is None and processes.count > 1:
         raise UsageError("several processes cannot share standard input: name a file of sources.")
-    lm = load_writer(run, device, dtype, guide, [request])
-    lm.source_room()  # before the user types a source, reject a model that reads none
-    numbers, sources = read_input(file, column)
+    numbers, sources = ([1], [str(file)]) if alone else read_input(file, column)
     name = file or "standard input"
-    lm.encode_sources(sources, lambda k: f"line {numbers[k - 1]} of {name}")
+    lm = load_writer(run, device, dtype, guide, [request.model_copy(update={"source": sources[0]})], rank is not None)
+    lm.encode_sources(sources, lambda k: "the source" if alone else f"line {numbers[k - 1]} of {name}")
     from difflm.generation.jobs import warn_of_sources
 
     ranked = load_rank(rank, device) if rank else None
     job = lm.make_job(**{**request.job(), "source": sources}, guidance=strength, rank=ranked, repairs=repairs)
-    for warning in dict.fromkeys((*job.warnings, *warn_of_sources(job.sources))):
+    foreign = lm.warn_of_language(" ".join(sources), source=True)
+    for warning in dict.fromkeys((*job.warnings, *warn_of_sources(job.sources), *foreign)):
         complain(f"warning: {warning}")
 
     def line(text: "Generation", source: str) -> str:
@@ -142,18 +153,11 @@ def write_texts(
             put(line(text, source))
 
 
-def read_input(file: Path | None, column: str | None) -> tuple[list[int], list[str]]:
+def read_input(file: str | None, column: str | None) -> tuple[list[int], list[str]]:
     """The sources of a file, or of standard input, and their line numbers."""
-    from difflm.data.texts import check_sources, decode_lines, read_sources
+    from difflm.data.texts import check_sources, read_sources
 
-    found: Iterator[tuple[int, str]]
-    if file is not None:
-        found = read_sources(file, column)
-    elif column is not None:
-        raise UsageError("standard input has one source per line and no columns: leave --column out, or name a file.")
-    else:
-        if sys.stdin.isatty():
-            note("Type one source per line; Ctrl-D ends the input.")
-        found = check_sources(decode_lines(sys.stdin.buffer, "standard input"), "standard input")
-    pairs = list(found)
+    pairs = list(
+        check_sources(read_stdin("source"), "standard input") if file is None else read_sources(Path(file), column)
+    )
     return [number for number, _ in pairs], [source for _, source in pairs]

@@ -54,7 +54,7 @@ def need_plot_extra() -> None:
         import matplotlib  # noqa: F401
         import sklearn  # noqa: F401
     except ImportError:
-        raise DifflmError("pictures need matplotlib and scikit-learn: pip install 'difflm[plot]'") from None
+        raise DifflmError('pictures need matplotlib and scikit-learn: pip install ".[plot]"') from None
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def find_decoder(name: str) -> type[ControlDecoder]:
     if name not in DECODERS:
         near = difflib.get_close_matches(name, DECODERS, n=1)
         hint = f"Did you mean {near[0]}? " if near else ""
-        raise UsageError(f"unknown decoder {name!r}. {hint}Known: {', '.join(DECODERS)}.")
+        raise UsageError(f"unknown --method {name!r}. {hint}Known: {', '.join(DECODERS)}.")
     return DECODERS[name]
 
 
