@@ -10,6 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 demo: .venv/.ready
 	$(BIN)/difflm generate english --infill "We ___ because it was raining." -n 4 --seed 0
+	@echo "To use difflm in this shell: source .venv/bin/activate"
 
 # Two workers with one thread each: more threads than cores make torch slower, not faster.
 test: .venv/.ready

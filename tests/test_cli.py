@@ -108,7 +108,7 @@ def verb_params(verb: str) -> list[Any]:
 def test_help_shows_values_in_brackets(say, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert "Column of a .csv or .jsonl file. [src]" in say("translate", "--help")
-    assert "Number format of the network. [the fastest for this machine]" in say("generate", "--help")
+    assert "Number format of the network. [the fastest for this machine]" in say("generate", "--help-all")
 
 
 @pytest.mark.parametrize(

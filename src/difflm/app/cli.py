@@ -16,6 +16,7 @@ from difflm.app.commands.evaluate import compare, evaluate, score
 from difflm.app.commands.generate import generate
 from difflm.app.commands.info import info, methods
 from difflm.app.commands.mistakes import explain_mistake
+from difflm.app.commands.options import Verb
 from difflm.app.commands.plot import plot_app
 from difflm.app.commands.studio import studio
 from difflm.app.commands.train import train
@@ -30,7 +31,7 @@ app = typer.Typer(
 )
 
 EXAMPLES: dict[Callable[..., int], str] = {
-    generate: 'difflm generate --infill "We ___ because it was raining." -n 4',
+    generate: 'difflm generate --infill "We ___ it." -n 4',
     translate: "difflm translate run sources.txt --out targets.txt",
     train: "difflm train my.txt --out run",
     evaluate: "difflm evaluate run --task language --data DIR --samples 1000",
@@ -42,7 +43,7 @@ EXAMPLES: dict[Callable[..., int], str] = {
     studio: "difflm studio english --port 8000",
 }
 for verb, example in EXAMPLES.items():
-    app.command(epilog=f"Example: {example}")(verb)
+    app.command(cls=Verb, epilog=f"Example: {example}")(verb)
 app.add_typer(plot_app, name="plot", help="Draw schedules, word vectors, denoising and training.")
 app.add_typer(data_app, name="data", help="List and download public corpora.")
 

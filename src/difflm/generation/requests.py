@@ -80,8 +80,8 @@ class Request(BaseModel):
         1,
     )
     length: int | None = key(
-        "Exact length in words, punctuation included; subword models count words between spaces, character models "
-        "characters, and models of other people tokens."
+        "Exact length: words and punctuation marks; for subword models words between spaces, for others characters "
+        "or tokens."
     )
     contains: list[str] = key("A word or phrase that must appear.", [])
     avoid: list[str] = key("A word that must not appear.", [])
@@ -101,7 +101,7 @@ class Request(BaseModel):
     )
     edit: str | None = key("A text to rewrite lightly.")
     keep: list[str] = key("With edit: words to keep.", [])
-    strength: float | None = key("With edit: how much noise to add, from above 0 (none) to 1 (all). [0.5]")
+    strength: float | None = key("With edit: how much noise to add, above 0 and up to 1 (all). [0.5]")
 
     @pydantic.field_validator("*", mode="before")
     @classmethod

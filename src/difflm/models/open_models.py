@@ -28,6 +28,7 @@ from difflm.errors import DifflmError, UsageError
 from difflm.models.lengths import OwnEnd
 from difflm.models.open_diffusion import OpenDiffusion
 from difflm.models.open_families import (
+    BERT_WORDS,
     BUFFERS,
     EMBEDDING,
     FAMILIES,
@@ -240,7 +241,7 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
     """Load a model of another library's format; inconsistent files are rejected with a one-line error."""
     if dtype is torch.int8:
         raise UsageError("dtype int8 is for difflm's own Transformer: leave it out.")
-    family, config = recognise(folder, stored_keys(folder))
+    family, config = recognise(folder, [*stored_keys(folder)])
     files = TokenizerFiles(find_tokenizer(folder, family))
     try:
         rows, context = family.vocabulary(config), family.context(config)
@@ -302,15 +303,48 @@ def build_state(family: Family, shape: Any, embedding: Tensor, words: int) -> tu
     return process, codec
 
 
-def stored_keys(folder: Path) -> list[str]:
-    """The names of a directory's tensors, without reading them."""
+def stored_keys(folder: Path) -> dict[str, int]:
+    """The names of a directory's tensors, and the numbers of their elements, without reading them."""
     from safetensors import safe_open
 
-    keys: list[str] = []
+    keys: dict[str, int] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
-                keys += file.keys()
+                keys |= {key: math.prod(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
         except Exception:  # reading the tensors will report the error
             continue
     return keys
+
+
+def describe_open_model(folder: Path) -> dict[str, Any]:
+    """What a directory holds, from its config, its tokenizer and the headers of its weights, which are not read."""
+    sizes = stored_keys(folder)
+    family, config = recognise(folder, [*sizes])
+    try:
+        shape: Any = family.read_shape(config)
+        words, context = family.vocabulary(config), family.context(config)
+    except UsageError as error:
+        raise UsageError(f"{folder}/config.json: {error}.") from None
+    except NOT_A_CONFIG as error:
+        raise DifflmError(f"{folder}/config.json does not describe a {family.name} model ({error}).") from None
+    files = TokenizerFiles(folder)
+    there = any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
+    # The bound does not hold after a token that is always given (`load_open_model`).
+    bos, cls = (find_special(name, config, files) if there else None for name in ("bos", "cls"))
+    begins = cls is not None and bos in (None, cls) if there else family.tokenizer == BERT_WORDS
+    begins |= getattr(shape, "shift", False)
+    named = ("hidden", "layers", "heads", "block")
+    return {
+        "family": family.name,
+        "noise": family.noise,
+        "parameters": sum(size for key, size in sizes.items() if not BUFFERS.search(key)),
+        "shape": {name: size for name in named if (size := getattr(shape, name))},
+        "vocabulary": words,
+        "context": context,
+        "tokenizer": files.definition.get("model", {}).get("type") if there else None,
+        "tokenizer_of": None if there else family.tokenizer or None,
+        "chat": files.template is not None,
+        "bound": not (shape.block or begins or family.noise == "gaussian"),
+        "sampling": {"sampler": family.sampling.sampler, "steps": family.sampling.steps},
+    }

@@ -181,7 +181,7 @@ def split_names(listed: str) -> list[str]:
 
 Task = Annotated[
     Literal["language", "control", "infill", "seq2seq"],
-    option("What to measure; options of a task are listed below it."),
+    option("What to measure; --help-all lists the options of each task."),
 ]
 GROUPS: dict[str, type] = {
     "control": ControlOptions,

@@ -1,5 +1,8 @@
 """`difflm methods` and `difflm info`."""
 
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -67,10 +70,14 @@ def info(run: Run = ENGLISH, as_json: Json = False, device: Annotated[str, typer
     from rich.text import Text
 
     from difflm.methods import METHODS
+    from difflm.runtime.files import read_json
     from difflm.training.model_card import figure_parts, format_values, measured, summarise
-    from difflm.training.run import find_run, read_config
+    from difflm.training.run import find_run, is_open_config, read_config
 
     folder = find_run(run)
+    if is_open_config(read_json(folder / "config.json")):
+        describe_open(run, folder, as_json)
+        return
     config, records = read_config(folder), measured(folder)
     if as_json:
         put_json({"run": str(folder), **config, "metrics": records})
@@ -82,10 +89,7 @@ def info(run: Run = ENGLISH, as_json: Json = False, device: Annotated[str, typer
         **summarise(config),
         "sampling": format_values(config["sampling"]),
     }
-    table = Table("", "", box=None, pad_edge=False, show_header=False)
-    for key, value in rows.items():
-        table.add_row(key, Text(strip_controls(value)))
-    put_table(table)
+    put_rows(rows)
     if records:
         table = Table("texts", "figure", "value", "measured on", box=None, pad_edge=False)
         for record in records:
@@ -93,3 +97,41 @@ def info(run: Run = ENGLISH, as_json: Json = False, device: Annotated[str, typer
             table.add_row(*(Text(strip_controls(cell)) for cell in cells))
         put_line("")
         put_table(table)
+
+
+def put_rows(rows: Mapping[str, str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "", box=None, pad_edge=False, show_header=False)
+    for key, value in rows.items():
+        table.add_row(key, Text(strip_controls(value)))
+    put_table(table)
+
+
+def describe_open(name: str, folder: Path, as_json: bool) -> None:
+    """Describe somebody else's model: its family, sizes and tokens, and what it can do here."""
+    from difflm.models.open_models import describe_open_model
+    from difflm.training.model_card import format_values
+
+    about = describe_open_model(folder)
+    if as_json:
+        put_json({"run": str(folder), **about})
+        return
+    noise = {"masks": "masks", "uniform": "random words", "gaussian": "word vectors"}[about["noise"]]
+    name, tokens = shlex.quote(name), "missing: put its tokenizer.json here"
+    if about["tokenizer_of"]:
+        tokens = f"that of {about['tokenizer_of']}, from the Hub"
+    can = [f'fill gaps: difflm generate {name} --infill "My dog ___ in the garden."']
+    can += [f'answer: difflm generate {name} --source "Why is the sky blue?"'] if about["chat"] else []
+    can += [f'score texts: difflm score {name} "Some text."'] if about["bound"] else []
+    put_rows(
+        {
+            "family": f"{about['family']}, somebody else's model; noise: {noise}",
+            "sizes": f"{about['parameters']:,} parameters: {format_values(about['shape'])}",
+            "tokens": f"{about['vocabulary']:,} in the vocabulary; texts of up to {about['context']:,} tokens",
+            "tokenizer": about["tokenizer"] or tokens,
+            "sampling": format_values(about["sampling"]),
+            "can": "\n".join([*can, "and be measured: difflm evaluate, compare, studio"]),
+        }
+    )

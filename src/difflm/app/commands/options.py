@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
 
 import typer
 from rich.markup import escape
+from typer.core import TyperCommand
 
 from difflm.app.console import complain, note
 from difflm.errors import DifflmError, UsageError, speak_command, suggest
@@ -50,6 +51,42 @@ FAMILY_PANELS: dict[Family, str] = {
     "edits": EDITS,
 }
 ORDER = [None, *PANELS, "", SAMPLING, VECTORS, DISCRETE, LEFT_TO_RIGHT, EDITS, FILES, HARDWARE]  # "": the command's own
+
+
+# The panels of everyday options, and which of their options are not: --help shows the others, --help-all all of them.
+EVERYDAY = (None, CONSTRAINTS, REWRITING, CANDIDATES, SAMPLING, FILES, HARDWARE, "Training what is compared")
+RARE = {
+    *("guide", "guidance", "label", "pos", "tree", "span", "control", "method", "source", "mbr", "repairs", "rank"),
+    *("sampler", "length_beam", "clamp", "draws", "dtype", "split"),
+}
+
+
+class Verb(TyperCommand):
+    """A command whose --help shows its everyday options; --help-all shows all of them."""
+
+    def rare_options(self) -> list[Any]:
+        if self.name not in ("generate", "translate", "evaluate", "compare"):  # the others fit on a screen
+            return []
+        return [p for p in self.params if p.name in RARE or getattr(p, "rich_help_panel", None) not in EVERYDAY]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--help-all" in args:
+            super().format_help(ctx, ctx.make_formatter())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        rare, epilog = self.rare_options(), self.epilog
+        more = f" {len(rare)} more options: {ctx.command_path} --help-all" if rare else ""
+        try:
+            for one in rare:
+                one.hidden = True
+            self.epilog = f"{epilog}.{more}" if more else epilog
+            super().format_help(ctx, formatter)
+        finally:
+            self.epilog = epilog
+            for one in rare:
+                one.hidden = False
 
 
 def option(help: str, metavar: str | None = None, *flags: str, envvar: str | None = None, panel: str = "") -> Any:
