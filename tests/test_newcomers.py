@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 from open_checkpoints import CHAT, MODELS, write_model, write_tokenizer
+from serving import need, running
 from tiny import tiny_runs
 
 from difflm.app.cli import app, main
@@ -283,3 +285,23 @@ def test_pip_install_has_one_form() -> None:
         )
     ]
     assert found == []
+
+
+# -- serving ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_the_first_examples_of_serving_work_as_written(capsys: Any) -> None:
+    need("openai", "fastapi", "uvicorn")
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    started, curl, python = re.findall(r"```(?:sh|py|text)?\n(.*?)```", page, re.DOTALL)[:3]
+    assert started.startswith("difflm studio english")
+    with running(TextDiffusion.from_pretrained("english"), name="english") as server:
+        assert "http://127.0.0.1:8000" in curl and "http://127.0.0.1:8000" in python
+        exec(python.replace("http://127.0.0.1:8000", server.url), {})
+        written = capsys.readouterr().out.strip()
+        assert written
+        if shutil.which("curl"):
+            asked = curl.replace("http://127.0.0.1:8000", server.url)
+            answer = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True).stdout
+            assert json.loads(answer)["choices"][0]["text"].strip() == written
