@@ -58,7 +58,10 @@ def recipes_by_method() -> dict[str, dict[str, bool]]:
     found: dict[str, dict[str, bool]] = {}
     for name, path in known_recipes().items():
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-        method = METHODS[recipe["method"]].model_validate(recipe.get("model", {}))
+        given = {
+            key: value for key, value in recipe.get("model", {}).items() if value is not None
+        }  # others are asked for
+        method = METHODS[recipe["method"]].model_validate(given)
         found.setdefault(method.name, {})[name] = method.has_bound()
     return found
 
