@@ -2,6 +2,7 @@
 on test. A cell of the grid is named `SETTINGS|CALLS|TEMPERATURE`."""
 
 import json
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.tables.sets import Texts
+from benchmarks.tables.sets import ROOM, Texts
 from benchmarks.tables.stats import Features, bleu_of, measure_divergence
 
 if TYPE_CHECKING:
@@ -176,8 +177,9 @@ class LanguageMeasure:
     def make(cls, lm: "TextDiffusion", texts: Texts, device: str) -> "LanguageMeasure":
         from difflm.app.measuring import load_judge
 
-        seen = {gram for text in texts.training() for gram in hash_grams(text)}
-        real = [text for _, text in zip(range(FEATURE_TEXTS), texts.training(), strict=False)]
+        training = [separate_words(text) for text in texts.training()]
+        seen = {gram for text in training for gram in hash_grams(text)}
+        real = random.Random(0).sample(training, min(FEATURE_TEXTS, len(training)))
         return cls(texts, load_judge(None, [lm], device), Features(real), seen)
 
     def scored(self, lm: "TextDiffusion", texts: Sequence[str]) -> "np.ndarray[Any, Any] | None":
@@ -186,8 +188,8 @@ class LanguageMeasure:
 
         if lm.model.likelihood is None:
             return None
-        room = lm.model.max_words
-        rows = [ids for ids in lm.tokenizer.encode_batch(list(texts)) if 0 < len(ids) <= min(room, 60)][:SCORED]
+        room = lm.config["recipe"]["longest"] - ROOM  # the same texts for all
+        rows = [ids for ids in lm.tokenizer.encode_batch(list(texts)) if 0 < len(ids) <= room][:SCORED]
         nats = score(lm, rows, 0, 1 if lm.model.likelihood == "exact" else DRAWS, ignore)
         return np.stack([np.round(nats * NATS), tokens_of(rows)], 1).astype(np.int32)
 
@@ -199,26 +201,27 @@ class LanguageMeasure:
         if scored is not None:
             found.cells["bound"] = {"nats": float(scored[:, 0].sum() / scored[:, 1].sum() / NATS)}
             found.items["bound"] = scored
-        vectors = self.features(real[:WRITTEN])
+        vectors = self.features([separate_words(text) for text in real[:WRITTEN]])
         for cell in cells:
             self.add_samples(found, lm, cell, vectors, seed=1 + (split == "test"))
         return found
 
     def add_samples(self, found: Measured, lm: "TextDiffusion", cell: Cell, real: Any, seed: int) -> None:
         from difflm.data.text_metrics import distinct_n, unique_share
-        from difflm.data.words import split_words
         from difflm.evaluation.language import score, tokens_of, write_samples
 
         made = write_samples(lm, cell.settings, min(WRITTEN, len(real)), seed, ignore)
-        grams = [gram for text in made.texts for gram in hash_grams(text)]
+        texts = [separate_words(text) for text in made.texts]
+        grams = self.count_seen(texts)
         figures = {
-            "distinct_4": distinct_n([split_words(text) for text in made.texts], 4),
-            "memorised": sum(gram in self.seen for gram in grams) / max(1, len(grams)),
-            "unique": unique_share(made.texts),
+            "distinct_4": distinct_n([text.split() for text in texts], 4),
+            "memorised": float(grams[:, 0].sum() / max(1, grams[:, 1].sum())),
+            "unique": unique_share(texts),
             "calls": float(made.figures["denoiser_calls"] or 0),
         }
-        figures["mauve_like"], histograms = measure_divergence(real, self.features(made.texts))
+        figures["mauve_like"], histograms = measure_divergence(real, self.features(texts))
         found.items[f"cells {cell.name}"] = histograms.astype(np.int32)
+        found.items[f"grams {cell.name}"] = grams
         if self.judge is not None:
             rows = [ids for ids in made.ids if ids]
             if rows:
@@ -233,20 +236,31 @@ class LanguageMeasure:
     def real_figures(self, split: str) -> Figures:
         """The same figures of real text: the ceiling of divergence, its variety, what of it was seen in training."""
         from difflm.data.text_metrics import distinct_n
-        from difflm.data.words import split_words
 
-        real = self.texts.dev if split == "dev" else self.texts.test
+        real = [separate_words(text) for text in (self.texts.dev if split == "dev" else self.texts.test)]
         first, other = real[:WRITTEN], real[WRITTEN : 2 * WRITTEN] or real[:WRITTEN]
-        grams = [gram for text in first for gram in hash_grams(text)]
+        grams = self.count_seen(first)
         area, _ = measure_divergence(self.features(first), self.features(other))
         return {
-            "distinct_4": distinct_n([split_words(text) for text in first], 4),
-            "memorised": sum(gram in self.seen for gram in grams) / max(1, len(grams)),
+            "distinct_4": distinct_n([text.split() for text in first], 4),
+            "memorised": float(grams[:, 0].sum() / max(1, grams[:, 1].sum())),
             "mauve_like": area,
         }
+
+    def count_seen(self, texts: Sequence[str]) -> "np.ndarray[Any, Any]":
+        """4-grams of each text that occur in training, and all of them, [texts, 2]."""
+        every = [[gram in self.seen for gram in hash_grams(text)] for text in texts]
+        return np.array([[sum(one), len(one)] for one in every], np.int32)
+
+
+def separate_words(text: str) -> str:
+    """A text with spaces between its words, as corpora may have them and printed texts have not."""
+    from difflm.data.words import split_words
+
+    return " ".join(split_words(text)).lower()
 
 
 def hash_grams(text: str, n: int = 4) -> Iterator[int]:
     """Hashes of the 4-grams of words."""
-    words = text.lower().split()
+    words = text.split()
     return (hash(tuple(words[k : k + n])) for k in range(len(words) - n + 1))

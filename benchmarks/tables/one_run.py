@@ -120,6 +120,7 @@ def load(folder: Path, device: str) -> Any:
 def measure(ledger: Ledger, run: Run, place: Place) -> dict[str, Any]:
     """Score the kept weights on dev, choose the best of them, and measure these on dev and test."""
     from difflm.data.tokenizers import Tokenizer
+    from difflm.runtime.files import read_json
 
     task, out = ledger.tasks[run.task], place.work / run.key
     folders = {**{str(mark): out / f"at-{mark}" for mark in MARKS if not run.sweep}, "100": out}
@@ -132,8 +133,10 @@ def measure(ledger: Ledger, run: Run, place: Place) -> dict[str, Any]:
     else:
         texts = read_language(task.corpus, place.root)
         sets = {"dev": hash_texts(texts.dev), "test": hash_texts(texts.test)}
+    learned = read_json(place.work / "prepared" / run.task / "config.json")
+    sets["train"] = f"{learned['texts']} {learned['tokenizer'][:12]}"
     language: LanguageMeasure | None = None
-    curve: dict[str, float] = {}
+    curve, kind = dict[str, float](), "bleu"
     quick: dict[str, Mapping[str, Any]] = {}
     for mark, folder in folders.items():
         lm = load(folder, place.device)
@@ -145,11 +148,9 @@ def measure(ledger: Ledger, run: Run, place: Place) -> dict[str, Any]:
             language = language or LanguageMeasure.make(lm, texts, place.device)
             found = language.measure(lm, "dev", [one for one in cells if one.name.endswith("|1.0")])
             (sampled,) = (figures for name, figures in found.cells.items() if name != "bound")
-            bound = found.cells.get("bound", {}).get("nats")
-            curve[mark] = -bound if bound is not None else -sampled.get("judge", 0.0)
+            kind, curve[mark] = score_texts({**sampled, **found.cells.get("bound", {})})
         quick[mark] = {name: round_all(figures) for name, figures in found.cells.items()}
     best = max(curve, key=lambda mark: curve[mark])
-    kind = "bleu" if task.kind == "pairs" else "nats" if "bound" in quick["100"] else "judge"
     about = {"score": curve[best], "score_kind": kind, "kept": best, "curve": curve, "sets": sets}
     parameters = sum(p.numel() for p in lm.model.parameters())
     about |= {"parameters": parameters, "quick": quick}
@@ -173,6 +174,12 @@ def measure(ledger: Ledger, run: Run, place: Place) -> dict[str, Any]:
     about["test"] = {name: round_all(figures) for name, figures in found_test.cells.items()}
     save_items(place.items / f"{run.key}.npz", found_test.items)
     return about
+
+
+def score_texts(figures: Mapping[str, float]) -> tuple[str, float]:
+    """What rates and kept weights are chosen by, larger is better: the bound, else the judge, else divergence."""
+    kind = next(name for name in ("nats", "judge", "mauve_like") if name in figures)
+    return kind, figures[kind] * (1 if kind == "mauve_like" else -1)
 
 
 def measure_both(grid: Grid, dev: "PairSet", test: "PairSet", views: Sequence[Changes]) -> tuple[Measured, Measured]:

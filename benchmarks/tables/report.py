@@ -27,7 +27,7 @@ from benchmarks.tables.stats import (
 Record = Mapping[str, Any]
 EQUAL_DIV4 = 0.75
 EQUAL = ("task", "updates", "batch", "sets", "at_a_time")  # of all rows beside each other
-SIZES_WITHIN = 1.1  # largest over smallest number of parameters
+SIZES_WITHIN = 0.05  # share of the median number of parameters beyond which a row is marked
 
 
 class UnequalRowsError(ValueError):
@@ -204,13 +204,13 @@ def nearest_cell(record: Record) -> str:
 
 
 def bootstrap_samples(kind: str) -> Callable[[Loader, Row, Row], Floats]:
-    """Of the samples whose variety is nearest to real text's: nats of a judge, or divergence."""
+    """Of the samples whose variety is nearest to real text's: nats of a judge, seen 4-grams, or divergence."""
 
     def bootstrap(load: Loader, better: Row, worse: Row) -> Floats:
         sides = [[load(one)[f"{kind} {nearest_cell(one)}"] for one in row.records] for row in (better, worse)]
         if kind == "cells":
             return bootstrap_divergence(*sides)
-        return bootstrap_ratio(*sides, paired=False) / 100
+        return bootstrap_ratio(*sides, paired=False) / (100 if kind == "judge" else 1)
 
     return bootstrap
 
@@ -218,10 +218,6 @@ def bootstrap_samples(kind: str) -> Callable[[Loader, Row, Row], Floats]:
 def bootstrap_bound(load: Loader, better: Row, worse: Row) -> Floats:
     sides = [[load(one)["bound"] for one in row.records] for row in (better, worse)]
     return bootstrap_ratio(*sides) / 100
-
-
-def no_bootstrap(load: Loader, better: Row, worse: Row) -> None:
-    return None
 
 
 METRICS = {
@@ -234,7 +230,7 @@ METRICS = {
     "nats": Metric(-1.0, bound, bootstrap_bound),
     "judge": Metric(-1.0, at_variety("judge"), bootstrap_samples("judge")),
     "mauve_like": Metric(1.0, at_variety("mauve_like"), bootstrap_samples("cells")),
-    "memorised": Metric(-1.0, at_variety("memorised"), no_bootstrap),
+    "memorised": Metric(-1.0, at_variety("memorised"), bootstrap_samples("grams")),
 }
 
 
@@ -271,7 +267,7 @@ def judge(comparison: Comparison, better: Row | None, worse: Row | None, load: L
         return "undecided", None, f"{means[0]:.3g} against {means[1]:.3g}; fewer than three seeds"
     boot = metric.bootstrap(load, better, worse)
     if boot is None:
-        return "undecided", None, "no bootstrap of this figure"
+        return "undecided", None, "the curves do not reach the same variety"
     sides: list[list[float]] = [[float(v) for v in side if v is not None] for side in values]
     found = compare_seeds(sides[0], sides[1], boot, metric.sign)
     learning = [row.arm.name for row in (better, worse) if row.learning]
@@ -342,7 +338,7 @@ def print_task(name: str, kind: str, rows: Sequence[Row], assisted: bool, wanted
     sets = f"dev {first['sets']['dev']}, test {first['sets']['test']}"
     about = f"{wanted.updates:,} updates of {first['batch']}, {first['at_a_time']} runs at a time; {sets}"
     print(f"\n## {name}, {'assisted' if assisted else 'plain'}\n\n{about}\n")
-    columns = COLUMNS[kind]
+    columns, middle = COLUMNS[kind], float(np.median([row.records[0]["parameters"] for row in rows]))
     print(f"| system | parameters | rate | seeds | minutes | {' | '.join(columns)} | |")
     print("|" + "---|" * (6 + len(columns)))
 
@@ -354,7 +350,9 @@ def print_task(name: str, kind: str, rows: Sequence[Row], assisted: bool, wanted
         cells = [row.mean(lambda r, f=f, a=row.arm: f(r, a)) for f in columns.values()]  # type: ignore[misc]
         shown = " | ".join("–" if cell is None else f"{cell:.3g}" for cell in cells)
         minutes = np.mean([record["training"] for record in row.records]) / 60
-        marks = "; ".join(["still learning"] * row.learning + ["rate at the edge"] * row.at_edge)
+        apart = row.records[0]["parameters"] / middle - 1
+        sized = [f"{apart:+.0%} parameters"] * (abs(apart) > SIZES_WITHIN)
+        marks = "; ".join(["still learning"] * row.learning + ["rate at the edge"] * row.at_edge + sized)
         size = f"{row.records[0]['parameters'] / 1e6:.1f}M | {row.rate:g} | {len(row.records)} | {minutes:.1f}"
         print(f"| {row.arm.system}{changed} | {size} | {shown} | {marks} |")
 

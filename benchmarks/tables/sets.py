@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,16 +41,20 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_language(corpus: str, root: Path) -> Texts:
+    """Dev and test in a seeded order, since corpora group texts of one meaning or one article."""
     from difflm.data.corpora import corpus as read
 
+    training: Callable[[], Iterator[str]] = lambda: read(corpus, root, "train")  # noqa: E731
     if corpus == "ptb":
-        train, dev = (read_lines(root / "ptb" / f"{split}.txt.gz") for split in ("train", "valid"))
-        return Texts(dev, train[-PTB_TEST:], lambda: iter(train[:-PTB_TEST]))
-    if corpus == "roc":
+        lines, dev = (read_lines(root / "ptb" / f"{split}.txt.gz") for split in ("train", "valid"))
+        test, training = lines[-PTB_TEST:], lambda: iter(lines[:-PTB_TEST])
+    elif corpus == "roc":
         held_out = list(read("roc", root, "valid"))
         half = min(ROC_DEV, len(held_out) // 2)
-        return Texts(held_out[:half], held_out[half : 2 * half], lambda: read("roc", root, "train"))
-    return Texts(list(read(corpus, root, "valid")), list(read(corpus, root, "test")), lambda: read(corpus, root))
+        dev, test = held_out[:half], held_out[half : 2 * half]
+    else:
+        dev, test = list(read(corpus, root, "valid")), list(read(corpus, root, "test"))
+    return Texts(*(random.Random(0).sample(texts, len(texts)) for texts in (dev, test)), training)
 
 
 def read_pairs(corpus: str, root: Path, tokenizer: "Tokenizer", room: int) -> tuple["PairSet", "PairSet"]:
