@@ -52,7 +52,8 @@ def test_every_run_of_the_ledger_has_a_recipe(tmp_path):
     runs = wanted_runs(ledger, [*ledger.claims.values()], Wanted(rates=(6e-4,)), {})
     for run in runs:
         changes = {**run.recipe_changes, **one_run.fixed_changes(run), "data": "e2e"}
-        load_recipe(ledger.tasks[run.task].recipe, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+        kept = {key: value for key, value in changes.items() if key not in ("pretrain", "pairs")}
+        load_recipe(ledger.tasks[run.task].recipe, one_run.to_words(kept))
 
 
 def test_runs_are_shared_between_claims_and_keyed_by_all_that_determines_them():
@@ -247,11 +248,17 @@ def test_a_claim_is_judged_from_files_alone_and_not_while_an_arm_is_learning():
 
 
 def write_corpora(root: Path) -> None:
-    """A tiny Multi30k and a tiny E2E, with three splits."""
+    """A tiny Multi30k and a tiny E2E, with three splits, and stories."""
     draw = random.Random(0)
     nouns, verbs = ["dog", "cat", "man", "girl", "boy"], ["runs", "sits", "plays"]
-    for folder in ("multi30k", "e2e"):
+    for folder in ("multi30k", "e2e", "roc"):
         (root / folder).mkdir(parents=True)
+    for split in ("train", "valid"):
+        stories = [
+            f"The {draw.choice(nouns)} {draw.choice(verbs)}. The {draw.choice(nouns)} is glad." for _ in range(60)
+        ]
+        with gzip.open(root / f"roc/{split}.json.gz", "wt") as file:
+            file.writelines(f"{json.dumps([story])}\n" for story in stories)
     for split, count in (("train", 120), ("val", 6), ("test", 6)):
         pairs = [f"a {draw.choice(nouns)} {draw.choice(verbs)} on the grass" for _ in range(count)]
         for side, texts in (("en", pairs), ("de", [text.upper() for text in pairs])):
@@ -264,10 +271,11 @@ def write_corpora(root: Path) -> None:
 def tiny_ledger(path: Path) -> Ledger:
     """Two tasks and a few systems of the real ledger, as small as can be."""
     raw = yaml.safe_load(books.LEDGER.read_text())
-    tasks = {name: raw["tasks"][name] for name in ("multi30k", "e2e")}
+    tasks = {name: raw["tasks"][name] for name in ("multi30k", "e2e", "roc")}
     tasks["multi30k"]["changes"] = {**tasks["multi30k"]["changes"], "vocabulary": 300, "widths": []}
     tasks["e2e"]["changes"] = {**tasks["e2e"]["changes"], "more_than": 0, "widths": [], "distinct": False}
-    kept = {"pairs": ("twin", "cmlm"), "language": ("twin", "mdlm")}
+    tasks["roc"]["changes"] = {**tasks["roc"]["changes"], "more_than": 0, "widths": []}
+    kept = {"pairs": ("twin", "cmlm", "genie"), "language": ("twin", "mdlm")}
     systems = {
         kind: {n: {k: TINY.get(k, v) for k, v in raw["systems"][kind][n].items()} for n in some}
         for kind, some in kept.items()
@@ -296,9 +304,9 @@ def place(tmp_path, monkeypatch):
     )
 
 
-def make_tiny(ledger: Ledger, task: str, system: str, place: one_run.Place, **changes) -> dict:
+def make_tiny(ledger: Ledger, task: str, arm: str | Arm, place: one_run.Place, updates: int = 4, **changes) -> dict:
     sets.prepare_task(ledger, ledger.tasks[task], place.work, place.root)
-    run = ledger.make_run(task, Arm(system, system), 6e-4, 1, 4)
+    run = ledger.make_run(task, arm if isinstance(arm, Arm) else Arm(arm, arm), 6e-4, 1, updates)
     run = replace(run, batch=8, **changes)
     one_run.make(ledger, run, place)
     return read_finished(place.finished)[run.key]
@@ -325,6 +333,16 @@ def test_a_run_that_chooses_a_rate_never_sees_test(place, tmp_path):
     record = make_tiny(tiny_ledger(tmp_path / "ledger.yaml"), "multi30k", "cmlm", place, sweep=True)
     assert record["score"] is not None and "test" not in record and "dev" not in record
     assert not place.items.exists()
+
+
+@pytest.mark.long
+def test_a_pretrained_run_has_as_many_updates_in_total(place, tmp_path):
+    ledger = tiny_ledger(tmp_path / "ledger.yaml")
+    sets.prepare_task(ledger, ledger.tasks["roc"], place.work, place.root)
+    arm = Arm("pretrained", "genie", {"pretrain": "roc", "pairs": 60}, assisted=True)
+    record = make_tiny(ledger, "multi30k", arm, place, updates=8)
+    assert record["updates"] == 8 and record["recipe"]["steps"] == 4
+    assert record["train_set"].startswith("60 ") and record["curve"].keys() == {"50", "75", "100"}
 
 
 @pytest.mark.long

@@ -75,7 +75,8 @@ def run_all(ledger: Ledger, asked: argparse.Namespace, words: Sequence[str]) -> 
     until = time.time() + 60 * asked.minutes
     claims, wanted = choose_claims(ledger, asked), wanted_of(asked)
     asked.work.mkdir(parents=True, exist_ok=True)
-    for task in dict.fromkeys(task for claim in claims for task, _ in ledger.arms(claim)):
+    arms = [one for claim in claims for one in ledger.arms(claim)]
+    for task in {**dict.fromkeys(task for task, _ in arms), **{one.pretrain: None for _, one in arms if one.pretrain}}:
         prepare_task(ledger, ledger.tasks[task], asked.work, asked.data)
     working: dict[str, subprocess.Popen[bytes]] = {}
     failed: list[str] = []

@@ -43,7 +43,12 @@ class Arm:
     system: str
     changes: Changes = field(default_factory=dict)
     sampling: Changes = field(default_factory=dict)
-    assisted: bool = False  # by another model: begun with it, taught or ranked by it
+    assisted: bool = False  # by pretraining or another model: begun with it, taught or ranked by it
+
+    @property
+    def pretrain(self) -> str | None:
+        """The task whose texts it is pretrained on."""
+        return self.changes.get("pretrain")
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Comparison:
     metric: str
     effect: float
     within: bool = False
+    assistance: bool = False  # the claim is about assistance itself: an assisted arm against a plain one
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,19 @@ from benchmarks.tables.measures import (
     measure_pairs,
     measure_selected,
 )
-from benchmarks.tables.sets import copy_read_texts, data_changes, hash_texts, read_language, read_pairs
+from benchmarks.tables.sets import (
+    copy_read_texts,
+    data_changes,
+    hash_texts,
+    read_language,
+    read_pairs,
+    write_pairs,
+    write_pieces,
+)
 
 if TYPE_CHECKING:
     from difflm.data.references import PairSet
+    from difflm.training.recipe import Recipe
 
 MARKS = (50, 75)  # percent of the updates after which weights are kept, beside the last
 MBR_SIZES = (1, 3, 5, 10, 20)  # of claims that ask for a curve over candidates
@@ -68,21 +77,54 @@ def fixed_changes(run: Run) -> dict[str, Any]:
 
 
 def train(ledger: Ledger, run: Run, place: Place) -> dict[str, Any] | None:
-    """Train a run or continue it; None where it was asked to stop before its end."""
-    from difflm.app.console import TrainingView
-    from difflm.generation.jobs import check_device
-    from difflm.training import fit
-    from difflm.training.checkpoints import save_weights
+    """Train a run or continue it; None where it was asked to stop before its end. A pretrained one denoises spans of
+    another task's texts for half of its updates, and is tuned for the other half."""
+    from difflm.runtime.files import write_json
     from difflm.training.recipe import load_recipe
-    from difflm.training.trainer import Trainer
 
     out, prepared = place.work / run.key, place.work / "prepared" / run.task
     if (out / "done").exists():
         done: dict[str, Any] = json.loads((out / "done").read_text())
         return done
     out.mkdir(parents=True, exist_ok=True)
-    copy_read_texts(prepared, out)
-    marks = {run.updates * mark // 100: out / f"at-{mark}" for mark in MARKS if not run.sweep}
+    task, own = ledger.tasks[run.task], run.recipe_changes
+    first, few = own.pop("pretrain", None), own.pop("pairs", 0)
+    changes = {**data_changes(task, prepared), **own, **fixed_changes(run), "tokenizer": str(prepared)}
+    seconds = 0.0
+    if few:
+        changes |= {"data": str(write_pairs(task.corpus, place.root, few, prepared / f"pairs-{few}.jsonl"))}
+    else:
+        copy_read_texts(prepared, out)
+    if first:
+        texts = write_pieces(place.work / "prepared" / first)
+        half = {"steps": run.updates // 2, "data": str(texts), "task": "span-denoising"}
+        begun = fit_recipe(load_recipe(task.recipe, to_words({**changes, **half})), out / "pretrained", {}, place)
+        if begun is None:
+            return None
+        seconds += begun
+        del changes["tokenizer"]
+        changes |= {"steps": run.updates - run.updates // 2, "init": str(out / "pretrained")}
+    recipe = load_recipe(task.recipe, to_words(changes))
+    marks = {recipe.steps * mark // 100: out / f"at-{mark}" for mark in MARKS if not run.sweep}
+    tuned = fit_recipe(recipe, out, marks, place)
+    if tuned is None:
+        return None
+    done = {"training": round(seconds + tuned, 1), "method": recipe.method, "recipe": recipe.model_dump()}
+    write_json(out / "done", done)
+    return done
+
+
+def to_words(changes: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+
+
+def fit_recipe(recipe: "Recipe", out: Path, marks: Mapping[int, Path], place: Place) -> float | None:
+    """Train in a folder, or continue there, and keep averaged weights at some steps; seconds, None if interrupted."""
+    from difflm.app.console import TrainingView
+    from difflm.generation.jobs import check_device
+    from difflm.training import fit
+    from difflm.training.checkpoints import save_weights
+    from difflm.training.trainer import Trainer
 
     class Marking(Trainer):
         def train_step(self, batches: Any) -> Any:
@@ -94,21 +136,12 @@ def train(ledger: Ledger, run: Run, place: Place) -> dict[str, Any] | None:
                 save_weights(folder, self.ema.model.state_dict())
             return losses
 
+    out.mkdir(parents=True, exist_ok=True)
     fit.Trainer = Marking  # type: ignore[misc]
-    task = ledger.tasks[run.task]
-    own, fixed = run.recipe_changes, fixed_changes(run)
-    changes = {**data_changes(task, prepared), **own, **fixed, "tokenizer": str(prepared)}
-    recipe = load_recipe(task.recipe, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
     resume = (out / "recipe.json").exists()
     with TrainingView(out, as_json=False) as view:
         outcome = fit.train_run(recipe, out, check_device(place.device), view, view.reading, place.root, resume=resume)
-    if outcome.stopped == "interrupted":
-        return None
-    from difflm.runtime.files import write_json
-
-    done = {"training": round(outcome.seconds, 1), "method": recipe.method, "recipe": recipe.model_dump()}
-    write_json(out / "done", done)
-    return done
+    return None if outcome.stopped == "interrupted" else outcome.seconds
 
 
 def load(folder: Path, device: str) -> Any:
@@ -134,7 +167,7 @@ def measure(ledger: Ledger, run: Run, place: Place) -> dict[str, Any]:
         texts = read_language(task.corpus, place.root)
         sets = {"dev": hash_texts(texts.dev), "test": hash_texts(texts.test)}
     learned = read_json(place.work / "prepared" / run.task / "config.json")
-    sets["train"] = f"{learned['texts']} {learned['tokenizer'][:12]}"
+    train_set = f"{run.recipe_changes.get('pairs', learned['texts'])} {learned['tokenizer'][:12]}"
     language: LanguageMeasure | None = None
     curve, kind = dict[str, float](), "bleu"
     quick: dict[str, Mapping[str, Any]] = {}
@@ -152,6 +185,7 @@ def measure(ledger: Ledger, run: Run, place: Place) -> dict[str, Any]:
         quick[mark] = {name: round_all(figures) for name, figures in found.cells.items()}
     best = max(curve, key=lambda mark: curve[mark])
     about = {"score": curve[best], "score_kind": kind, "kept": best, "curve": curve, "sets": sets}
+    about["train_set"] = train_set
     parameters = sum(p.numel() for p in lm.model.parameters())
     about |= {"parameters": parameters, "quick": quick}
     if run.sweep:

@@ -26,7 +26,7 @@ from benchmarks.tables.stats import (
 
 Record = Mapping[str, Any]
 EQUAL_DIV4 = 0.75
-EQUAL = ("task", "updates", "batch", "sets", "at_a_time")  # of all rows beside each other
+EQUAL = ("task", "updates", "batch", "sets", "train_set", "at_a_time")  # of all rows beside each other
 SIZES_WITHIN = 0.05  # share of the median number of parameters beyond which a row is marked
 
 
@@ -64,13 +64,14 @@ def find_row(ledger: Ledger, task: str, arm: Arm, wanted: Wanted, finished: Mapp
     return Row(task, arm, rate, found, edge) if found else None
 
 
-def check_equal(rows: Sequence[Row]) -> None:
-    """Refuse rows of other updates, batches, sets or numbers of runs at a time, and assisted ones beside plain ones."""
+def check_equal(rows: Sequence[Row], assistance: bool = False) -> None:
+    """Refuse rows of other updates, batches, sets or numbers of runs at a time, and assisted ones beside plain ones,
+    unless a claim is about `assistance`."""
     for key in EQUAL:
-        found = {str(record[key]) for row in rows for record in row.records}
+        found = {str(record[key]) for row in rows for record in row.records if key in record}
         if len(found) > 1:
             raise UnequalRowsError(f"rows differ in {key}: {', '.join(sorted(found))}.")
-    if len({row.arm.assisted for row in rows}) > 1:
+    if len({row.arm.assisted for row in rows}) > 1 and not assistance:
         named = ", ".join(row.arm.name for row in rows if row.arm.assisted)
         raise UnequalRowsError(f"{named}: assisted rows stand in a table of their own.")
 
@@ -253,7 +254,7 @@ def judge(comparison: Comparison, better: Row | None, worse: Row | None, load: L
     """The verdict on two rows, the difference it rests on, and what it lacks."""
     if better is None or worse is None:
         return "not run", None, ""
-    check_equal([better, worse])
+    check_equal([better, worse], comparison.assistance)
     if comparison.metric == "half_way":
         a, b = ([r["curve"][m] for r in row.records] for row, m in ((better, "50"), (worse, "100")))
         ahead = min(a) >= max(b)
@@ -325,19 +326,21 @@ def print_tables(ledger: Ledger, wanted: Wanted, finished: Mapping[str, Record],
                 row = find_row(ledger, task.name, arm, wanted, finished) if name == task.name else None
                 if row:
                     seen.setdefault((arm.system, tuple(sorted(arm.changes.items()))), row)
-        for assisted in (False, True):
-            rows = [row for row in seen.values() if row.arm.assisted == assisted]
-            if rows:
-                check_equal(rows)
-                print_task(task.name, task.kind, rows, assisted, wanted)
+        groups: dict[tuple[bool, int], list[Row]] = {}
+        for row in seen.values():
+            groups.setdefault((row.arm.assisted, row.arm.changes.get("pairs", 0)), []).append(row)
+        for (assisted, few), rows in groups.items():
+            check_equal(rows)
+            name = f"{task.name}{f', {few:,} pairs' if few else ''}, {'assisted' if assisted else 'plain'}"
+            print_task(name, task.kind, rows, wanted)
     print_ledger(ledger, wanted, finished, items)
 
 
-def print_task(name: str, kind: str, rows: Sequence[Row], assisted: bool, wanted: Wanted) -> None:
+def print_task(name: str, kind: str, rows: Sequence[Row], wanted: Wanted) -> None:
     first = rows[0].records[0]
     sets = f"dev {first['sets']['dev']}, test {first['sets']['test']}"
     about = f"{wanted.updates:,} updates of {first['batch']}, {first['at_a_time']} runs at a time; {sets}"
-    print(f"\n## {name}, {'assisted' if assisted else 'plain'}\n\n{about}\n")
+    print(f"\n## {name}\n\n{about}\n")
     columns, middle = COLUMNS[kind], float(np.median([row.records[0]["parameters"] for row in rows]))
     print(f"| system | parameters | rate | seeds | minutes | {' | '.join(columns)} | |")
     print("|" + "---|" * (6 + len(columns)))

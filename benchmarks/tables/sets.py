@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ROC_DEV = 2500  # of the 5,000 validation stories; the others are test
 PTB_TEST = 2000  # the last lines of training, which are not trained on
+PIECE = 120  # characters of texts that are pretrained on
 ROOM = 2  # tokens of a source that some methods spend on its ends: sources are the same for all
 
 
@@ -67,6 +68,30 @@ def read_pairs(corpus: str, root: Path, tokenizer: "Tokenizer", room: int) -> tu
         return pairs.keep(0 < length <= room - ROOM for length in lengths)
 
     return read("valid"), read("test")
+
+
+def write_pairs(corpus: str, root: Path, count: int, path: Path) -> Path:
+    """Some pairs of training, drawn once."""
+    from difflm.data.corpora import corpus_examples
+    from difflm.runtime.files import write_atomic
+
+    if not path.exists():
+        pairs = random.Random(0).sample(list(corpus_examples(corpus, root, "train")), count)
+        lines = (json.dumps({"src": one.source, "trg": one.target}) for one in pairs)
+        write_atomic(path, "".join(f"{line}\n" for line in lines))
+    return path
+
+
+def write_pieces(prepared: Path) -> Path:
+    """The training texts of a task, cut at the ends of sentences to the length of captions."""
+    from difflm.data.texts import split_long
+    from difflm.runtime.files import write_atomic
+
+    path = prepared / "pieces.txt"
+    if not path.exists():
+        texts = (prepared / "train.txt").read_text(encoding="utf-8").splitlines()
+        write_atomic(path, "".join(f"{piece}\n" for text in texts for piece in split_long(text, PIECE)))
+    return path
 
 
 def prepare_task(ledger: Ledger, task: Task, work: Path, root: Path) -> Path:

@@ -17,12 +17,8 @@ Ints = NDArray[np.int64]
 Verdict = Literal["holds", "reversed", "not seen", "undecided"]
 
 DRAWS = 2000  # of the bootstrap
-STILL_LEARNING = {
-    "bleu": 1.0,
-    "nats": 0.03,
-    "judge": 0.03,
-    "mauve_like": 0.02,
-}  # gained in the last quarter of the updates
+# Gained in the last quarter of the updates.
+STILL_LEARNING = {"bleu": 1.0, "nats": 0.03, "judge": 0.03, "mauve_like": 0.02}
 ORDERS = 4
 
 
