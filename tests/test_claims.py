@@ -260,7 +260,7 @@ def write_corpora(root: Path) -> None:
         with gzip.open(root / f"roc/{split}.json.gz", "wt") as file:
             file.writelines(f"{json.dumps([story])}\n" for story in stories)
     for split, count in (("train", 120), ("val", 6), ("test", 6)):
-        pairs = [f"a {draw.choice(nouns)} {draw.choice(verbs)} on the grass" for _ in range(count)]
+        pairs = [f"a {draw.choice(nouns)} {draw.choice(verbs)} on grass {k}" for k in range(count)]
         for side, texts in (("en", pairs), ("de", [text.upper() for text in pairs])):
             with gzip.open(root / f"multi30k/task1.{split}.{side}.gz", "wt") as file:
                 file.writelines(f"{text}\n" for text in texts)
@@ -355,7 +355,7 @@ def test_a_run_without_sources_has_bound_variety_and_divergence(place, tmp_path,
     assert record["real"]["test"]["memorised"] > 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_command_trains_what_is_missing_and_nothing_twice(tmp_path, monkeypatch, capfd):
     """Four processes at a time; the second command finds all lines there, on whatever machine."""
     write_corpora(tmp_path / "data")
