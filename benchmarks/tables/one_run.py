@@ -251,7 +251,8 @@ def save_items(path: Path, items: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Columns apart compress better: those of one order are alike.
     packed = io.BytesIO()
-    np.savez_compressed(packed, **{name: np.asfortranarray(counts) for name, counts in narrow.items()})
+    columns: dict[str, Any] = {name: np.asfortranarray(counts) for name, counts in narrow.items()}
+    np.savez_compressed(packed, **columns)
     write_atomic(path, packed.getvalue())
 
 

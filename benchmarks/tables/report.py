@@ -118,8 +118,8 @@ def of_cells(name: Callable[[Record, Arm], str]) -> Metric:
         return found
 
     def bootstrap(load: Loader, better: Row, worse: Row) -> Floats:
-        sides = [[load(one)[name(one, row.arm)] for one in row.records] for row in (better, worse)]
-        return bootstrap_bleu(*sides)
+        left, right = ([load(one)[name(one, row.arm)] for one in row.records] for row in (better, worse))
+        return bootstrap_bleu(left, right)
 
     return Metric(1.0, value, bootstrap)
 
@@ -208,17 +208,17 @@ def bootstrap_samples(kind: str) -> Callable[[Loader, Row, Row], Floats]:
     """Of the samples whose variety is nearest to real text's: nats of a judge, seen 4-grams, or divergence."""
 
     def bootstrap(load: Loader, better: Row, worse: Row) -> Floats:
-        sides = [[load(one)[f"{kind} {nearest_cell(one)}"] for one in row.records] for row in (better, worse)]
+        left, right = ([load(one)[f"{kind} {nearest_cell(one)}"] for one in r.records] for r in (better, worse))
         if kind == "cells":
-            return bootstrap_divergence(*sides)
-        return bootstrap_ratio(*sides, paired=False) / (100 if kind == "judge" else 1)
+            return bootstrap_divergence(left, right)
+        return bootstrap_ratio(left, right, paired=False) / (100 if kind == "judge" else 1)
 
     return bootstrap
 
 
 def bootstrap_bound(load: Loader, better: Row, worse: Row) -> Floats:
-    sides = [[load(one)["bound"] for one in row.records] for row in (better, worse)]
-    return bootstrap_ratio(*sides) / 100
+    left, right = ([load(one)["bound"] for one in row.records] for row in (better, worse))
+    return bootstrap_ratio(left, right) / 100
 
 
 METRICS = {

@@ -55,7 +55,8 @@ def read_language(corpus: str, root: Path) -> Texts:
         dev, test = held_out[:half], held_out[half : 2 * half]
     else:
         dev, test = list(read(corpus, root, "valid")), list(read(corpus, root, "test"))
-    return Texts(*(random.Random(0).sample(texts, len(texts)) for texts in (dev, test)), training)
+    mixed = [random.Random(0).sample(texts, len(texts)) for texts in (dev, test)]
+    return Texts(mixed[0], mixed[1], training)
 
 
 def read_pairs(corpus: str, root: Path, tokenizer: "Tokenizer", room: int) -> tuple["PairSet", "PairSet"]:
