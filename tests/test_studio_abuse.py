@@ -3,8 +3,10 @@
 import json
 import random
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,73 @@ def test_huge_bodies_are_refused_whether_they_say_so_or_not(client: Any, size: i
     for content in (b" " * size, chunked(size)):
         answer = client.post("/api/generate", content=content, headers=headers)
         assert answer.status_code == 413 and "65,536 bytes" in answer.json()["error"]["message"]
+
+
+HEAD = post("/api/generate", b"").replace(b"content-length: 0\r\n\r\n", b"")
+CHUNKED, BODY = b"transfer-encoding: chunked\r\n", b'{"steps": 2}'
+NEXT = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"content-length: 12\r\n" + CHUNKED + b"\r\n0\r\n\r\n",
+        CHUNKED + b"content-length: 5\r\n\r\n0\r\n\r\n",
+        b"content-length: 12\r\ntransfer-encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
+        b"content-length: 12\r\ncontent-length: 3\r\n\r\n" + BODY,
+        b"content-length: " + b"9" * 5000 + b"\r\n\r\n" + BODY,
+        CHUNKED + b"\r\n-c\r\n" + BODY + b"\r\n0\r\n\r\n",
+        CHUNKED + b"\r\n0xc\r\n" + BODY + b"\r\n0\r\n\r\n",
+        CHUNKED + b"\r\nc\r\n" + BODY + b"0\r\n\r\n",
+        CHUNKED + b"\r\n0\r\n" + b"x: a\r\n" * 40_000 + b"\r\n",
+        b"x: a\r\n" * 40_000 + b"\r\n",
+    ],
+    ids=["both", "both, other order", "both, folded", "two lengths", "huge length", "negative chunk", "hex chunk",
+         "chunk without end", "endless trailer", "endless headers"],
+)  # fmt: skip
+def test_a_request_whose_end_is_doubtful_is_refused_and_nothing_after_it_is_read(server: Running, rest: bytes) -> None:
+    answer = drained(raw(server, HEAD + rest + NEXT))
+    assert answer.count(b"HTTP/1.1 ") == 1 and answer.split()[1] == b"400"
+    assert b"connection: close" in answer and b'"type": "invalid_request"' in answer
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/health", "/no-such-path"])
+def test_a_body_in_tiny_pieces_is_refused_after_a_few(server: Running, client: Any, path: str) -> None:
+    """Each piece costs as much as a large one: a megabyte of them would keep everybody waiting for a minute."""
+    pieces = b"1\r\n \r\n" * 20_000
+
+    def send(_: int) -> bytes:
+        connection = raw(server, HEAD.replace(b"/api/generate", path.encode()) + CHUNKED + b"\r\n")
+        with suppress(OSError):
+            for _ in range(100):
+                connection.sendall(pieces)
+        return drained(connection)
+
+    with ThreadPoolExecutor(8) as pool:
+        sent, begun = [pool.submit(send, k) for k in range(8)], time.monotonic()
+        assert client.get("/health").status_code == 200
+        assert time.monotonic() - begun < 10
+        assert {answer.split()[1] for one in sent if (answer := one.result())} <= {b"400"}
+
+
+@pytest.mark.parametrize("method, status", [("POST", b"401"), ("OPTIONS", b"204")])
+def test_the_body_of_a_refused_request_is_not_read(lm: TextDiffusion, method: str, status: bytes) -> None:
+    with running(lm, token="secret", cors=["http://pages.example"]) as server:
+        head = post("/api/generate", b"", "origin: http://pages.example").replace(b"POST", method.encode())
+        connection = raw(server, head.replace(b"length: 0", b"length: 50000"))
+        assert drained(connection).split()[1] == status, "it is closed although the body has not come"
+
+
+def test_whoever_waits_to_send_makes_room_for_others(lm: TextDiffusion) -> None:
+    """Connections that are open and say nothing, or stop in mid-request, do not keep others out."""
+    with running(lm, Limits(connections=8)) as server:
+        idle = [raw(server, begun) for begun in (b"", b"GET /hea", post("/api/generate", b"{}")[:-1], b"") * 5]
+        with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+            assert client.post("/api/generate", json=SMALL).status_code == 200
+        assert len(server.server.server_state.connections) <= 8
+        for connection in idle:
+            connection.close()
+        wait_for(lambda: not server.server.server_state.connections)
 
 
 def test_a_body_without_an_end_is_cut_off(server: Running) -> None:

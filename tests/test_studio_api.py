@@ -440,12 +440,33 @@ def test_a_port_in_use_and_wrong_options_are_told(server: Running, tiny_runs: di
     for argv, said in (
         ([run, "--port", str(server.port)], "cannot listen on 127.0.0.1"),
         ([run, "--port", "70000"], "between 0 and 65535"),
-        ([run, "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
+        ([run, "--host", "no.such.host.invalid", "--insecure"], "cannot listen on no.such.host.invalid"),
         ([run, "--token", " "], "--token"),
         (["no-such-run"], "neither a bundled model nor a directory"),
     ):
         assert main(["studio", *argv, "--no-browser"]) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "", "0", "some.name", "127.0.0.1.example.org"])
+def test_other_machines_are_not_served_without_a_token(host: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Refused before a model is loaded."""
+    monkeypatch.delenv("DIFFLM_TOKEN", raising=False)
+    monkeypatch.setattr("difflm.app.commands.studio.load_model", pytest.fail)
+    assert main(["studio", "--host", host, "--no-browser"]) == 2
+    said = capsys.readouterr().err
+    assert "--token" in said and "--insecure" in said and len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "given", [["--host", "0.0.0.0", "--insecure"], ["--host", "::", "--token", "x"], ["--host", "127.0.0.9"]]
+)
+def test_other_machines_are_served_if_that_is_asked_for(
+    given: list[str], tiny_runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("difflm.app.studio.server.serve", lambda *arguments: served.append(arguments))
+    assert main(["studio", str(tiny_runs["difflm"]), *given]) == 0 and served[0][1] == given[1]
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -93,10 +93,18 @@ def test_patterns_of_clients_leave_nothing_behind_when_a_text_is_checked() -> No
 
 
 @pytest.mark.long
-def test_one_connection_too_many_is_refused_before_anything_of_it_is_read(lm: TextDiffusion, capfd: Any) -> None:
+def test_one_connection_too_many_is_refused_before_anything_of_it_is_read(
+    lm: TextDiffusion, gate: Gate, capfd: Any
+) -> None:
+    """All others wait for answers."""
+    body = json.dumps(SMALL).encode()
+    head = "POST /api/generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with running(lm, Limits(connections=3)) as server:
+        gate.open.clear()
         held = [socket.create_connection(("127.0.0.1", server.port), PATIENCE) for _ in range(3)]
-        wait_for(lambda: len(server.server.server_state.connections) == 3)
+        for connection in held:
+            connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        wait_for(lambda: len(server.engine._jobs) == 3)
         with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as refused:
             answer = refused.recv(10_000)  # nothing was sent
             assert answer.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in answer and refused.recv(1) == b""
@@ -104,6 +112,7 @@ def test_one_connection_too_many_is_refused_before_anything_of_it_is_read(lm: Te
         held.pop().close()
         wait_for(lambda: len(server.server.server_state.connections) == 2)
         assert httpx.get(f"{server.url}/health", timeout=PATIENCE).status_code == 200
+        gate.open.set()
         for connection in held:
             connection.close()
     assert {"event": "refused", "connections": 4}.items() <= logged(capfd.readouterr().err)[0].items()

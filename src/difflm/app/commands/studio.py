@@ -1,6 +1,7 @@
 """`difflm studio`."""
 
 import importlib.util
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +29,9 @@ def studio(
     port: Annotated[int, option("The port; 0 picks a free one.")] = 8000,
     no_browser: Annotated[bool, option("Do not open the page in a browser.", None, "--no-browser")] = False,
     token: Annotated[str | None, option("Require this bearer token from every client.", envvar="DIFFLM_TOKEN")] = None,
+    insecure: Annotated[
+        bool, option("Listen for other machines without a token: whoever reaches it may use it.", None, "--insecure")
+    ] = False,
     log_requests: Annotated[bool, option("Log every request as one line of JSON.", None, "--log-requests")] = False,
     cors: Annotated[
         list[str] | None,
@@ -47,21 +51,30 @@ def studio(
         raise UsageError(f"--port must be between 0 and 65535, not {port}.")
     if token is not None and (not token.strip() or not token.isascii() or token != token.strip()):
         raise UsageError("--token must be ASCII letters, digits or punctuation, without spaces around them.")
+    if token is None and not insecure and not is_loopback(host):
+        raise UsageError(f"--host {host} is reachable from other machines: give --token, or --insecure to do without.")
     if wrong := [origin for origin in cors or () if not re.fullmatch(r"https?://[^/\s*]+", origin)]:
         raise UsageError(f"--cors {wrong[0]!r} is not an origin; give one such as https://example.org, without a path.")
     if missing := [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]:
         raise UsageError(f'the studio needs {missing[0]}. Install it: pip install ".[studio]"')
     check_names(device, *(models or ()))
     from difflm.app.studio.served import Served
-    from difflm.app.studio.server import LOOPBACK, serve
+    from difflm.app.studio.server import serve
 
     def ready(url: str) -> None:
         note(f"{url} (Ctrl-C stops it). The API is described at {url}/docs")
-        if host not in LOOPBACK and token is None:
-            note("Anyone who can reach this machine can use it; --token requires a password.")
 
     served = [Served(load_model(name, device), name) for name in models or DEFAULT]
     serve(served, host, port, token, ready, not no_browser, log_requests, cors or ())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there. Names other than localhost are not looked up:
+    what they stand for may change."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def write_static(models: list[str], folder: Path) -> None:

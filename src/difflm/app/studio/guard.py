@@ -24,7 +24,6 @@ from difflm.app.studio.metrics import Metrics
 
 PUBLIC = ("/", "/health", "/ready", "/docs", "/openapi.json")  # need no token: they reveal nothing and cost nothing
 LOGGED = 200  # characters of a path in the log
-MAX_DRAINED = 8 * 2**20  # bytes of a body that is too large, read so that the client gets the answer
 HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -122,7 +121,7 @@ class Guard:
         except TimeoutError:
             refused = error_response(408, "the body did not arrive in time.", CLOSE)
         except HTTPException as error:
-            refused = error_response(error.status_code, error.detail, error.headers)
+            refused = error_response(error.status_code, error.detail, {**CLOSE, **(error.headers or {})})
         else:
             await self.app(scope, replay_body(body, receive), send)
             return
@@ -157,15 +156,16 @@ class Guard:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size <= max_bytes:
+    """Return the body; of one that is too large, nothing more is read."""
+    chunks, size = list[bytes](), int(request.headers.get("content-length", 0))
+    if size <= max_bytes:
+        size = 0
+        async for chunk in request.stream():
             chunks.append(chunk)
-        if size > MAX_DRAINED:
-            break
+            if (size := size + len(chunk)) > max_bytes:
+                break
     if size > max_bytes:
-        raise HTTPException(413, f"this server takes bodies of at most {max_bytes:,} bytes.", CLOSE)
+        raise HTTPException(413, f"this server takes bodies of at most {max_bytes:,} bytes.")
     return b"".join(chunks)
 
 

@@ -1,5 +1,5 @@
-"""The uvicorn server. It closes stalled connections, limits their number, finishes its requests after SIGTERM, and
-stops immediately on Ctrl-C."""
+"""The uvicorn server. It closes stalled connections, limits their number, refuses ambiguous requests, finishes its
+requests after SIGTERM, and stops immediately on Ctrl-C."""
 
 import asyncio
 import json
@@ -27,19 +27,38 @@ from difflm.machine import is_on
 
 HEADER_SECONDS = 10.0  # for a client to send the headers of a request
 CLOSE_SECONDS = 3  # for connections to close when the server stops
-TOO_MANY = json.dumps(error_object("too many connections. Try again later.", "busy")).encode()
-REFUSAL = b"\r\n".join(
-    [
-        b"HTTP/1.1 503 Service Unavailable",
-        b"content-type: application/json",
-        b"content-length: %d" % len(TOO_MANY),
-        b"retry-after: 1",
-        b"connection: close",
-        b"",
-        TOO_MANY,
-    ]
-)
+MOST_PIECES = 1_000  # of a body: a piece of one byte takes as long to parse as one of thousands
 LOOPBACK, EVERYWHERE = ("localhost", "127.0.0.1", "::1"), ("0.0.0.0", "::")
+
+
+def refusal(status: str, message: str, kind: str, *headers: str) -> bytes:
+    """A whole response, before any part of the application is reached."""
+    body = json.dumps(error_object(message, kind))
+    about = ["content-type: application/json", f"content-length: {len(body)}", "connection: close"]
+    return "\r\n".join([f"HTTP/1.1 {status}", *about, *headers, "", body]).encode()
+
+
+CROWDED = refusal("503 Service Unavailable", "too many connections. Try again later.", "busy", "retry-after: 1")
+NOT_HTTP = f"this is not a valid HTTP request with one length and at most {MOST_PIECES:,} pieces."
+INVALID = refusal("400 Bad Request", NOT_HTTP, "invalid_request")
+
+
+class StrictConnection(h11.Connection):
+    """Parses requests, and refuses two kinds that h11 accepts: a length told in two ways, of which a proxy might
+    believe the other one, and a body in very many pieces."""
+
+    pieces = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.pieces = 0
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+        self.pieces += isinstance(event, h11.Data)
+        if self.pieces > MOST_PIECES:
+            raise h11.RemoteProtocolError("too many pieces")
+        return event
 
 
 def stall_limited_protocol(limits: Limits) -> type[H11Protocol]:
@@ -48,13 +67,31 @@ def stall_limited_protocol(limits: Limits) -> type[H11Protocol]:
     class StallLimitedProtocol(H11Protocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self.conn = StrictConnection(h11.SERVER)
             self.timers: dict[str, asyncio.TimerHandle] = {}
-            if len(self.connections) > limits.connections:
-                log_event("refused", connections=len(self.connections))
-                transport.write(REFUSAL)
-                transport.close()
-            else:
+            self.since = self.loop.time()  # when the client could begin to send its request
+            if self.make_room():
                 self.start_timer("header", HEADER_SECONDS)
+            else:
+                log_event("refused", connections=len(self.connections))
+                transport.write(CROWDED)
+                transport.close()
+
+        def make_room(self) -> bool:
+            """Whether there is room for one more connection, if need be by closing the one whose request has been
+            awaited for the longest time."""
+            there = [one for one in self.connections if not one.transport.is_closing()]
+            awaited = [one for one in there if one.conn.their_state in (h11.IDLE, h11.SEND_BODY)]
+            slowest = min(awaited, key=lambda one: one.since)
+            if len(there) > limits.connections and slowest is not self:
+                slowest.transport.abort()
+            return len(there) <= limits.connections or slowest is not self
+
+        def send_400_response(self, msg: str) -> None:
+            """Answer bytes that are not a request, unless an answer is already under way."""
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                self.transport.write(INVALID)
+            self.transport.close()
 
         def start_timer(self, name: str, seconds: float) -> None:
             self.timers[name] = self.loop.call_later(seconds, self.transport.abort)
@@ -74,6 +111,12 @@ def stall_limited_protocol(limits: Limits) -> type[H11Protocol]:
                 self.cancel_timer("header")
             elif "header" not in self.timers:  # the beginning of the next request
                 self.start_timer("header", HEADER_SECONDS)
+
+        def on_response_complete(self) -> None:
+            if self.conn.their_state is h11.SEND_BODY:  # nobody wants the rest of the body
+                self.transport.close()
+            self.since = self.loop.time()
+            super().on_response_complete()
 
         def timeout_keep_alive_handler(self) -> None:
             super().timeout_keep_alive_handler()
