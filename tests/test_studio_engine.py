@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from serving import PATIENCE, Gate, events, need, running, wait_for
 from tiny import tiny_runs
 
+from difflm.app.studio.costs import Costs
 from difflm.app.studio.engine import LOOPS, admit_jobs
 from difflm.app.studio.job import Box, Done, Frames, Post, Text
 from difflm.app.studio.limits import Limits
@@ -53,7 +55,7 @@ class Waiting:
     over, alone, started, lm = False, False, False, SimpleNamespace(device=torch.device("cpu"))
 
     def __init__(self, kinds: str, most: int) -> None:
-        self.generation: Any = SimpleNamespace()
+        self.generation: Any = SimpleNamespace(sampling=SimpleNamespace(steps=1))
         self.rows = deque((share_shape(LoopShape(kind, 16, most, kind != "z")), None) for kind in kinds)
 
 
@@ -115,6 +117,129 @@ def test_the_event_loop_is_woken_once_for_many_calls(monkeypatch: pytest.MonkeyP
         return found, len(woken)
 
     assert asyncio.run(told()) == (list(range(100)), 2)
+
+
+# -- limits that protect short requests -------------------------------------------------------------------------------
+
+
+def slow_steps(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.05) -> None:
+    """Each step takes this long, and a batch holds one text, as with a large model on a CPU of two cores."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    step = Loop.step
+
+    def slow(loop: Loop) -> Any:
+        time.sleep(seconds)
+        return step(loop)
+
+    monkeypatch.setattr(Loop, "step", slow)
+    monkeypatch.setattr("difflm.generation.loops.max_batch_rows", lambda *_: 1)
+
+
+def client_at(server: Any, address: str) -> Any:
+    """A client with an address of its own."""
+    if address != "127.0.0.1" and sys.platform != "linux":
+        pytest.skip("only Linux has more than one address of its own")
+    transport = httpx.HTTPTransport(local_address=address)
+    return httpx.Client(base_url=server.url, timeout=PATIENCE, transport=transport)
+
+
+LONG = {"n": 16, "steps": 20, "length": 6}  # 8 s on two cores, with slow steps
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_cannot_be_finished_in_time_is_refused_at_once(
+    lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    slow_steps(monkeypatch)
+    with running(lm, Limits(seconds=6)) as server, client_at(server, "127.0.0.1") as client:
+        if is_known:
+            assert client.post("/api/generate", json={**SMALL, "steps": 8}).status_code == 200
+        begun = time.monotonic()
+        answer = client.post("/api/generate", json=LONG)
+        assert answer.status_code == 503 and "and the time limit is 6 s" in answer.json()["error"]["message"]
+        with client.stream("POST", "/api/stream", json={**LONG, "steps": 200}) as stream:
+            said = stream.read().decode()
+        assert "and the time limit is 6 s" in said and time.monotonic() - begun < 5
+        assert client.post("/api/generate", json=SMALL).status_code == 200
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
+def test_a_short_request_is_answered_while_long_ones_run(
+    lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """Of six long ones those that would miss the time limit are refused with the seconds to wait; the others go on."""
+    slow_steps(monkeypatch)
+    with (
+        running(lm, Limits(seconds=14)) as server,
+        client_at(server, "127.0.0.1") as client,
+        client_at(server, address) as other,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        assert client.post("/api/generate", json={**SMALL, "steps": 8}).status_code == 200
+        long = [pool.submit(client.post, "/api/generate", json={**LONG, "seed": k}) for k in range(6)]
+        wait_for(lambda: sum(one.done() for one in long) == 5)
+        for answer in (one.result() for one in long if one.done()):
+            assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+            assert "Try again in" in answer.json()["error"]["message"]
+        begun = time.monotonic()
+        for steps in (2, 2, 1):
+            assert other.post("/api/generate", json={**SMALL, "steps": steps}).status_code == 200
+        assert time.monotonic() - begun < 5 and sum(one.done() for one in long) == 5, "it did not wait for the long one"
+        server.engine.stop()
+
+
+def test_a_client_with_many_requests_comes_after_one_with_few(
+    lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it keep others out of a full queue."""
+    slow_steps(monkeypatch)
+    with (
+        running(lm, Limits(queue=20)) as server,
+        client_at(server, "127.0.0.1") as many,
+        client_at(server, "127.0.0.3") as other,
+        ThreadPoolExecutor(40) as pool,
+    ):
+        assert many.post("/api/generate", json={**SMALL, "steps": 8}).status_code == 200
+        crowd = [pool.submit(many.post, "/api/generate", json={**SMALL, "steps": 10, "seed": k}) for k in range(40)]
+        wait_for(lambda: any(one.done() and one.result().status_code == 429 for one in crowd))
+        assert other.post("/api/generate", json={**SMALL, "steps": 4}).status_code == 200
+        waiting = sum(not one.done() for one in crowd)
+        assert waiting > 10, "most of the crowd still waits"
+        server.engine.stop()
+
+
+def test_those_who_left_do_not_fill_the_queue(asking: Any, gate: Gate) -> None:
+    server, client, ask = asking
+    gate.open.clear()
+    first = ask(seed=1)
+    wait_for(lambda: gate.loops == 1)
+    for seed in (2, 3):
+        with client.stream("POST", "/api/stream", json={**SMALL, "seed": seed}) as answer:
+            next(answer.iter_lines())
+    wait_for(lambda: server.engine.queue == 0)
+    assert client.get("/ready").status_code == 200
+    gate.open.set()
+    assert first.result().status_code == 200
+
+
+def test_the_time_of_a_call_follows_the_median_and_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("difflm.app.studio.costs.time.monotonic", lambda: now)
+    model = SimpleNamespace(calls=lambda sampling, words: sampling.steps)
+    shape = LoopShape("a", 16, 2, True)
+    loop: Any = SimpleNamespace(lm=SimpleNamespace(model=model), shape=shape)
+    row = SimpleNamespace(guided=False, layout=SimpleNamespace(positions=16))
+    generation = SimpleNamespace(sampling=SimpleNamespace(steps=10))
+    seats: Any = [SimpleNamespace(job=generation, row=row)]
+    job: Any = SimpleNamespace(lm=loop.lm, generation=generation, all_rows=[(shape, row)] * 6)
+    costs = Costs(threads=2)
+    news = [costs.measure(loop, seats, seconds) for seconds in (9.0, 0.1, 0.1, 5.0, 0.1)]
+    assert news == [False, False, False, True, False]
+    assert costs.estimate(job) == pytest.approx((3.0, 1.5))  # three batches of ten steps of 0.1 s, on two cores
+    costs.measure(loop, seats, 3600.0)  # the machine slept
+    assert costs.estimate(job) == pytest.approx((3.3, 1.65))
+    now += 61
+    assert costs.estimate(job) is None
 
 
 @pytest.fixture

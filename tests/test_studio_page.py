@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import difflm.app.studio
 from difflm.app.cli import app
 from difflm.generation.pipeline import TextDiffusion
 
+httpx = need("httpx2")
 pytestmark = pytest.mark.long  # a browser, and the bundled model behind it
 
 
@@ -231,8 +233,63 @@ def test_of_several_candidates_each_can_be_seen(opened):
     assert chosen in seen and len(seen) > 1
 
 
+@pytest.fixture
+def late_texts(monkeypatch):
+    """Texts come long after their last drafts, as those that are chosen and checked slowly do."""
+    finish = TextDiffusion.finish_job
+
+    def finish_late(*given):
+        time.sleep(2)
+        return finish(*given)
+
+    monkeypatch.setattr(TextDiffusion, "finish_job", finish_late)
+
+
+def shows_no_draft(tab):
+    assert tab.locator(".card.done").count() == tab.locator(".card").count()
+    assert set(tab.locator(".sureness").all_inner_texts()) == {""} and tab.locator(".word[title*='sure']").count() == 0
+
+
+def test_a_text_that_comes_after_all_drafts_were_shown_takes_their_place(opened, late_texts):
+    asked = {"n": 2, "steps": 3, "length": 12, "field": {"food": "Indian"}, "candidates": 3}
+    answer = httpx.post(f"{opened.url}api/generate", json=asked, timeout=180).json()
+    tab = opened("#n=2&steps=3&length=12&field.food=Indian&candidates=3", motion="no-preference")
+    assert finished(tab) == [text["text"] for text in answer["texts"]]
+    shows_no_draft(tab)
+
+
+def test_a_text_without_drafts_is_shown(opened, monkeypatch):
+    """A slow connection may lose all of them."""
+    monkeypatch.setattr("difflm.app.studio.job.Job.watch", lambda *_: None)
+    for motion in ("no-preference", "reduce"):
+        for ask in ("#n=2&steps=3&length=12", "#n=1&steps=3&edit=The+Eagle+is+a+pub+near+the+river."):
+            tab = opened(ask, motion=motion)
+            assert all(re.search(r"\w", text) for text in finished(tab))
+            shows_no_draft(tab)
+
+
+def test_a_text_that_comes_while_the_time_is_held_is_shown_at_its_end_and_marked_there_only(opened, late_texts):
+    from playwright.sync_api import expect
+
+    tab = opened("#n=1&steps=3&length=12", motion="no-preference")
+    expect(tab.locator("#step")).to_have_text("3/3", timeout=60_000)
+    tab.get_by_role("button", name="Pause").click()
+    assert tab.locator(".card.done").count() == 0
+    finished(tab)
+    shows_no_draft(tab)
+    hush(tab)
+    tab.click("#next")
+    expect(tab.locator("#step")).to_have_text("3/3", timeout=60_000)
+    tab.get_by_label("Step", exact=True).fill("0")
+    finished(tab)
+    assert tab.inner_text("#step") == "1/3" and tab.locator(".card.done.early").count() == 1
+    tab.keyboard.press("End")
+    shows_no_draft(tab)
+    assert tab.locator(".card.early").count() == 0
+
+
 def test_it_stops_when_told_to(opened):
-    tab = opened("#n=8&steps=200", motion="no-preference")
+    tab = opened("#n=2&steps=200", motion="no-preference")
     tab.wait_for_selector(".word")
     tab.keyboard.press("Escape")
     says(tab, r"^Stopped\.$")

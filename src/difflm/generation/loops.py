@@ -108,7 +108,7 @@ class Loop:
         self.seats: list[Seat | None] = []
         self.jobs: list[GenerationJob] = []
         self.begun, self.entered = False, 0
-        self.steps, self.joined = 0, 0  # steps taken, and the step at which a row last joined
+        self.steps, self.joined, self.seconds = 0, 0, 0.0  # taken, and the step at which a row last joined
         self.sampler: JoinableSampler | None = None
         self.batch: SampleBatch | None = None
         self._closed_batch: Iterator[BatchProgress] | None = None
@@ -127,6 +127,11 @@ class Loop:
     @property
     def holders(self) -> list[Seat]:
         return [*self.joining, *self.arriving, *(seat for seat in self.seats if seat is not None)]
+
+    @property
+    def steps_left(self) -> int:
+        """Steps until the first of its texts is finished."""
+        return min((seat.job.sampling.steps - seat.step for seat in self.holders), default=0)
 
     def enter(self) -> None:
         """Admit the rows that came since the last step."""

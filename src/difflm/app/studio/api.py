@@ -46,8 +46,8 @@ MEANINGS = {
     413: "The body is too large.",
     415: "The content type is not JSON.",
     422: "The request is invalid, too large, or not possible with this model.",
-    429: "The queue is full.",
-    503: "The time limit passed, or the server is stopping.",
+    429: "The queue is full, or the texts could not be finished in time after those of others.",
+    503: "The time limit passed or would pass, or the server is stopping.",
 }
 ERRORS: Responses = {
     status: {"model": schemas.ErrorAnswer, "description": text, "headers": {}} for status, text in MEANINGS.items()
@@ -89,6 +89,11 @@ class EventStream(StreamingResponse):
 
 def event(data: Any, name: str | None = None) -> bytes:
     return format_sse_event(event=name, data_str=json.dumps(data, separators=(",", ":")))
+
+
+def address_of(request: Request) -> str:
+    """The address of the client, among which the server divides its time."""
+    return request.client.host if request.client else ""
 
 
 async def texts_of(job: Job, request: Request) -> list[Generation]:
@@ -158,7 +163,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
 
     async def texts(request: Request, asked: schemas.Asked, served: Served) -> dict[str, Any]:
         asked.check(limits)
-        (job,) = await engine.submit([asked.job()], lm=served.lm)
+        (job,) = await engine.submit([asked.job()], lm=served.lm, client=address_of(request))
         return {"texts": [generation_to_json(g) for g in await texts_of(job, request)]}
 
     texts_route: dict[str, Any] = {
@@ -178,13 +183,13 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         return await texts(request, asked.asked(), served)
 
     @router.post("/api/stream", tags=["texts"], responses={**ERRORS, **STREAM}, response_class=StreamingResponse)
-    async def stream(asked: schemas.Asked, served: Served = chosen) -> Any:
+    async def stream(request: Request, asked: schemas.Asked, served: Served = chosen) -> Any:
         """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates, warnings}; a
         `frame` {frames} for each step, with the sample, text, step, t, tokens, confidence, changed and space of every
         text that is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then
         `done` {seconds} or `error` {message}. Frames that a slow client does not take are dropped, texts never."""
         asked.check(limits)
-        (job,) = await engine.submit([asked.job()], watched=True, lm=served.lm)
+        (job,) = await engine.submit([asked.job()], watched=True, lm=served.lm, client=address_of(request))
         return EventStream(happenings(job, engine, asked.each, not served.whole_words), [job])
 
     @router.post("/api/player", tags=["texts"], responses={**ERRORS, **PLAYER}, response_class=StreamingResponse)
@@ -194,7 +199,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         asked.check(limits)
         frames = served.lm.frames(asked.controls(), **asked.settings())
         recording = Recording(asked.n, frames, asked.each)
-        (job,) = await engine.submit([asked.job()], watched=recording.frame, lm=served.lm)
+        (job,) = await engine.submit([asked.job()], recording.frame, served.lm, address_of(request))
         made = await texts_of(job, request)
         about = {"model": served.name, "command": asked.command(served.name)}
         headers = {"content-disposition": 'attachment; filename="difflm.html"', "content-security-policy": "sandbox"}

@@ -80,6 +80,7 @@ export class Card {
     this.text.text = generation.text;
     if (this.last >= 0) this.frames[this.last] = last(this.text);
     this.chosen = this.shown;
+    this.head = Math.min(this.head, this.last - 1); // what it shows was drawn before: as a draft, or of another candidate
     this.#markSiblings();
   }
 
@@ -94,9 +95,9 @@ export class Card {
     return this.head < this.last;
   }
 
-  // To its newest draft without those between; not drawn while somebody looks at an earlier one.
-  skip(draw) {
-    if (draw && this.head < this.last) this.draw(this.last);
+  // To its newest draft without those between; somebody may be looking at an earlier one.
+  skip(step = this.last) {
+    if (this.head < this.last) this.draw(step);
     this.head = this.last;
     if (this.settled) this.mark();
   }
@@ -107,7 +108,7 @@ export class Card {
     Player.draw(this.words, this.text, step, animate);
     const ended = this.generation !== null && step >= this.last;
     this.element.classList.toggle("early", this.generation !== null && !ended); // the marks are of the finished text
-    if (this.source) this.#compare(ended);
+    if (this.source && frame) this.#compare(ended);
     // Of a finished text it would vouch for what is written, of which it knows nothing.
     const share = ended ? 0 : frame?.sure ?? 0;
     this.find(".sureness").textContent = share ? `${Math.floor(share * 100)} % sure` : "";

@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from difflm.app.studio.costs import LONGEST_WAIT, Costs
 from difflm.app.studio.job import Job, Post, Unavailable
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import describe_error, log_event
@@ -25,9 +26,8 @@ from difflm.generation.loops import Finished, Loop, Seat, loop_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.runtime.threads import use_one_core
 
-LONGEST_WAIT = 60  # the largest Retry-After in seconds
 FAILED = "the server could not make this text; its log says why."
-LOOPS = 4  # of different shapes that run in turns; more if there are more cores
+LOOPS = 4  # of different shapes that run in turns; more if there are more cores; and one for short requests
 
 
 class Engine:
@@ -35,7 +35,8 @@ class Engine:
         self.lm, self.limits, self.metrics = lm, limits, Metrics()
         self._jobs, self._loops, self._change = dict[int, Job](), deque[Loop](), threading.Condition()
         self._busy, self._news = set[int](), True  # loops that a thread works on; whether rows came or became free
-        self._queued, self._binding, self._stopped, self._draining = 0, 0, False, False
+        self._stopped = self._draining = False
+        self._binding = Counter[str]()  # how many requests of each client are being bound
         self._ending = Unavailable("stopping", "the server is stopping.")
         self._moved = time.monotonic()  # when the model last made progress
         self._bound: float | None = None  # since when a request is being bound; None: no request is
@@ -46,6 +47,7 @@ class Engine:
         self._cores = torch.get_num_threads()
         count = self._cores if lm.device.type == "cpu" else 1
         self._threads = [threading.Thread(target=self._run, name=f"difflm-{k}", daemon=True) for k in range(count)]
+        self._costs = Costs(count)
         for thread in self._threads:
             thread.start()
         self._closed = threading.Event()
@@ -53,7 +55,7 @@ class Engine:
 
     @property
     def _waiting(self) -> list[Job]:
-        """Requests that have not started, the oldest first."""
+        """Requests that have not started, in the order of their turns."""
         with self._change:
             return [job for job in self._jobs.values() if not job.started]
 
@@ -64,21 +66,28 @@ class Engine:
 
     @property
     def queue(self) -> int:
-        return self._queued + self._binding
+        return sum(not job.over for job in self._waiting) + self._binding.total()
 
     async def submit(
-        self, asked: Sequence[dict[str, Any]], watched: Watch | bool = False, lm: TextDiffusion | None = None
+        self,
+        asked: Sequence[dict[str, Any]],
+        watched: Watch | bool = False,
+        lm: TextDiffusion | None = None,
+        client: str = "",
     ) -> list[Job]:
         """Submit all requests or none; each is the arguments of `TextDiffusion.make_job`. Errors in one are raised.
-        `watched`: their events hold frames, or a function gets these in a model's thread. `lm`: another model."""
+        `watched`: their events hold frames, or a function gets these in a model's thread. `lm`: another model.
+        `client`: the address that the request comes from."""
         if self._draining:
             raise self._ending
-        if self.queue + len(asked) > self.limits.queue:
+        waits = client in self._binding or any(job.client == client and not job.over for job in self._waiting)
+        if self.queue + len(asked) > self.limits.queue * (1 if waits else 2):  # others may not keep a client out
             raise self._full()
-        self._binding += len(asked)
+        own = Counter({client: len(asked)})
+        self._binding += own
         try:
             post = self._post = Post() if self._post is None or self._post.is_foreign else self._post
-            jobs = [Job(one, self.limits, watched, self.metrics, post) for one in asked]
+            jobs = [Job(one, self.limits, watched, self.metrics, post, client) for one in asked]
             for job in jobs:
                 bound, made = asyncio.Event(), self._binder.submit(self._bind, job, lm or self.lm)
                 made.add_done_callback(partial(post.call_on_loop, bound.set))
@@ -93,26 +102,42 @@ class Engine:
                     raise self._ending
                 made.result()
         finally:
-            self._binding -= len(asked)
+            self._binding -= own
         with self._change:
             if self._stopped:
                 raise self._ending
             if not self._jobs:  # an idle engine is not stuck
                 self._move()
             self._jobs |= {id(job.generation): job for job in jobs}
-            self._queued, self._news = self._queued + len(jobs), True
+            late = self._judge()
+            refused = [late[id(job)] for job in jobs if id(job) in late]
+            for job in jobs if refused else ():
+                job.leave()
             self._change.notify_all()
+        if refused:
+            raise refused[0]
         return jobs
+
+    def _judge(self) -> dict[int, Unavailable]:
+        """Give turns to the requests whose cost is known now, and end those that cannot be finished in time. Returns
+        the errors of these."""
+        late = dict[int, Unavailable]()
+        for job in self._jobs.values():
+            if job.work is None and not job.over and (error := self._costs.judge(job, self._jobs.values())):
+                late[id(job)] = error
+                job.end(error)
+        self._jobs, self._news = dict(sorted(self._jobs.items(), key=lambda one: one[1].turn)), True
+        return late
 
     async def answer(self, question: Callable[[], Any]) -> Any:
         """Answer a quick question that does not run the model; questions are answered one at a time."""
         if self.queue + 1 > self.limits.queue:
             raise self._full()
-        self._binding += 1
+        self._binding[""] += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._binder, question)
         finally:
-            self._binding -= 1
+            self._binding[""] -= 1
 
     def gauges(self) -> dict[str, tuple[str, int]]:
         """Current values by name, each with its description."""
@@ -214,7 +239,7 @@ class Engine:
             try:
                 if (loop := self._take(wait=not late)) is not None:
                     with use_one_core(self._cores) if loop.on_cpu else nullcontext():
-                        found = self._step(loop)
+                        found = self._measure_step(loop)
                     self._move()
                 late, ready = (found, late) if loop is not None and not loop.on_cpu else ([], [*late, *found])
                 for one in ready:
@@ -237,7 +262,6 @@ class Engine:
                 if self._news:
                     self._news = False
                     self._jobs = admit_jobs(self._jobs, self._loops, len(self._threads))
-                    self._queued = sum(not job.started for job in self._jobs.values())
                 for _ in range(len(self._loops)):
                     self._loops.rotate(-1)
                     if id(loop := self._loops[-1]) not in self._busy:
@@ -257,6 +281,18 @@ class Engine:
                 self._loops = deque(one for one in self._loops if one is not loop)
                 loop.close()
             self._change.notify_all()
+
+    def _measure_step(self, loop: Loop) -> list[Finished]:
+        """Run a step and note how long it took; the first one of a loop, which may prepare things, does not count."""
+        seats, steps, begun = loop.holders, loop.steps, time.monotonic()
+        found = self._step(loop)
+        loop.seconds += (took := time.monotonic() - begun)
+        whole = bool(found) and not loop.shape.joinable and not loop.holders
+        moved = whole or (steps and loop.steps > steps)
+        if moved and self._costs.measure(loop, seats, loop.seconds if whole else took):
+            with self._change:
+                self._judge()
+        return found
 
     def _step(self, loop: Loop) -> list[Finished]:
         try:
@@ -292,7 +328,7 @@ class Engine:
     def _note_pace(self) -> None:
         """Update the seconds per request while others wait."""
         now, last = time.monotonic(), self._ended
-        self._ended = now if self._queued else None
+        self._ended = now if self._waiting else None
         if last is not None:
             self._pace += 0.2 * (now - last - self._pace)
 
@@ -308,8 +344,9 @@ class Engine:
 
 def admit_jobs(jobs: dict[int, Job], loops: deque[Loop], cores: int) -> dict[int, Job]:
     """Give free rows to waiting jobs in their order, and return the jobs that are not over. Each core gets a loop, and
-    so does each shape without one. A job that needs a new loop when there is no room for one is not overtaken: with new
-    texts joining all the time, the running loops would never end."""
+    so does each shape without one; one more is for a job that would be finished before any running loop has room for
+    it. A job that needs a new loop when there is no room for one is not overtaken: with new texts joining all the time,
+    the running loops would never end."""
     room = {id(loop): loop.free for loop in loops}
     full = set[tuple[int, int]]()  # shapes whose loops have no room, with the job that has them to itself
     for job in jobs.values():
@@ -320,7 +357,9 @@ def admit_jobs(jobs: dict[int, Job], loops: deque[Loop], cores: int) -> dict[int
         for shape, row in rows:
             own = [loop for loop in loops if loop.shape is shape and loop.only is only]
             loop = next((one for one in own if room[id(one)] > 0), None)
-            if loop is None and len(loops) < (cores if own else max(LOOPS, cores)):
+            most, steps = cores if own else max(LOOPS, cores), job.generation.sampling.steps
+            is_brief = len(loops) > 0 and all(steps < one.steps_left for one in loops)
+            if loop is None and len(loops) < (max(LOOPS, cores) + 1 if is_brief else most):
                 loop = Loop(job.lm, shape, only)
                 loops.append(loop)
                 room[id(loop)] = loop.free

@@ -108,11 +108,19 @@ class Job:
     """One request in progress."""
 
     def __init__(
-        self, asked: dict[str, Any], limits: Limits, watched: Watch | bool, metrics: Metrics, post: Post | None = None
+        self,
+        asked: dict[str, Any],
+        limits: Limits,
+        watched: Watch | bool,
+        metrics: Metrics,
+        post: Post | None = None,
+        client: str = "",
     ) -> None:
         self.asked, self.n, self.metrics = asked, asked["n"], metrics
         self.begun, self.seconds = time.monotonic(), limits.seconds
-        self.deadline = self.begun + limits.seconds
+        self.deadline, self.client = self.begun + limits.seconds, client
+        self.turn = self.begun  # the job with the earliest one comes first
+        self.work: float | None = None  # estimated seconds of one core
         self.watched, self.box = watched, Box(limits.frames, post)
         self.rows = deque[tuple[LoopShape, Row]]()  # that are not in a loop yet
         self.started = self.alone = False  # alone: in loops that no other job joins
@@ -139,6 +147,11 @@ class Job:
         self.generation.wanted = wanted
         rows = self.generation.make_rows(lm.model)
         self.rows.extend((loop_shape(lm, self.generation, row), row) for row in rows)
+        self.all_rows = (*self.rows,)
+
+    @property
+    def work_left(self) -> float:
+        return (self.work or 0.0) * (1 - len(self._made) / self.n)
 
     def leave(self) -> None:
         self._left = True

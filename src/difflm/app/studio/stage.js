@@ -74,9 +74,9 @@ export class Stage {
   #tick() {
     let more = !this.done;
     for (const card of this.cards) {
-      if (!this.#following) card.skip(false);
+      if (!this.#following) card.skip(this.time.at);
       else if (!calm.matches) more = card.advance() || more;
-      else if (card.generation || this.done) card.skip(true); // nothing moves: the text, once it is there
+      else if (card.generation || this.done) card.skip(); // nothing moves: the text, once it is there
     }
     if (this.#newFrames || this.done) this.#moments();
     this.#newFrames = false;

@@ -33,7 +33,7 @@ async function write(request) {
   try {
     const wait = (seconds) => tell(`The server is busy; trying again in ${seconds} s.`);
     for await (const [name, data] of stream(request, own.signal, wait)) {
-      if (own.signal.aborted) return;
+      own.signal.throwIfAborted();
       if (made !== request) clear(request); // what was on the stage stays until the server has taken this one
       if (name === "queued") {
         warn(byId("warning"), data.warnings);
