@@ -19,7 +19,7 @@ from test_docs import COMMANDS, PYTHON, ROOT, Shown
 pytestmark = pytest.mark.slow
 
 PAGES = ("README.md", "docs/guide/first-texts.md", "docs/guide/install.md")
-SOON = 300.0  # seconds within which a line prints its first words, also on a busy machine; on an idle one it takes a few
+SOON = 300.0  # seconds within which a line prints its first words, also on a busy machine
 # Lines that a newcomer does not type, or waits for: servers, downloads, clusters, and trainings of many minutes.
 LONGER = ("difflm studio", "difflm data", "difflm train e2e", "difflm train my.txt --out", "difflm compare", "torchrun")
 Typed = Callable[[str], tuple[str, float]]

@@ -1,6 +1,7 @@
 """Somebody else's model behind HTTP: the studio's own API, and the `openai` package with chats."""
 
 from collections.abc import Iterator
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -63,3 +64,29 @@ def test_it_answers_messages(client: Any, lm: TextDiffusion) -> None:
     assert [piece.choices[0].delta.content for piece in pieces] == [chat(client).choices[0].message.content]
     with pytest.raises(openai.UnprocessableEntityError, match="which the chat template uses itself"):
         chat(client, messages=[{"role": "user", "content": "a <|eot_id|>"}])
+
+
+@pytest.mark.long
+def test_an_answer_comes_with_the_tokens_that_are_likely_in_its_places(client: Any, lm: TextDiffusion) -> None:
+    (choice,) = chat(client, logprobs=True, top_logprobs=3).choices
+    told, (plain,) = choice.logprobs.content, chat(client, logprobs=True).choices
+    assert plain.message.content == choice.message.content and not plain.logprobs.content[0].top_logprobs
+    assert "".join(one.token for one in told).strip() == choice.message.content.strip()
+    for one in told:
+        assert bytes(one.bytes).decode() == one.token and one.logprob <= 0 and len(one.top_logprobs) == 3
+        likely = [other.logprob for other in one.top_logprobs]
+        assert likely == sorted(likely, reverse=True) and one.logprob <= likely[0] + 1e-4
+    (streamed,) = [piece.choices[0] for piece in chat(client, logprobs=True, top_logprobs=3, stream=True)]
+    assert streamed.logprobs.content == told
+    with pytest.raises(openai.UnprocessableEntityError, match="top_logprobs needs logprobs"):
+        chat(client, top_logprobs=3)
+
+
+@pytest.mark.long
+def test_the_best_of_several_answers_is_the_one_whose_tokens_fit_best(client: Any, lm: TextDiffusion) -> None:
+    """Each token given all others and the messages."""
+    controls = {"steps": 4, "contains": ["cat"]}
+    (best,) = chat(client, temperature=1, extra_body={"best_of": 4, "controls": controls}).choices
+    every = chat(client, n=4, temperature=1, logprobs=True, top_logprobs=1).choices
+    means = [mean(one.logprob for one in choice.logprobs.content) for choice in every]
+    assert best.message.content == every[means.index(max(means))].message.content and len({*means}) == 4

@@ -13,6 +13,7 @@ import pytest
 from serving import Running, need, running
 from tiny import tiny_run, tiny_runs
 
+from difflm.controls import Infill
 from difflm.data.words import split_words
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.texts import Draft
@@ -114,8 +115,11 @@ def test_without_a_seed_texts_differ_and_the_seed_is_told(client: Any) -> None:
     [
         ({"prompt": "a ___ b"}, "infill"),
         ({"prompt": "x", "top_p": 0.5}, "top_p has no effect"),
-        ({"prompt": "x", "logprobs": 3}, "logprobs"),
-        ({"prompt": ["x", "y"], "logprobs": 1}, "one prompt"),
+        ({"prompt": "x", "logprobs": 21}, "logprobs"),
+        ({"prompt": ["x", "y"], "logprobs": 0}, "one prompt"),
+        ({"prompt": "x", "n": 2, "best_of": 3}, "multiple of n"),
+        ({"prompt": "x", "best_of": 9}, "candidates must be at most 8"),
+        ({"prompt": "x", "best_of": 2, "extra_body": {"controls": {"mbr": 2}}}, "say the same"),
         ({"prompt": "x", "n": 17}, "n must be at most 16"),
         ({"prompt": ["x"] * 9, "n": 4}, "32 texts"),
         ({"prompt": [1, 2]}, "prompt"),
@@ -200,23 +204,56 @@ def test_schemas_without_end_are_refused(client: Any, depth: int) -> None:
 
 def test_log_probabilities_are_those_of_the_answer(client: Any) -> None:
     for prompt, suffix in (("", None), ("The old", "food.")):
-        for choice in complete(client, prompt, suffix=suffix, n=2, logprobs=1).choices:
+        for choice in complete(client, prompt, suffix=suffix, n=2, logprobs=0).choices:
             told, answer = choice.logprobs, choice.text.strip()
             assert "".join(told.tokens).strip() == answer and len(told.tokens) == len(split_words(answer))
             assert all(-21 < nats <= 0 for nats in told.token_logprobs)
             offsets = zip(told.tokens, told.text_offset, strict=True)
             assert all(choice.text.startswith(token, at) for token, at in offsets)
+            assert told.top_logprobs is None
     assert complete(client, "").choices[0].logprobs is None
+
+
+def test_likely_tokens_are_those_that_the_model_believes_in(client: Any, tiny_runs: dict[str, Path]) -> None:
+    """Each given all others of the text, as `TextDiffusion.alternatives` says."""
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
+    for prompts in ("", ["The old", "A small"]):
+        for k, choice in enumerate(complete(client, prompts, n=2, logprobs=3).choices):
+            told, prompt = choice.logprobs, prompts[k // 2] if prompts else ""
+            beliefs = lm.alternatives(prompt + choice.text, k=3)[len(split_words(prompt)) :]
+            assert "".join(told.tokens).strip() == choice.text.strip() and len(told.tokens) == len(beliefs)
+            for token, nats, top, belief in zip(
+                told.tokens, told.token_logprobs, told.top_logprobs, beliefs, strict=True
+            ):
+                assert token.strip() == belief.token
+                assert nats == pytest.approx(math.log(max(belief.probability, 1e-9)), abs=1e-3)
+                assert [other.strip() for other in top] == [*belief.alternatives] and len(top) == 3
+                assert [*top.values()] == pytest.approx([math.log(p) for p in belief.alternatives.values()], abs=1e-3)
+                assert all(other.startswith(" ") == token.startswith(" ") for other in top)
+
+
+def test_the_best_of_several_candidates_is_the_one_that_candidates_keeps(
+    client: Any, tiny_runs: dict[str, Path]
+) -> None:
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
+    best = complete(client, "", n=2, best_of=6)
+    assert [c.text for c in best.choices] == [*map(str, lm.generate(2, 1, candidates=3, rank="bound", steps=4))]
+    (choice,) = complete(client, "The old", best_of=4, logprobs=2).choices
+    (made,) = lm.generate(1, 1, controls=[Infill("The old ___")], candidates=4, steps=4)
+    assert "The old" + choice.text == made.text and len(choice.logprobs.tokens) == len(split_words(choice.text))
+    streamed = [*complete(client, "", n=2, best_of=6, logprobs=1, stream=True)]
+    assert {c.text for chunk in streamed for c in chunk.choices} == {c.text for c in best.choices}
+    assert all(len(c.logprobs.top_logprobs[0]) == 1 for chunk in streamed for c in chunk.choices)
 
 
 def test_log_probabilities_are_not_those_of_the_same_words_in_the_prompt() -> None:
     """Words that were given are certain; the same words in the answer are not."""
-    from difflm.app.studio.formats import log_probabilities
+    from difflm.app.studio.formats import log_probabilities, read_drafts
 
     tokens = ["He", "stopped", ".", "He", "stopped", "."]
     drafts = [Draft(0, 1, 0.5, ["He", "stopped", ".", "He", "", ""], [1.0] * 4 + [0.0] * 2, [True] * 6)]
     drafts.append(Draft(0, 2, 0.0, tokens, [1.0, 1.0, 1.0, 1.0, 0.5, 0.25], [False] * 4 + [True] * 2))
-    found = log_probabilities(drafts, "He stopped. He stopped.", " stopped.", len("He stopped. He"))
+    found = log_probabilities(read_drafts(drafts), "He stopped. He stopped.", " stopped.", len("He stopped. He"))
     assert found["tokens"] == [" stopped", "."] and found["text_offset"] == [0, 8]
     assert found["token_logprobs"] == [round(math.log(0.5), 4), round(math.log(0.25), 4)]
 
@@ -272,3 +309,6 @@ def test_an_autoregressive_model_writes_free_texts_of_the_length_asked(tiny_runs
         assert len(split_words(choice.text)) == 3 and choice.finish_reason == "length"
         with pytest.raises(openai.UnprocessableEntityError, match="diffusion models"):
             client.completions.create(model="tiny", prompt="The")
+        assert client.completions.create(model="tiny", prompt="", seed=0, logprobs=0).choices[0].logprobs.tokens
+        with pytest.raises(openai.UnprocessableEntityError, match="does not see all other words"):
+            client.completions.create(model="tiny", prompt="", logprobs=2)

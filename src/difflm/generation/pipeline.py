@@ -165,11 +165,11 @@ class TextDiffusion(Pretrained, Reader):
         model `source` is the user's message, and `messages` is a whole conversation.
 
         With `candidates=N`, N candidates are generated for each text, and the one that the classifiers score highest is
-        kept; if gaps are filled and no classifier is asked, the one that fits best. With `rank` it is the likeliest
-        one, by this model's own likelihood ("bound") or by another model. If that is a left-to-right model, it can also
-        repair each candidate, at most `repairs` times: the first word that it finds far less likely than another one is
-        replaced by that, and if there is none, another word is tried. With `mbr=N` the candidate most like the others
-        is kept. `guidance` is how strongly classifiers steer; `method` is the decoding method by which a left-to-right
+        kept; if gaps are filled or messages answered and no classifier is asked, the one that fits best. With `rank` it
+        is the likeliest one, by this model's own likelihood ("bound") or by another model. If that is a left-to-right
+        model, it can also repair each candidate, at most `repairs` times: the first word that it finds far less likely
+        than another one is replaced by that, and if there is none, another word is tried. With `mbr=N` the candidate
+        most like the others is kept. `guidance` is how strongly classifiers steer; `method` is the decoding method by which a left-to-right
         model takes controls.
 
         `progress=True` draws a progress bar; a function is called after every step with the number of finished steps
@@ -252,10 +252,12 @@ class TextDiffusion(Pretrained, Reader):
             sources = [row for row in told for _ in range(n)]
             n = len(sources)
         template = next((one for one in controls if isinstance(one, Infill) and not (method or sources)), None)
-        gap = None if any(one.head for one in controls if isinstance(one, Control)) else template  # the model chooses
+        heads = any(one.head for one in controls if isinstance(one, Control))
+        gap = None if heads else template
+        fits = gap is not None or (messages is not None and not heads)  # the model chooses
         if repairs:
             check_repairs(repairs, rank, [*controls, *([] if edit is None else [edit])])
-        check_request(n, seed, mbr, candidates, None if rank or gap else controls, bool(told))
+        check_request(n, seed, mbr, candidates, None if rank or fits else controls, bool(told))
         if template is not None and template.parts[-1]:  # a model may have other settings for gaps than for whole texts
             settings = self.config.get("gaps", {}) | {key: v for key, v in settings.items() if v is not None}
         sampling = self.sampling(**settings) if settings else self.model.sampling
@@ -281,10 +283,10 @@ class TextDiffusion(Pretrained, Reader):
             job.choose = make_ranking(self, rank, candidates, told, n, seed, repairs)
         elif mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
             job.choose = lambda _, __, made: [Chosen(most_central([one().tokens for one in group])) for group in made]
-        elif candidates > 1 and gap is not None and plan is not None:
+        elif candidates > 1 and fits and plan is not None:
             self.check_reads_tokens()
-            left, *_, right = gap.known(plan.info)
-            job.choose = GapFit(self, len(left), len(right))
+            left, *_, right = gap.known(plan.info) if gap else ([], [])
+            job.choose = GapFit(self, len(left), len(right), () if messages is None else sources[0])
         elif candidates > 1 and plan is not None:
             job.choose = choose_by_classifiers(plan)
         return job

@@ -100,6 +100,7 @@ class GapFit:
     writer: "TextDiffusion"
     before: int  # tokens before the first gap, and after the last
     behind: int
+    prompt: Sequence[int] = ()  # what is answered
 
     def __call__(self, _: Sequence[int], ids: list[list[Ids]], __: object = None) -> list[Chosen]:
         found = []
@@ -114,7 +115,9 @@ class GapFit:
 
     def nats_per_token(self, row: Ids) -> float:
         begin, end = self.find_window(row)
-        logits = self.writer.token_logits(row, begin=begin, end=end)
+        if begin >= end:  # an empty answer
+            return math.inf
+        logits = self.writer.token_logits(row, self.prompt, begin, end)
         return float(cross_entropy(logits, torch.tensor(row[begin:end], device=logits.device)))
 
     def count_calls(self, group: Sequence[Ids]) -> int:

@@ -69,7 +69,7 @@ class Generation:
     warnings: list[str] = field(default_factory=list)  # why the text may not be as requested
     classifier_calls: int = 0  # calls of classifiers, in addition to denoiser_calls
     drafts: list[Draft] = field(default_factory=list, compare=False)  # every step, with `frames=True`
-    read: Callable[[], list[TokenBelief]] | None = field(default=None, compare=False)  # computes `alternatives`
+    read: Callable[..., list[TokenBelief]] | None = field(default=None, compare=False)  # computes `alternatives`
 
     def __str__(self) -> str:
         return self.text

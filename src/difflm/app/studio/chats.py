@@ -7,8 +7,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from difflm.app.studio.completions import Completion, CompletionAsked, StreamOptions, Usage
-from difflm.app.studio.formats import ResponseFormat
+from difflm.app.studio.formats import ChatLogProbabilities, ResponseFormat, chat_probabilities
 from difflm.app.studio.schemas import MOST_SEED, Asked, ControlAnswer, shown
+from difflm.errors import UsageError
 
 
 class ChatMessage(BaseModel):
@@ -40,18 +41,24 @@ class ChatAsked(BaseModel):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = None
+    logprobs: bool | None = Field(None, description="Log probabilities of the tokens of each answer.")
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="How many likely tokens to return for each place.")
+    best_of: int | None = Field(None, ge=1, description="Candidates, of which the best n are kept; a multiple of n.")
 
     def as_completion(self) -> CompletionAsked:
         """The same without messages."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise UsageError("top_logprobs needs logprobs: true.")
         own = {key: getattr(self, key) for key in type(self).model_fields if key in CompletionAsked.model_fields}
-        return CompletionAsked(**{**own, "max_tokens": self.max_completion_tokens or self.max_tokens})
+        most, likely = self.max_completion_tokens or self.max_tokens, self.top_logprobs or 0 if self.logprobs else None
+        return CompletionAsked(**{**own, "max_tokens": most, "logprobs": likely})
 
 
 class ChatChoice(BaseModel):
     index: int
     message: ChatMessage
     finish_reason: Literal["stop", "length"]
-    logprobs: None = None
+    logprobs: ChatLogProbabilities | None = None
     controls: list[ControlAnswer] = Field(description="For each control, whether the answer complies.")
     warnings: list[str]
 
@@ -69,4 +76,5 @@ class ChatAnswer(BaseModel):
 class ChatCompletion(Completion):
     def to_json(self, choice: dict[str, Any], streamed: bool = False) -> dict[str, Any]:
         rest = {key: value for key, value in choice.items() if key != "text"}
+        rest["logprobs"] = choice["logprobs"] and chat_probabilities(choice["logprobs"])
         return {**rest, "delta" if streamed else "message": {"role": "assistant", "content": choice["text"]}}

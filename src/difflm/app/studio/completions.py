@@ -11,7 +11,7 @@ from fastapi.sse import KEEPALIVE_COMMENT
 from pydantic import BaseModel, ConfigDict, Field
 
 from difflm.app.studio.api import event, texts_of
-from difflm.app.studio.formats import LogProbabilities, ResponseFormat, answer_between, log_probabilities
+from difflm.app.studio.formats import LogProbabilities, ResponseFormat, answer_between, log_probabilities, read_drafts
 from difflm.app.studio.guard import error_object
 from difflm.app.studio.job import Job, Text
 from difflm.app.studio.limits import Limits
@@ -25,7 +25,6 @@ from difflm.generation.jobs import Generation
 
 COLDEST = 0.01  # what a temperature of 0 means here: the likeliest words, while the noise still varies
 NO_EFFECT: dict[str, tuple[Any, ...]] = {  # unsupported keys of the OpenAI API, and their neutral values
-    "best_of": (None, 1),
     "frequency_penalty": (None, 0),
     "logit_bias": (None, {}),
     "presence_penalty": (None, 0),
@@ -58,10 +57,10 @@ class CompletionAsked(BaseModel):
     user: str | None = Field(None, description="Not looked at.")
     infill: str | None = Field(None, description="A text with gaps instead of a prompt, as in /api/infill.")
     controls: Asked | None = Field(None, description="Constraints: keys of /api/generate.")
-    best_of: int | None = None
+    best_of: int | None = Field(None, ge=1, description="Candidates, of which the best n are kept; a multiple of n.")
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    logprobs: int | None = Field(None, ge=0, le=1, description="Log probabilities of the chosen tokens.")
+    logprobs: int | None = Field(None, ge=0, le=20, description="How many likely tokens to return for each place.")
     response_format: ResponseFormat | None = Field(None, description="The format that every answer follows.")
     presence_penalty: float | None = None
     top_p: float | None = Field(None, gt=0, le=1, description="For models that sample tokens.")
@@ -76,8 +75,10 @@ class CompletionAsked(BaseModel):
             raise UsageError("give prompt and suffix, or infill: they say the same thing in two ways.")
         if self.response_format is not None and (self.infill is not None or self.echo):
             raise UsageError("response_format applies to the answer alone: leave out infill and echo.")
-        if self.logprobs is not None and len(self.prompts) > 1:
-            raise UsageError("logprobs can be returned for only one prompt at a time.")
+        if self.logprobs == 0 and len(self.prompts) > 1:
+            raise UsageError("logprobs without other tokens can be returned for only one prompt at a time.")
+        if self.best_of is not None and self.best_of % (self.n or 1):
+            raise UsageError(f"best_of must be a multiple of n, not {self.best_of} for {self.n} choices.")
         if any(BLANK.search(text) for text in (*self.prompts, self.suffix or "")):
             raise UsageError("a prompt has no gaps; give infill for a text with gaps.")
 
@@ -104,6 +105,10 @@ class CompletionAsked(BaseModel):
         for key in ("n", "seed", "temperature", "top_p", "infill"):
             if key in given:
                 raise UsageError(f"{key} is a key of the request itself, not of controls.")
+        if self.best_of is not None:
+            if "candidates" in given or "mbr" in given:
+                raise UsageError("best_of and candidates or mbr say the same: give one of them.")
+            given["candidates"] = self.best_of // (self.n or 1)
         warmth = self.temperature if self.temperature is None else self.temperature or coldest
         share = None if self.top_p == 1 else self.top_p
         return Asked(**given, n=self.n or 1, seed=seed, temperature=warmth, top_p=share)
@@ -203,7 +208,8 @@ class Completion:
     gaps: Sequence[Gap]
     jobs: Sequence[Job]
     about: dict[str, Any]
-    recording: Recording | None = None  # of the drafts, if log probabilities are requested
+    recording: Recording | None = None  # of the drafts, if log probabilities of their tokens alone are requested
+    whole_words: bool = True  # whether tokens are words
 
     def choice(self, place: int, number: int, made: Generation) -> dict[str, Any]:
         gap = self.gaps[place]
@@ -213,12 +219,15 @@ class Completion:
         if most and len(words := split_words(text)) > most:
             text, reason = join_words(words[:most]), "length"
         ends = [text.index(stop) for stop in self.asked.stops if stop in text]
-        text, drafts = text[: min(ends)] if ends else text, self.recording and self.recording.drafts_of(number, made)
+        text, told = text[: min(ends)] if ends else text, None
+        if self.asked.logprobs is not None:
+            beliefs = read_drafts(self.recording.drafts_of(number, made)) if self.recording else made.alternatives
+            told = log_probabilities(beliefs, made.text, text, gap.answer_start(made), self.whole_words)
         return {
             "index": place * self.jobs[place].n + number,
             "text": text,
             "finish_reason": reason,
-            "logprobs": drafts and log_probabilities(drafts, made.text, text, gap.answer_start(made)),
+            "logprobs": told,
             "controls": made.controls,
             "warnings": made.warnings,
         }

@@ -74,10 +74,12 @@ class Engine:
         watched: Watch | bool = False,
         lm: TextDiffusion | None = None,
         client: str = "",
+        likely: int = 0,
     ) -> list[Job]:
         """Submit all requests or none; each is the arguments of `TextDiffusion.make_job`. Errors in one are raised.
         `watched`: their events hold frames, or a function gets these in a model's thread. `lm`: another model.
-        `client`: the address that the request comes from."""
+        `client`: the address that the request comes from. `likely`: how many tokens are read for each place of a
+        text."""
         if self._draining:
             raise self._ending
         waits = client in self._binding or any(job.client == client and not job.over for job in self._waiting)
@@ -89,6 +91,7 @@ class Engine:
             post = self._post = Post() if self._post is None or self._post.is_foreign else self._post
             jobs = [Job(one, self.limits, watched, self.metrics, post, client) for one in asked]
             for job in jobs:
+                job.likely = likely
                 bound, made = asyncio.Event(), self._binder.submit(self._bind, job, lm or self.lm)
                 made.add_done_callback(partial(post.call_on_loop, bound.set))
                 try:

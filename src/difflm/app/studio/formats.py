@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from difflm.controls import Json, Pattern
 from difflm.controls.patterns import Between
 from difflm.errors import UsageError
-from difflm.generation.jobs import Draft
+from difflm.generation.texts import Draft, TokenBelief
 
 UNLIKELY = 1e-9  # the smallest probability, so that its logarithm is finite
 
@@ -52,14 +52,27 @@ class LogProbabilities(BaseModel):
     """In the form that clients of the OpenAI API know."""
 
     tokens: list[str]
-    token_logprobs: list[float] = Field(description="For each token, taken at the step that last changed it.")
-    top_logprobs: None = None
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None = Field(None, description="Likely tokens in the place of each.")
     text_offset: list[int]
 
 
-def log_probabilities(drafts: Sequence[Draft], text: str, answer: str, start: int = 0) -> dict[str, Any]:
-    """How likely the model found each token of the answer in the step that last changed it. The answer is looked for
-    from `start` on: its words may also occur in the prompt."""
+class LikelyToken(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(LikelyToken):
+    top_logprobs: list[LikelyToken]
+
+
+class ChatLogProbabilities(BaseModel):
+    content: list[ChatToken]
+
+
+def read_drafts(drafts: Sequence[Draft]) -> list[TokenBelief]:
+    """How likely the model found each token of a text in the step that last changed it."""
     sure: dict[int, float] = {}
     last: list[str] = []
     for draft in drafts:
@@ -67,18 +80,49 @@ def log_probabilities(drafts: Sequence[Draft], text: str, answer: str, start: in
             if k >= len(last) or last[k] != token:
                 sure[k] = draft.confidence[k]
         last = draft.tokens
+    return [TokenBelief(token, sure[k], {}) for k, token in enumerate(last)]
+
+
+def log_probabilities(
+    beliefs: Sequence[TokenBelief], text: str, answer: str, start: int = 0, whole_words: bool = True
+) -> dict[str, Any]:
+    """The beliefs about the tokens of the answer, which is looked for from `start` on: its words may also occur in the
+    prompt. Tokens that are `whole_words` are written with the spaces before them."""
     answer, at = answer.rstrip(), 0
     if (first := text.find(answer, start)) < 0:  # printed with other spaces
         answer = answer.strip()
         first = max(start, text.find(answer, start))
-    found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": None, "text_offset": []}
-    for k, token in enumerate(last):
-        begin = text.find(token.strip(), at) if token.strip() else -1
+    found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for belief in beliefs:
+        token = belief.token.strip()
+        begin = text.find(token, at) if token else -1
         if begin < 0:
             continue
-        before, at = at, begin + len(token.strip())
+        before, at = at, begin + len(token)
         if first <= begin and at <= first + len(answer):
             found["tokens"].append(text[max(before, first) : at])
-            found["token_logprobs"].append(round(log(max(sure[k], UNLIKELY)), 4))
+            found["token_logprobs"].append(to_nats(belief.probability))
             found["text_offset"].append(max(before, first) - first)
-    return found
+            space = text[max(before, first) : begin] if whole_words else ""
+            found["top_logprobs"].append({space + other: to_nats(p) for other, p in belief.alternatives.items()})
+    return {**found, "top_logprobs": found["top_logprobs"] if any(found["top_logprobs"]) else None}
+
+
+def to_nats(probability: float) -> float:
+    return round(log(max(probability, UNLIKELY)), 4)
+
+
+def chat_probabilities(found: dict[str, Any]) -> dict[str, Any]:
+    """The same in the form of chats."""
+    tops = found["top_logprobs"] or [{}] * len(found["tokens"])
+    parts = zip(found["tokens"], found["token_logprobs"], tops, strict=True)
+    return {
+        "content": [
+            {**likely_token(token, nats), "top_logprobs": [likely_token(*one) for one in top.items()]}
+            for token, nats, top in parts
+        ]
+    }
+
+
+def likely_token(token: str, nats: float) -> dict[str, Any]:
+    return {"token": token, "logprob": nats, "bytes": [*token.encode("utf-8", "replace")]}

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -121,6 +122,7 @@ class Job:
         self.deadline, self.client = self.begun + limits.seconds, client
         self.turn = self.begun  # the job with the earliest one comes first
         self.work: float | None = None  # estimated seconds of one core
+        self.likely = 0  # tokens that are read for each place of a finished text
         self.watched, self.box = watched, Box(limits.frames, post)
         self.rows = deque[tuple[LoopShape, Row]]()  # that are not in a loop yet
         self.started = self.alone = False  # alone: in loops that no other job joins
@@ -168,6 +170,9 @@ class Job:
     def deliver(self, made: dict[int, Generation]) -> None:
         for number, generation in made.items():
             if number not in self._made and not self.over:
+                if self.likely and generation.read is not None:  # here, since it calls the network
+                    beliefs = generation.read(k=self.likely)
+                    generation = replace(generation, read=partial(list, beliefs))
                 self._made.add(number)
                 self.metrics.count_text(self.lm.name)
                 self.box.put(Text(number, generation))

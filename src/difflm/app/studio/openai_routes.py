@@ -22,6 +22,7 @@ from difflm.app.studio.engine import Engine
 from difflm.app.studio.player import Recording
 from difflm.app.studio.schemas import MOST_SEED, Asked, ErrorAnswer, check_size
 from difflm.app.studio.served import Models, Served
+from difflm.controls import Infill
 from difflm.errors import UsageError, say_in_request
 from difflm.models.diffusion import DiffusionModel
 
@@ -49,7 +50,11 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         job = one.job()
         steered = isinstance(served.lm.model, DiffusionModel) and one.edit is None and one.infill is None
         words = served.whole_words
-        return [{**job, **more, "controls": [*gap.controls(steered, words), *job["controls"]]} for gap in gaps]
+        found = [{**job, **more, "controls": [*gap.controls(steered, words), *job["controls"]]} for gap in gaps]
+        for own in found if one.candidates > 1 else ():  # with nothing else to choose by, the likeliest is the best
+            chooses = "messages" in own or any(one.head or isinstance(one, Infill) for one in own["controls"])
+            own |= {} if chooses else {"rank": "bound"}
+        return found
 
     async def answer(
         request: Request,
@@ -64,13 +69,17 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         try:
             one, gaps, recording = asked.asked(about.seed, 0.0 if greedy else COLDEST), asked.gaps(), None
             arguments = job_arguments(served, one, gaps, **more)
-            if asked.logprobs is not None:
+            if asked.logprobs:
+                served.lm.check_reads_tokens()
+            if asked.logprobs == 0:
                 recording = Recording(one.n, served.lm.frames(arguments[0]["controls"], **one.settings()), one.each)
             watch = recording.frame if recording else False
-            jobs = await engine.submit(arguments, watch, served.lm, address_of(request))
+            jobs = await engine.submit(arguments, watch, served.lm, address_of(request), asked.logprobs or 0)
         except UsageError as error:  # what clients expect of a format that cannot be followed
             raise HTTPException(400, say_in_request(error)) if asked.response_format else error from None
-        completion = kind(asked, gaps, jobs, about.model_dump(exclude={"choices", "usage"}), recording)
+        completion = kind(
+            asked, gaps, jobs, about.model_dump(exclude={"choices", "usage"}), recording, served.whole_words
+        )
         if asked.stream:
             return EventStream(completion.pieces(), jobs)
         try:
