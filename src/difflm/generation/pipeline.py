@@ -169,8 +169,8 @@ class TextDiffusion(Pretrained, Reader):
         is the likeliest one, by this model's own likelihood ("bound") or by another model. If that is a left-to-right
         model, it can also repair each candidate, at most `repairs` times: the first word that it finds far less likely
         than another one is replaced by that, and if there is none, another word is tried. With `mbr=N` the candidate
-        most like the others is kept. `guidance` is how strongly classifiers steer; `method` is the decoding method by which a left-to-right
-        model takes controls.
+        most like the others is kept. `guidance` is how strongly classifiers steer; `method` is the decoding method by
+        which a left-to-right model takes controls.
 
         `progress=True` draws a progress bar; a function is called after every step with the number of finished steps
         and the total. `watch` is called after every step with the drafts of the texts. With `frames=True` each text
