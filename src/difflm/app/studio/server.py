@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import webbrowser
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -80,7 +80,8 @@ def stall_limited_protocol(limits: Limits) -> type[H11Protocol]:
         def make_room(self) -> bool:
             """Whether there is room for one more connection, if need be by closing the one whose request has been
             awaited for the longest time."""
-            there = [one for one in self.connections if not one.transport.is_closing()]
+            every: Iterable[Any] = self.connections  # all of this class
+            there = [one for one in every if not one.transport.is_closing()]
             awaited = [one for one in there if one.conn.their_state in (h11.IDLE, h11.SEND_BODY)]
             slowest = min(awaited, key=lambda one: one.since)
             if len(there) > limits.connections and slowest is not self:
