@@ -34,8 +34,7 @@ from difflm.controls.rules import ImposePattern
 from difflm.data.json_schema import schema_tree
 from difflm.data.regular import Node, compile_characters
 from difflm.data.text_metrics import self_bleu
-from difflm.data.token_automata import TokenAutomaton, compile_pattern, smallest_automaton, spell_columns
-from difflm.data.tokenizers import SPECIALS
+from difflm.data.token_automata import TokenAutomaton, compile_pattern, spell_columns
 from difflm.data.words import split_words
 from difflm.diffusion.base import Belief
 from difflm.diffusion.forward_backward import TokenChain
@@ -161,8 +160,7 @@ def compile_over_pieces(pattern: str | Node, count: int) -> TokenAutomaton:
         word = "".join(draw.choice(string.ascii_lowercase) for _ in range(draw.randint(2, 8)))
         pieces[draw.choice(("", " ")) + word] = None
     characters = compile_characters(pattern, string.printable[:95])
-    columns = list(spell_columns(characters, [*pieces]))
-    return smallest_automaton([None] * len(SPECIALS) + columns, characters.accepting)
+    return spell_columns(characters, [*pieces]).smallest(characters.accepting)
 
 
 def cost_rows(asked: argparse.Namespace, device: torch.device) -> Iterator[Sequence[str]]:

@@ -231,7 +231,7 @@ def random_case(seed, length=4, states=4, tokens=5):
     while True:
         table = np.where(rng.random((states, tokens)) < 0.4, states, rng.integers(0, states, (states, tokens)))
         accepting = np.append(rng.random(states) < 0.5, False)
-        automaton = smallest_automaton([*np.vstack([table, np.full(tokens, states)]).T], accepting)
+        automaton = smallest_automaton(np.arange(tokens), [*np.vstack([table, np.full(tokens, states)]).T], accepting)
         if length in automaton.lengths(length):
             break
     logits = torch.tensor(rng.normal(0, 3, (2, length, tokens)), dtype=torch.float32)

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from difflm.data.token_automata import GAP, Template, TokenAutomaton, compile_pa
 from difflm.data.tokenizers import SPECIALS, UNK
 from difflm.errors import UsageError
 from difflm.machine import is_on
+from difflm.runtime.work import Refused, remember_refusal, share_budget
 
 if TYPE_CHECKING:
     import torch
@@ -202,6 +204,15 @@ def impose_automaton(automaton: TokenAutomaton, chains: "Chains", codec: "Codec"
     return ImposePattern(codec, chain, canvas.mask & (words | ~canvas.settled), known.masked_fill(~words, FREE))
 
 
+@contextmanager
+def prepare_together(controls: Sequence[Control], info: ModelInfo, edit: Any = None) -> Iterator[None]:
+    """What is prepared inside for the controls of a request shares one budget of work, and if it is refused, it is
+    refused at once the next time."""
+    asked = (info.tokenizer, info.max_words, info.first, tuple(controls), edit)
+    with remember_refusal(asked), share_budget(", ".join(dict.fromkeys(c.name for c in controls))):
+        yield
+
+
 def join_patterns(
     controls: Sequence[Control],
     info: ModelInfo,
@@ -232,7 +243,7 @@ def join_patterns(
     if not found:
         asked = [str(c) for c in controls if not c.head]
         what = f"with {words} {info.unit}" if words is not None else f"of up to {most} {info.unit}"
-        raise UsageError(f"{' and '.join(asked)}: no text {what} matches.")
+        raise Refused(f"{' and '.join(asked)}: no text {what} matches.")
     return BoundPattern(template, found)
 
 

@@ -16,6 +16,7 @@ from difflm.data.token_automata import TokenAutomaton, compile_pattern
 from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
 from difflm.data.words import CJK, FUSED, UNITS, has_phrase, is_letter, split_words
 from difflm.errors import UsageError
+from difflm.runtime.work import spend_work
 
 if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
@@ -126,10 +127,12 @@ def printed_pieces(tokenizer: Tokenizer) -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def sort_followers(phrase: str, tokenizer: Tokenizer) -> Followers:
     """Tokens that lengthen the last word of a phrase, and those that do so unless a space or nothing follows them."""
-    words, glued, closing = split_words(phrase), list[int](), list[int]()
+    last = phrase.split()[-1]  # spaces separate words, so what follows changes nothing before them
+    words, glued, closing = split_words(last), list[int](), list[int]()
 
     def stays(text: str) -> bool:
-        return split_words(phrase + text)[: len(words)] == words and has_phrase(phrase + text, phrase)
+        spend_work(len(words) // 2 + len(phrase) // 16)
+        return split_words(last + text)[: len(words)] == words and has_phrase(phrase + text, phrase)
 
     for i, piece in enumerate(printed_pieces(tokenizer), len(SPECIALS)):
         if piece[:1].isspace():

@@ -24,6 +24,7 @@ from difflm.data.regular import (
     parse_pattern,
 )
 from difflm.errors import UsageError
+from difflm.runtime.work import share_budget, spend_work
 
 Schema = Mapping[str, Any]
 
@@ -53,6 +54,7 @@ KEYWORDS: Mapping[str, set[str]] = {
 }
 
 
+@share_budget("JSON schema")
 def schema_tree(schema: Schema) -> Node:
     """The regular expression of the texts of a schema."""
     counting = Compiler(schema, 0)
@@ -72,6 +74,7 @@ class Compiler:
         raise UsageError(f"JSON schema{f', {at[1:]}' if at else ''}: {reason}.")
 
     def compile(self, schema: Any, at: str, depth: int) -> Node:
+        spend_work(10)  # a name can stand for a schema that holds others twice, and so on
         if depth > MAX_DEPTH:
             self.refuse("", f"more than {MAX_DEPTH} schemas are nested, or one contains itself")
         if not isinstance(schema, Mapping):
@@ -246,6 +249,7 @@ def join_entries(entries: Sequence[Node], required: Sequence[bool]) -> Node:
         return tuple(Repeated(Sequenced((literal(", "), entry)), int(must), 1) for entry, must in rest)
 
     if True not in required:
+        spend_work(len(entries) ** 2)
         some = (Sequenced((entry, *follow(k + 1))) for k, entry in enumerate(entries))
         return Either((Sequenced(()), *some))
     sure = list(required).index(True)

@@ -12,12 +12,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from difflm.errors import UsageError
+from difflm.runtime.work import refuse_work, share_budget, spend_work
 
 MAX_LENGTH = 2000  # characters of a pattern
 MAX_DEPTH = 40  # groups inside of groups
 MAX_COUNT = 1000  # repetitions that a number asks for
+MAX_NODES = 50_000  # of the expression, with all of its repetitions written out
 MAX_STATES = 1000  # of the automaton
-MAX_WORK = 500_000  # steps of building it: well below a second
 MAX_PATHS = 100_000  # with more ways to read a text, `re` is not used, since it may try them all
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -47,7 +48,8 @@ class Chars:
         found = np.zeros(len(alphabet), dtype=bool)
         for first, last in self.ranges:
             found[bisect_left(alphabet, first) : bisect_right(alphabet, last)] = True
-        for name in self.named:
+        for name in {*self.named}:
+            spend_work(len(alphabet) // 4)
             found |= np.array([NAMED[name.lower()](char) != name.isupper() for char in alphabet], dtype=bool)
         return ~found if self.negated else found
 
@@ -207,19 +209,34 @@ class Parser:
 # -- from the tree to an automaton -------------------------------------------------------------------------------------
 
 
+def check_nodes(tree: Node) -> int:
+    """The number of nodes with all repetitions written out, unless there are too many. Trees share parts: each is
+    counted once."""
+    counts: dict[int, int] = {}
+
+    def count(node: Node) -> int:
+        if isinstance(node, Chars):
+            return 1
+        if id(node) not in counts:
+            if isinstance(node, Repeated):
+                counts[id(node)] = 1 + max(1, node.most or node.least + 1) * count(node.part)
+            else:
+                counts[id(node)] = 1 + sum(map(count, node.parts))
+        return counts[id(node)]
+
+    if (nodes := count(tree)) > MAX_NODES:
+        refuse_work(f"it is too large ({nodes:,} parts, at most {MAX_NODES:,}); repeat less in it")
+    return nodes
+
+
 class Thompson:
     """A nondeterministic automaton with free moves (Thompson, 1968); state 0 is its start."""
 
     def __init__(self, tree: Node) -> None:
         self.reads: list[list[tuple[Chars, int]]] = [[]]
         self.free: list[list[int]] = [[]]
-        self.work = 0
+        spend_work(4 * check_nodes(tree))
         self.end = self.add(tree, 0)
-
-    def spend_work(self, work: int = 1) -> None:
-        self.work += work
-        if self.work > MAX_WORK:
-            raise UsageError("pattern: it is too large; fewer or smaller repetitions make it smaller.")
 
     def new_state(self) -> int:
         self.reads.append([])
@@ -228,7 +245,6 @@ class Thompson:
 
     def add(self, node: Node, start: int) -> int:
         """The state in which `node`, begun in `start`, ends."""
-        self.spend_work(10)
         if isinstance(node, Chars):
             end = self.new_state()
             self.reads[start].append((node, end))
@@ -260,10 +276,10 @@ class Thompson:
         found, left = set(states), list(states)
         while left:
             for state in self.free[left.pop()]:
-                self.spend_work()
                 if state not in found:
                     found.add(state)
                     left.append(state)
+        spend_work(1 + len(found))
         return frozenset(found)
 
 
@@ -283,6 +299,7 @@ class CharacterAutomaton:
         return bool(self.accepting[state])
 
 
+@share_budget()
 def compile_characters(pattern: str | Node, characters: Iterable[str]) -> CharacterAutomaton:
     """The automaton of a pattern over these characters; texts with others are not accepted."""
     tree = parse_pattern(pattern) if isinstance(pattern, str) else pattern
@@ -291,14 +308,15 @@ def compile_characters(pattern: str | Node, characters: Iterable[str]) -> Charac
     members = np.array([chars.members(alphabet) for chars in sets], dtype=bool).reshape(len(sets), len(alphabet))
     columns = number_rows(members.T)
     meant = {chars: np.unique(columns[row]).tolist() for chars, row in zip(sets, members, strict=True)}
+    reads = [[(meant[chars], end) for chars, end in own] for own in found.reads]
     numbers, rows = {found.closure([0]): 0}, list[dict[int, int]]()
     left = list(numbers)
     while left:
         subset, to = left.pop(0), dict[int, set[int]]()
         for state in subset:
-            for chars, end in found.reads[state]:
-                found.spend_work(1 + len(meant[chars]))
-                for column in meant[chars]:
+            for read, end in reads[state]:
+                spend_work(1 + len(read))
+                for column in read:
                     to.setdefault(column, set()).add(end)
         rows.append({})
         for column, ends in to.items():
@@ -308,7 +326,7 @@ def compile_characters(pattern: str | Node, characters: Iterable[str]) -> Charac
                 left.append(closed)
             rows[-1][column] = numbers[closed]
         if len(numbers) > MAX_STATES:
-            raise UsageError(f"pattern: it is too large; its automaton has more than {MAX_STATES} states.")
+            refuse_work(f"it is too large; its automaton has more than {MAX_STATES} states")
     table = np.full((len(rows) + 1, int(columns.max(initial=-1)) + 1), len(rows))
     for state, row in enumerate(rows):
         table[state, list(row)] = list(row.values())
@@ -318,33 +336,73 @@ def compile_characters(pattern: str | Node, characters: Iterable[str]) -> Charac
 
 def minimise(table: Array, accepting: Array) -> tuple[Array, Array]:
     """The same automaton with as few states as possible: those that are reached from 0 and reach the end, no two of
-    them equivalent (Moore, 1956), and a last one that replaces all others."""
-    dead = len(table)
-    table, accepting = np.vstack([table, np.full(table.shape[1], dead)]), np.append(accepting, False)
-    reached, useful = np.arange(dead + 1) == 0, accepting.copy()
-    while not reached[table[reached]].all():
-        reached[table[reached]] = True
-    while (more := useful | useful[table].any(1)).sum() > useful.sum():
-        useful = more
-    kept = reached & useful
-    table = np.where(kept[table] & kept[:, None], table, dead)
-    labels = refine(table, accepting & kept)
-    order = dict.fromkeys(labels[:-1][kept[:-1]].tolist())  # by first appearance: 0 stays the start, where it is kept
-    first = [int(np.flatnonzero(labels == label)[0]) for label in order]
-    number = np.full(int(labels.max()) + 1, len(first))
-    number[list(order)] = np.arange(len(first))
-    chosen = [*first, dead]
-    return number[labels[table[chosen]]], (accepting & kept)[chosen]
+    them equivalent, and a last one that replaces all others."""
+    spend_work(table.size // 20)
+    reached = spread([0], len(table), table.__getitem__)
+    kept = np.flatnonzero(reached & spread(np.flatnonzero(accepting), len(table), Arrivals(table, -1).begins))
+    dead, number = len(kept), np.full(len(table), len(kept))
+    number[kept] = np.arange(dead)
+    table = np.vstack([number[table[kept]], np.full(table.shape[1], dead)])
+    accepting = np.append(accepting[kept], False)
+    labels = refine(table, np.append(accepting[:-1], 2), dead)
+    first = np.unique(labels, return_index=True)[1]  # labels are in the order of their first states, so 0 is the start
+    return labels[table[first]], accepting[first]
 
 
-def refine(table: Array, labels: Array) -> Array:
-    """The coarsest partition of states that separates different `labels`, now or after any steps."""
+class Arrivals:
+    """The transitions of a table [states, columns] by where they lead, but for those to the state `dead`."""
+
+    def __init__(self, table: Array, dead: int) -> None:
+        begun, column = np.nonzero(table != dead)
+        ends = table[begun, column]
+        spend_work(ends.size // 10)
+        self.begun = begun[np.argsort(ends, kind="stable")]
+        self.firsts = np.append(0, np.bincount(ends, minlength=len(table)).cumsum())
+
+    def begins(self, states: Array) -> Array:
+        """The states from which any of these is reached in one step, some more than once."""
+        firsts, counts = self.firsts[states], self.firsts[states + 1] - self.firsts[states]
+        return self.begun[np.repeat(firsts - counts.cumsum() + counts, counts) + np.arange(counts.sum())]
+
+
+def spread(states: Sequence[int] | Array, size: int, follow: Callable[[Array], Array]) -> Array:
+    """Which of all states are reached from some by any steps of `follow`, [size]."""
+    reached, edge = np.zeros(size, dtype=bool), np.array(states, dtype=int)
+    reached[edge] = True
+    while len(edge):
+        after = follow(edge).ravel()
+        spend_work(20 + after.size // 20)
+        edge = np.unique(after[~reached[after]])
+        reached[edge] = True
+    return reached
+
+
+def refine(table: Array, labels: Array, dead: int = -1) -> Array:
+    """The coarsest partition of states that separates different `labels`, now or after any steps; the state `dead` has
+    a label of its own. A state is looked at again when one that it leads to gets a new label; the largest part of a
+    split label keeps it (Hopcroft, 1971)."""
     labels = number_rows(labels[:, None])
-    while True:
-        finer = number_rows(np.column_stack([labels, labels[table]]))
-        if finer.max() == labels.max():
-            return finer
-        labels = finer
+    sizes, into, changed = np.bincount(labels).tolist(), Arrivals(table, dead), [*range(len(table))]
+    while changed:
+        touched = np.unique(into.begins(np.array(changed)))
+        spend_work(30 + 2 * touched.size * (1 + table.shape[1] // 100))
+        parts: dict[int, dict[bytes, list[int]]] = {}
+        for state, own, after in zip(touched.tolist(), labels[touched].tolist(), labels[table[touched]], strict=True):
+            parts.setdefault(own, {}).setdefault(after.tobytes(), []).append(state)
+        changed = []
+        for label, signed in parts.items():
+            groups = sorted(signed.values(), key=len)
+            others = sizes[label] - sum(map(len, groups))  # these lead to no changed state, and are still alike
+            if others < len(groups[-1]):
+                groups.pop()
+                if others:
+                    groups.append(np.setdiff1d(np.flatnonzero(labels == label), touched).tolist())
+            for group in groups:
+                labels[group] = len(sizes)
+                sizes[label] -= len(group)
+                sizes.append(len(group))
+                changed += group
+    return number_rows(labels[:, None])
 
 
 def number_rows(rows: Array) -> Array:

@@ -7,13 +7,25 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from difflm.data.regular import Array, CharacterAutomaton, Node, compile_characters, minimise, number_rows, refine
+from difflm.data.regular import (
+    Array,
+    CharacterAutomaton,
+    Node,
+    check_nodes,
+    compile_characters,
+    minimise,
+    number_rows,
+    refine,
+)
 from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
 from difflm.data.words import extend_run, reads_back, word_shape
 from difflm.errors import UsageError
+from difflm.runtime.work import Refused, refuse_work, share_budget, spend_work
 
 MAX_SIZE = 200_000  # states times classes of tokens
 MAX_RAW = 20_000  # states before the smallest automaton is found
+MAX_RAW_SIZE = 8_000_000  # and these times classes of tokens: 64 MB
+MAX_CHANCES = 16_000_000  # numbers that a template keeps: 128 MB
 Context = tuple[tuple[str, ...], bool]  # the last words since a space, and whether they are read back unchanged
 NEWLINE = ("\n",)
 GLUE, SPACE, NEVER = 0, 1, 2  # what is written before a word
@@ -53,28 +65,48 @@ class TokenAutomaton:
         return bool(self.accepting[state])
 
 
-def smallest_automaton(columns: Sequence[Array | None], accepting: Array) -> TokenAutomaton:
-    """From what each token does to each state [states], None for one that is never read; the last state is dead."""
+class Columns:
+    """What tokens do to the states of an automaton, whose last state is dead: different columns [states], and the
+    number of each token's; −1 for one that is never read."""
+
+    def __init__(self) -> None:
+        self.own = [-1] * len(SPECIALS)
+        self.numbers, self.columns = dict[bytes, int](), list[Array]()
+
+    def number(self, column: Array) -> int:
+        spend_work(2 + column.size // 200)
+        key = column.tobytes()
+        if key not in self.numbers:
+            self.numbers[key] = len(self.columns)
+            self.columns.append(column)
+            check_raw(column.size, len(self.columns))
+        return self.numbers[key]
+
+    def smallest(self, accepting: Array) -> TokenAutomaton:
+        return smallest_automaton(np.array(self.own), self.columns, accepting)
+
+
+def check_raw(states: int, classes: int) -> None:
+    """Refuse an automaton that is too large to be made smaller."""
+    if states > MAX_RAW or states * classes > MAX_RAW_SIZE:
+        refuse_work(f"it is too large for this vocabulary: {states} states, {classes} classes and more")
+
+
+def smallest_automaton(own: Array, columns: Sequence[Array], accepting: Array) -> TokenAutomaton:
+    """From the different columns of `Columns`, and the number of each token's."""
+    order = [number for number in dict.fromkeys(own.tolist()) if number >= 0]
+    place = np.zeros(len(columns) + 1, dtype=int)  # the last one is that of tokens which are never read
+    place[order] = 1 + np.arange(len(order))
     unread = np.full(len(accepting), len(accepting) - 1)
-    numbers = {unread.tobytes(): 0}
-    distinct, own = [unread], []
-    for column in columns:
-        key = unread.tobytes() if column is None else column.tobytes()
-        if key not in numbers:
-            assert column is not None
-            numbers[key] = len(distinct)
-            distinct.append(column)
-        own.append(numbers[key])
-    table, accepting = minimise(np.stack(distinct, 1), accepting)
-    kinds = number_rows(table.T)  # the first column is that of tokens which are never read
+    table, accepting = minimise(np.stack([unread, *(columns[number] for number in order)], 1), accepting)
+    kinds = number_rows(table.T)
     count = int(kinds.max()) + 1
     first = [int(np.flatnonzero(kinds == kind)[0]) for kind in [*range(1, count), 0]]
     if len(table) * count > MAX_SIZE:
-        raise UsageError(f"pattern: it is too large for this vocabulary: {len(table)} states, {count} classes.")
-    return TokenAutomaton((kinds[own] - 1) % count, table[:, first], accepting)
+        refuse_work(f"it is too large for this vocabulary: {len(table)} states, {count} classes")
+    return TokenAutomaton((kinds[place[own]] - 1) % count, table[:, first], accepting)
 
 
-@lru_cache(maxsize=16)  # of a few megabytes each at most
 def compile_pattern(
     pattern: str | Node,
     tokenizer: Tokenizer,
@@ -84,6 +116,16 @@ def compile_pattern(
 ) -> TokenAutomaton:
     """The automaton of a pattern, or of all other texts, over a vocabulary in which `banned` tokens are not read; with
     `as_bytes`, the pattern spells bytes that are no characters as surrogates, as pieces are spelt."""
+    if not isinstance(pattern, str):
+        check_nodes(pattern)  # to look it up is work, too
+    return _compile_pattern(pattern, tokenizer, banned, negated, as_bytes)
+
+
+@lru_cache(maxsize=16)  # of a few megabytes each at most
+@share_budget()
+def _compile_pattern(
+    pattern: str | Node, tokenizer: Tokenizer, banned: frozenset[int], negated: bool, as_bytes: bool
+) -> TokenAutomaton:
     pieces = tokenizer.spellings() if as_bytes else readable_pieces(tokenizer)
     spelt = [None if i in banned else text for i, text in enumerate(pieces, len(SPECIALS))]
     characters = compile_characters(pattern, {" ", *(char for text in spelt if text for char in text)})
@@ -91,14 +133,14 @@ def compile_pattern(
         characters = CharacterAutomaton(characters.columns, *minimise(characters.table, ~characters.accepting))
     named = repr(pattern) if isinstance(pattern, str) else "the schema"
     if len(characters.table) == 1:
-        raise UsageError(f"pattern: no text of this model's {tokenizer.kind} matches {named}.")
-    columns = list(spell_columns(characters, spelt))
+        raise Refused(f"pattern: no text of this model's {tokenizer.kind} matches {named}.")
+    columns = spell_columns(characters, spelt)
+    accepting = characters.accepting
     if isinstance(tokenizer, Words):
-        found = space_words(characters, pieces, columns)
-    else:
-        found = smallest_automaton([None] * len(SPECIALS) + columns, characters.accepting)
+        columns, accepting = space_words(characters, pieces, columns)
+    found = columns.smallest(accepting)
     if len(found.table) == 1:
-        raise UsageError(f"pattern: no text of this model's {tokenizer.kind} matches {named}.")
+        raise Refused(f"pattern: no text of this model's {tokenizer.kind} matches {named}.")
     return found
 
 
@@ -117,18 +159,18 @@ def readable_pieces(tokenizer: Tokenizer) -> list[str | None]:
     raise UsageError(f"pattern: the {tokenizer.kind} tokenizer of this model does not say how its tokens are spelt.")
 
 
-def spell_columns(automaton: CharacterAutomaton, texts: Sequence[str | None]) -> Iterator[Array | None]:
-    """The state that each text leads to from each state, [states]; common beginnings are read once."""
-    table, same = automaton.table, np.arange(len(automaton.table))
-    found: dict[str, Array] = {}
-    read, maps = "", [same]
+def spell_columns(automaton: CharacterAutomaton, texts: Sequence[str | None]) -> Columns:
+    """The states that each text leads to; common beginnings are read once."""
+    table, found, numbers = automaton.table, Columns(), dict[str, int]()
+    read, maps = "", [np.arange(len(table))]
     for text in sorted({text for text in texts if text}):
         shared = next((k for k, (a, b) in enumerate(zip(read, text, strict=False)) if a != b), len(read))
         del maps[shared + 1 :]
         for char in text[shared:]:
             maps.append(table[maps[-1], automaton.columns[char]])
-        read, found[text] = text, maps[-1]
-    return (found[text] if text else None for text in texts)
+        read, numbers[text] = text, found.number(maps[-1])
+    found.own += [numbers[text] if text else -1 for text in texts]
+    return found
 
 
 # -- words, which are printed with spaces between them -----------------------------------------------------------------
@@ -201,45 +243,51 @@ def learn_spacing(words: tuple[str | None, ...]) -> Spacing:
     return Spacing(own, signs[first], labels[steps[first]], ends[first])
 
 
-def space_words(
-    characters: CharacterAutomaton, words: Sequence[str | None], columns: Sequence[Array | None]
-) -> TokenAutomaton:
-    """The automaton of words whose printed text, with spaces, matches."""
+def space_words(characters: CharacterAutomaton, words: Sequence[str | None], spelt: Columns) -> tuple[Columns, Array]:
+    """The columns of words whose printed text, with spaces, matches, and which states accept."""
     spacing, states = learn_spacing(tuple(words)), len(characters.table)
-    if states * len(spacing.table) > MAX_RAW:
-        raise UsageError(f"pattern: it is too large for a vocabulary of words: {states} states.")
     dead, space = states * len(spacing.table), characters.table[:, characters.columns[" "]]
-    lifted = list[Array | None]()
-    for shape, column in zip(spacing.shapes.tolist(), columns, strict=True):
-        if column is None or shape < 0:
-            lifted.append(None)
-            continue
-        sign, follows = spacing.before[:, shape], spacing.table[:, shape]
-        ends = np.where((sign == SPACE)[:, None], column[space], column)  # [spacings, states]
-        never = (ends == states - 1) | (sign == NEVER)[:, None]
-        lifted.append(np.append(np.where(never, dead, follows[:, None] * states + ends).ravel(), dead))
-    accepting = np.append((spacing.ends[:, None] & characters.accepting).ravel(), False)
-    return smallest_automaton([None] * len(SPECIALS) + lifted, accepting)
+    check_raw(dead + 1, 1)
+    found, known = Columns(), {(-1, -1): -1}
+    for shape, number in zip(spacing.shapes.tolist(), spelt.own[len(SPECIALS) :], strict=True):
+        kind = (-1, -1) if min(shape, number) < 0 else (shape, number)
+        if kind not in known:
+            column, sign, follows = spelt.columns[number], spacing.before[:, shape], spacing.table[:, shape]
+            ends = np.where((sign == SPACE)[:, None], column[space], column)  # [spacings, states]
+            never = (ends == states - 1) | (sign == NEVER)[:, None]
+            whole = np.append(np.where(never, dead, follows[:, None] * states + ends).ravel(), dead)
+            known[kind] = found.number(whole)
+        found.own.append(known[kind])
+    return found, np.append((spacing.ends[:, None] & characters.accepting).ravel(), False)
 
 
 # -- several at once -------------------------------------------------------------------------------------------------
 
 
+@share_budget()
 def intersect(one: TokenAutomaton, other: TokenAutomaton) -> TokenAutomaton:
-    """The automaton of what both accept."""
+    """The automaton of what both accept; only pairs of states that are reached together are looked at."""
     rows, columns = len(one.table), len(other.table)
-    if rows * columns > MAX_RAW:
-        raise UsageError(f"pattern: together they are too large: {rows} times {columns} states.")
-    pairs = number_rows(np.stack([one.classes, other.classes], 1))
-    dead = rows * columns
-    found = dict[int, Array]()
-    for pair, a, b in zip(pairs.tolist(), one.classes.tolist(), other.classes.tolist(), strict=True):
-        if pair not in found:
-            left, right = one.table[:, a, None], other.table[:, b]
-            never = (left == rows - 1) | (right == columns - 1)
-            found[pair] = np.append(np.where(never, dead, left * columns + right).ravel(), dead)
-    accepting = np.append((one.accepting[:, None] & other.accepting).ravel(), False)
-    return smallest_automaton([found[pair] for pair in pairs.tolist()], accepting)
+    both = one.classes * other.table.shape[1] + other.classes
+    kinds, first, own = np.unique(both, return_index=True, return_inverse=True)
+    left, right = one.table[:, one.classes[first]], other.table[:, other.classes[first]]
+    reached, edge, steps = {0}, [0], list[Array]()
+    while edge:
+        a, b = np.divmod(edge, columns)
+        ends = np.where((left[a] == rows - 1) | (right[b] == columns - 1), -1, left[a] * columns + right[b])
+        spend_work(20 + ends.size // 20)
+        steps.append(np.column_stack([edge, ends]))
+        edge = [pair for pair in np.unique(ends).tolist() if pair >= 0 and pair not in reached]
+        reached.update(edge)
+        if len(reached) >= MAX_RAW or len(reached) * len(kinds) > MAX_RAW_SIZE:
+            refuse_work(f"together they are too large: more than {len(reached):,} states. Make them simpler")
+    table = np.concatenate(steps)
+    table = table[np.argsort(table[:, 0])]
+    pairs = table[:, 0]
+    table = np.where(table < 0, len(pairs), np.searchsorted(pairs, table))[:, 1:]
+    table = np.vstack([table, np.full(len(kinds), len(pairs))])
+    a, b = np.divmod(pairs, columns)
+    return smallest_automaton(own.ravel(), [*table.T], np.append(one.accepting[a] & other.accepting[b], False))
 
 
 def find_phrase(
@@ -292,8 +340,10 @@ def find_phrase(
         table.append({kind: states[one] for kind, one in after.items()})
         left.pop(0)
     ends = [one == found or one[0] == whole or one[1] == len(opening) or one[2] for one in states]
-    columns = {kind: np.array([*(row[kind] for row in table), len(table)]) for kind in every}
-    return smallest_automaton([*[None] * len(SPECIALS), *(columns[kind] for kind in kinds)], np.array([*ends, False]))
+    columns = Columns()
+    numbers = {kind: columns.number(np.array([*(row[kind] for row in table), len(table)])) for kind in every}
+    columns.own += [numbers[kind] for kind in kinds]
+    return columns.smallest(np.array([*ends, False]))
 
 
 @dataclass(frozen=True)
@@ -317,6 +367,8 @@ class Template:
         states], relative to the largest with as many tokens left; and the logarithms of those, [most + 1]."""
         automaton, states = self.automaton, len(self.automaton.table)
         begin, kind, end = automaton.edges.T
+        if (size := (self.most + 1) * (len(self.items) + 1) * states) > MAX_CHANCES:
+            refuse_work(f"it is too large beside the words that are given: {size:,} numbers")
         found, nats = np.zeros((self.most + 1, len(self.items) + 1, states)), np.zeros(self.most + 1)
         found[0, -1] = automaton.accepting
         for left in range(1, self.most + 1):
@@ -325,6 +377,7 @@ class Template:
                 if item >= 0:
                     found[left, k] = later[automaton.table[:, automaton.classes[item]]]
                 elif later.any():
+                    spend_work(10 + len(begin) // 100)
                     found[left, k] = np.bincount(begin, self.shares[kind] * later[end], states)
             largest = found[left].max()
             found[left] /= largest or 1

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from difflm.controls import Control, Infill, ModelInfo
 from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSettings
+from difflm.controls.patterns import prepare_together
 from difflm.controls.plan import ControlPlan, Edit, check_text
 from difflm.controls.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.controls.sentence_classifier import SentenceClassifier
@@ -358,11 +359,12 @@ class TextDiffusion(Pretrained, Reader):
             {name: one.kind for name, one in labellings.items()},
             [Labelling(**one) for one in self.config.get("labels", ())],
         )
-        if decoder is not None:
-            return decoder(model, info, controls, classifiers, guidance.size if guidance else None)
-        assert isinstance(model, DiffusionModel)
-        settings = self.guidance_settings(guidance) if guidance else self.usual_guidance
-        return ControlPlan(model, self.inference.denoiser, info, controls, edit, classifiers[::-1], settings)
+        with prepare_together(controls, info, edit):
+            if decoder is not None:
+                return decoder(model, info, controls, classifiers, guidance.size if guidance else None)
+            assert isinstance(model, DiffusionModel)
+            settings = self.guidance_settings(guidance) if guidance else self.usual_guidance
+            return ControlPlan(model, self.inference.denoiser, info, controls, edit, classifiers[::-1], settings)
 
     def guidance_settings(self, asked: GuidanceSettings | None) -> GuidanceSettings:
         """Return the given guidance settings, or the default ones for this kind of model."""

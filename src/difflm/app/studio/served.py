@@ -12,7 +12,7 @@ from difflm.app.studio.examples import EXAMPLES
 from difflm.app.studio.limits import Limits
 from difflm.controls.base import ModelInfo
 from difflm.controls.learned import POS
-from difflm.controls.patterns import Pattern, join_patterns
+from difflm.controls.patterns import Pattern, join_patterns, prepare_together
 from difflm.controls.phrases import MOST
 from difflm.controls.plan import length_unit
 from difflm.controls.syntax import PHRASES
@@ -144,7 +144,9 @@ class Served:
         try:
             if not isinstance(model, DiffusionModel) or model.whole_text:
                 raise UsageError("pattern: this model cannot follow one.")
-            bound = join_patterns([Pattern(pattern)], self.info, None, 1, model.denoiser.codec.bias)
+            asked = [Pattern(pattern)]
+            with prepare_together(asked, self.info):
+                bound = join_patterns(asked, self.info, None, 1, model.denoiser.codec.bias)
         except UsageError as error:
             return {**found, "message": say_in_request(error)}
         return {**found, "lengths": [*bound.lengths]}

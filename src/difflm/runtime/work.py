@@ -1,0 +1,102 @@
+"""A budget of work: what may be spent on preparing one request, before any text is made.
+
+Loops whose length a user's input decides call `spend_work`. It raises one of our errors when the budget is spent, when
+preparing takes too long, or when nobody waits for it any more."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
+from typing import NoReturn
+
+from difflm.errors import UsageError
+
+MAX_WORK = 1_500_000  # steps of up to a microsecond each
+MAX_SECONDS = 10.0  # of one thread's time on a core: a bound on what the steps do not count
+LOOK = 20_000  # steps after which the clock is read
+MAX_REFUSED = 256  # requests that are remembered
+
+
+class Refused(UsageError):
+    """Controls that no text can follow, or that are too large to find out: asked again, they are refused again."""
+
+
+class Budget:
+    def __init__(self, named: str) -> None:
+        self.named, self.spent, self.looked, self.begun = named, 0, 0, time.thread_time()
+
+    def spend(self, steps: int) -> None:
+        self.spent += steps
+        if self.spent > MAX_WORK:
+            refuse_work(f"it is too large, and needs more than {MAX_WORK:,} steps of work. Make it simpler")
+        if self.spent - self.looked > LOOK:
+            self.looked = self.spent
+            interrupt = _interrupt.get()
+            if interrupt is not None:
+                interrupt()
+            if time.thread_time() - self.begun > MAX_SECONDS:
+                # On another day it may be quick enough, so this is not remembered.
+                raise UsageError(f"{self.named}: it is too large to prepare in {MAX_SECONDS:g} s. Make it simpler.")
+
+
+_budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
+_interrupt: ContextVar[Callable[[], None] | None] = ContextVar("interrupt", default=None)
+_refused, _lock = OrderedDict[Hashable, str](), Lock()
+
+
+def spend_work(steps: int) -> None:
+    """Spend steps of the budget that this thread shares; without one, nothing is counted."""
+    if (budget := _budget.get()) is not None:
+        budget.spend(steps)
+
+
+def refuse_work(reason: str) -> NoReturn:
+    """Raise an error that names what the work is done for."""
+    budget = _budget.get()
+    raise Refused(f"{budget.named if budget else 'pattern'}: {reason}.")
+
+
+@contextmanager
+def share_budget(named: str = "pattern") -> Iterator[Budget]:
+    """Everything inside shares one budget: an outer one if there is any. `named` is what its errors speak of."""
+    if (outer := _budget.get()) is not None:
+        yield outer
+        return
+    token = _budget.set(budget := Budget(named))
+    try:
+        yield budget
+    finally:
+        _budget.reset(token)
+
+
+@contextmanager
+def remember_refusal(asked: Hashable) -> Iterator[None]:
+    """Refuse at once what was refused before; a few requests are remembered, if they can be."""
+    try:
+        hash(asked)
+    except TypeError:
+        asked = object()
+    with _lock:
+        known = _refused.get(asked)
+    if known is not None:
+        raise Refused(known)
+    try:
+        yield
+    except Refused as error:
+        with _lock:
+            _refused[asked] = str(error.args[0])
+            while len(_refused) > MAX_REFUSED:
+                _refused.popitem(last=False)
+        raise
+
+
+@contextmanager
+def interrupt_work(check: Callable[[], None]) -> Iterator[None]:
+    """Call `check` now and then while work is spent inside; the error that it raises ends the work."""
+    token = _interrupt.set(check)
+    try:
+        yield
+    finally:
+        _interrupt.reset(token)
