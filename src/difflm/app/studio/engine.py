@@ -25,6 +25,7 @@ from difflm.generation.jobs import GenerationJob, Watch
 from difflm.generation.loops import Finished, Loop, Seat, loop_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.runtime.threads import use_one_core
+from difflm.runtime.work import interrupt_work
 
 FAILED = "the server could not make this text; its log says why."
 LOOPS = 4  # of different shapes that run in turns; more if there are more cores; and one for short requests
@@ -87,6 +88,7 @@ class Engine:
             raise self._full()
         own = Counter({client: len(asked)})
         self._binding += own
+        jobs = list[Job]()
         try:
             post = self._post = Post() if self._post is None or self._post.is_foreign else self._post
             jobs = [Job(one, self.limits, watched, self.metrics, post, client) for one in asked]
@@ -104,6 +106,10 @@ class Engine:
                 if made.cancelled():  # by `close`
                     raise self._ending
                 made.result()
+        except BaseException:
+            for job in jobs:
+                job.leave()  # so that the binder goes on to the next
+            raise
         finally:
             self._binding -= own
         with self._change:
@@ -137,9 +143,14 @@ class Engine:
         if self.queue + 1 > self.limits.queue:
             raise self._full()
         self._binding[""] += 1
+        asked = Job({"n": 1}, self.limits, False, self.metrics)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._binder, question)
+            async with asyncio.timeout(self.limits.seconds):
+                return await asyncio.get_running_loop().run_in_executor(self._binder, self._prepare, question, asked)
+        except TimeoutError:
+            raise asked.late from None
         finally:
+            asked.leave()
             self._binding[""] -= 1
 
     def gauges(self) -> dict[str, tuple[str, int]]:
@@ -193,11 +204,15 @@ class Engine:
         self._moved = time.monotonic()
 
     def _bind(self, job: Job, lm: TextDiffusion) -> None:
-        if job.over:
-            raise job.late
+        self._prepare(partial(job.bind, lm, self._move), job)
+
+    def _prepare(self, work: Callable[[], Any], job: Job) -> Any:
+        """Do some work for a job; it ends early if nobody waits for it any more."""
+        job.check()
         self._bound = time.monotonic()
         try:
-            job.bind(lm, self._move)
+            with interrupt_work(job.check):
+                return work()
         finally:
             self._bound = None
 

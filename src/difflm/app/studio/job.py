@@ -138,6 +138,11 @@ class Job:
     def late(self) -> Unavailable:
         return Unavailable("timeout", f"the time limit of {self.seconds:g} s passed: ask for less.")
 
+    def check(self) -> None:
+        """Raise an error if no client is waiting for it any more."""
+        if self.over:
+            raise self.late
+
     def bind(self, lm: TextDiffusion, moved: Callable[[], None]) -> None:
         """Check the request, and find out which loops it can join. `moved` is called at every step."""
 
