@@ -302,10 +302,20 @@ class ControlPlan:
                 found.append(GuidanceTarget(classifier, control.head, rows, control.whole))
         return found
 
+    @property
+    def automaton(self) -> TokenAutomaton | None:
+        """The automaton that the whole text follows, if there is one."""
+        return self.pattern.template.automaton if self.pattern else self.spelling
+
+    @property
+    def transitions(self) -> int:
+        """How many transitions each step goes through for each token of a text."""
+        return 0 if self.automaton is None else len(self.automaton.edges)
+
     def last_rules(self, canvas: Canvas) -> list[Transform]:
         """The rule that the whole text is accepted, if there is an automaton."""
-        automaton = self.pattern.template.automaton if self.pattern else self.spelling
-        return [] if automaton is None else [impose_automaton(automaton, self.chains, self.denoiser.codec, canvas)]
+        own = self.automaton
+        return [] if own is None else [impose_automaton(own, self.chains, self.denoiser.codec, canvas)]
 
     # -- after sampling -----------------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ class Compiler:
         raise UsageError(f"JSON schema{f', {at[1:]}' if at else ''}: {reason}.")
 
     def compile(self, schema: Any, at: str, depth: int) -> Node:
-        spend_work(10)  # a name can stand for a schema that holds others twice, and so on
+        spend_work(100)  # a name can stand for a schema that holds others twice, and so on
         if depth > MAX_DEPTH:
             self.refuse("", f"more than {MAX_DEPTH} schemas are nested, or one contains itself")
         if not isinstance(schema, Mapping):

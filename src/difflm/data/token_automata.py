@@ -74,7 +74,7 @@ class Columns:
         self.numbers, self.columns = dict[bytes, int](), list[Array]()
 
     def number(self, column: Array) -> int:
-        spend_work(2 + column.size // 200)
+        spend_work(1 + column.size // 200)
         key = column.tobytes()
         if key not in self.numbers:
             self.numbers[key] = len(self.columns)
@@ -126,9 +126,12 @@ def compile_pattern(
 def _compile_pattern(
     pattern: str | Node, tokenizer: Tokenizer, banned: frozenset[int], negated: bool, as_bytes: bool
 ) -> TokenAutomaton:
-    pieces = tokenizer.spellings() if as_bytes else readable_pieces(tokenizer)
-    spelt = [None if i in banned else text for i, text in enumerate(pieces, len(SPECIALS))]
-    characters = compile_characters(pattern, {" ", *(char for text in spelt if text for char in text)})
+    pieces, letters = read_vocabulary(tokenizer, as_bytes)
+    spelt: Sequence[str | None] = pieces
+    if banned:
+        spelt = [None if i in banned else text for i, text in enumerate(pieces, len(SPECIALS))]
+        letters = find_letters(spelt)
+    characters = compile_characters(pattern, letters)
     if negated:
         characters = CharacterAutomaton(characters.columns, *minimise(characters.table, ~characters.accepting))
     named = repr(pattern) if isinstance(pattern, str) else "the schema"
@@ -142,6 +145,17 @@ def _compile_pattern(
     if len(found.table) == 1:
         raise Refused(f"pattern: no text of this model's {tokenizer.kind} matches {named}.")
     return found
+
+
+@lru_cache(maxsize=8)
+def read_vocabulary(tokenizer: Tokenizer, as_bytes: bool) -> tuple[Sequence[str | None], frozenset[str]]:
+    """The texts of tokens that are no specials, and all characters of them."""
+    pieces = tokenizer.spellings() if as_bytes else readable_pieces(tokenizer)
+    return pieces, find_letters(pieces)
+
+
+def find_letters(texts: Sequence[str | None]) -> frozenset[str]:
+    return frozenset({" ", *(char for text in texts if text for char in text)})
 
 
 def spells_tokens(tokenizer: Tokenizer) -> bool:

@@ -14,7 +14,7 @@ from typing import NoReturn
 from difflm.errors import UsageError
 
 MAX_WORK = 1_500_000  # steps of up to a microsecond each
-MAX_SECONDS = 10.0  # of one thread's time on a core: a bound on what the steps do not count
+MAX_SECONDS = 20.0  # of one thread's time on a core: a bound on what the steps do not count
 LOOK = 20_000  # steps after which the clock is read
 MAX_REFUSED = 256  # requests that are remembered
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.metrics import Metrics
-from difflm.errors import DifflmError
+from difflm.errors import DifflmError, UsageError
 from difflm.generation.jobs import Draft, Generation, Watch
 from difflm.generation.loops import LoopShape, loop_shape
 from difflm.generation.pipeline import TextDiffusion
@@ -118,7 +118,7 @@ class Job:
         client: str = "",
     ) -> None:
         self.asked, self.n, self.metrics = asked, asked["n"], metrics
-        self.begun, self.seconds = time.monotonic(), limits.seconds
+        self.begun, self.seconds, self.transitions = time.monotonic(), limits.seconds, limits.transitions
         self.deadline, self.client = self.begun + limits.seconds, client
         self.turn = self.begun  # the job with the earliest one comes first
         self.work: float | None = None  # estimated seconds of one core
@@ -152,7 +152,13 @@ class Job:
 
         self.lm, self.generation = lm, lm.make_job(watch=self.watch if self.watched else None, **self.asked)
         self.generation.wanted = wanted
-        rows = self.generation.make_rows(lm.model)
+        rows, plan = self.generation.make_rows(lm.model), self.generation.plan
+        work = plan.transitions * sum(row.layout.positions for row in rows) if plan and lm.device.type == "cpu" else 0
+        if work > self.transitions:
+            raise UsageError(
+                f"{', '.join(dict.fromkeys(c.name for c in plan.controls))}: each step would go through {work:,} "
+                f"transitions, at most {self.transitions:,} here. Make it simpler, or ask for fewer or shorter texts."
+            )
         self.rows.extend((loop_shape(lm, self.generation, row), row) for row in rows)
         self.all_rows = (*self.rows,)
 

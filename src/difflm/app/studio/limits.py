@@ -11,6 +11,7 @@ class Limits:
     candidates: int = 8  # per text
     rows: int = 32  # texts times candidates: the cost of one request
     steps: int = 200
+    transitions: int = 16_000_000  # of patterns, times tokens of all texts: a few seconds a step on a core
     characters: int = 4_000  # of any text that a request holds
     items: int = 32  # entries of any list or table that a request holds
     body_bytes: int = 65_536

@@ -48,6 +48,7 @@ class ControlDecoder(ABC):
 
     edit = None  # as in `ControlPlan`: no decoder edits
     guided = False
+    transitions = 0
 
     def __init__(
         self,
