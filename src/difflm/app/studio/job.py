@@ -153,8 +153,8 @@ class Job:
         self.lm, self.generation = lm, lm.make_job(watch=self.watch if self.watched else None, **self.asked)
         self.generation.wanted = wanted
         rows, plan = self.generation.make_rows(lm.model), self.generation.plan
-        work = plan.transitions * sum(row.layout.positions for row in rows) if plan and lm.device.type == "cpu" else 0
-        if work > self.transitions:
+        work = plan.transitions * sum(row.layout.positions for row in rows) if plan else 0
+        if plan and work > self.transitions and lm.device.type == "cpu":
             raise UsageError(
                 f"{', '.join(dict.fromkeys(c.name for c in plan.controls))}: each step would go through {work:,} "
                 f"transitions, at most {self.transitions:,} here. Make it simpler, or ask for fewer or shorter texts."
