@@ -267,7 +267,6 @@ def make(ledger: Ledger, run: Run, place: Place) -> None:
     from difflm.generation.jobs import check_device
     from difflm.runtime.files import append_line
 
-    begun = time.time()
     try:
         done = train(ledger, run, place)
     except DifflmError as error:
@@ -276,9 +275,10 @@ def make(ledger: Ledger, run: Run, place: Place) -> None:
         done = {"training": 0.0, "failed": str(error).split(";")[0]}
     if done is None:
         return
+    begun = time.time()
     about = {} if "failed" in done else measure(ledger, run, place)
     record = {"key": run.key, **run.to_json(), **done, "score": None, **about}
-    record |= {"measuring": round(time.time() - begun - done["training"], 1), "commit": place.commit}
+    record |= {"measuring": round(time.time() - begun, 1), "commit": place.commit}
     record |= {"device": device_name(check_device(place.device)), "at_a_time": place.at_a_time}
     record["recipe"] = {k: v for k, v in done.get("recipe", {}).items() if k not in ("tokenizer", "data", "init")}
     append_line(place.finished, json.dumps(record))
