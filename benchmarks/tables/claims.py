@@ -40,7 +40,8 @@ class Estimate:
         alike = [r for r in self.finished.values() if (r["task"], r["system"]) == (run.task, run.system)]
         timed = [r for r in alike if r["training"]]
         each = [r["training"] / r["updates"] for r in timed] or [UPDATE_SECONDS[self.ledger.tasks[run.task].kind]]
-        rest = [r["measuring"] for r in timed if r["sweep"] == run.sweep and r["measuring"] > 0] or [MEASURE_SECONDS[run.sweep]]
+        rest = [r["measuring"] for r in timed if r["sweep"] == run.sweep and r["measuring"] > 0]
+        rest = rest or [MEASURE_SECONDS[run.sweep]]
         return run.updates * sum(each) / len(each) + sum(rest) / len(rest)
 
 
