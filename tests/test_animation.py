@@ -102,7 +102,7 @@ def test_a_picture_of_two_texts_is_small() -> None:
 
 
 def test_the_command_writes_it(tmp_path: Any, capsys: Any) -> None:
-    path = tmp_path / "new" / "text.svg"
+    path = tmp_path / "text.svg"
     assert main(["generate", "e2e", "-n", "2", "--steps", "3", "--svg", str(path), "--html", str(path) + ".html"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert words_of(frames_in(path.read_text(encoding="utf-8"))[-1]) == " ".join(printed)

@@ -53,7 +53,7 @@ def test_every_run_of_the_ledger_has_a_recipe(tmp_path):
     for run in runs:
         changes = {**run.recipe_changes, **one_run.fixed_changes(run), "data": "e2e"}
         kept = {key: value for key, value in changes.items() if key not in ("pretrain", "pairs")}
-        load_recipe(ledger.tasks[run.task].recipe, one_run.to_words(kept))
+        load_recipe(ledger.tasks[run.task].recipe, one_run.spell_changes(kept))
 
 
 def test_runs_are_shared_between_claims_and_keyed_by_all_that_determines_them():

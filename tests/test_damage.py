@@ -274,15 +274,20 @@ def test_metrics_that_are_a_pipe(complaint, tiny_runs, tmp_path):
         resume(run)
 
 
-def test_a_line_without_an_end_is_refused_before_it_is_read(complaint, tiny_runs, tmp_path, monkeypatch):
+def test_a_line_without_an_end_is_refused_before_it_is_read(tiny_runs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(read_lines, "__defaults__", (1 << 20,))
     (tmp_path / "my.txt").write_text("A pub.\n" + "word " * 300_000)
     (tmp_path / "my.jsonl").write_text(json.dumps({"text": "word " * 300_000}))
-    for argv in (("score", tiny_runs["difflm"], "my.txt"), ("train", "my.txt", "--out", "run"),
-                 ("generate", tiny_runs["difflm"], "--input", "my.jsonl")):  # fmt: skip
+    for argv in (
+        ("score", tiny_runs["difflm"], "my.txt"),
+        ("train", "own-text", "data=my.txt", "steps=1", "--out", "run"),
+        ("generate", tiny_runs["difflm"], "--input", "my.jsonl"),
+    ):
         monkeypatch.chdir(tmp_path)
-        said = complaint(1, *argv)
-        assert "has more than 1 MiB. Break it into lines" in said and len(said.splitlines()) == 1
+        capsys.readouterr()
+        assert main([*map(str, argv)]) == 1
+        said = capsys.readouterr().err
+        assert "has more than 1 MiB. Break it into lines" in said.splitlines()[-1] and "Traceback" not in said
     assert sum(map(len, read_chunks(tmp_path / "my.txt", 64))) == 1_500_007  # pieces take no more memory
 
 

@@ -401,7 +401,7 @@ def test_what_pixels_cannot_do_is_refused_in_one_line(run, tmp_path, complaint):
         assert "from pixels of a whole text" in complaint(2, "generate", run, *argv)
     argv = f"model.guides={run}", f"data={tmp_path / 'my.jsonl'}", "steps=1", "--out", tmp_path / "guide"
     assert "from pixels of a whole text" in complaint(2, "train", "classifier", *argv)
-    assert "from pixels of a whole text" in complaint(2, "generate", run, "--guide", tmp_path, "--field", "food=French")
+    assert "from pixels of a whole text" in complaint(2, "generate", run, "--field", "food=French")
     assert "no likelihood and no bound" in complaint(2, "score", run, tmp_path / "my.txt")
     assert "predicts words" in complaint(2, "generate", run, "--temperature", "0.5")
     assert "masks" in complaint(2, "generate", run, "--contrast", "2")  # there is no source

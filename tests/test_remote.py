@@ -142,7 +142,7 @@ def test_a_local_dataset_has_one_name_from_any_folder(tmp_path, monkeypatch):
 
 def test_without_the_package_a_line_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError, match=r"pip install 'difflm\[hf\]'"):
+    with pytest.raises(UsageError, match=r'pip install "\.\[hf\]"'):
         fetch_remote("hf:org/name", tmp_path / "data")
     assert not (tmp_path / "data").exists()
 

@@ -68,7 +68,8 @@ def test_a_student_writes_first_where_its_teacher_takes_long(
     monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
 
     def previews(steps: int = 4, **changes: Any) -> list[str | None]:
-        student = copy.copy(models["difflm"])
+        student = object.__new__(TextDiffusion)
+        vars(student).update(vars(models["difflm"]))
         student.model, student.config = copy.copy(student.model), {**student.config, "teacher": "slow", **changes}
         student.model.sampling = replace(student.model.sampling, steps=steps)
         served = Models([Served(models["difflm"], "slow"), Served(student, "fast"), Served(models["mdlm"], "other")])

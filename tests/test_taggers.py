@@ -127,7 +127,7 @@ def test_importing_loads_neither_torch_nor_spacy():
 
 def test_without_spacy_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "spacy", None)
-    with pytest.raises(UsageError, match=r"difflm\[parse\]"):
+    with pytest.raises(UsageError, match=r"\.\[parse\]"):
         spacy_tagger()
 
 

@@ -30,6 +30,7 @@ from benchmarks.tables.sets import (
     hash_texts,
     read_language,
     read_pairs,
+    spell_changes,
     write_pairs,
     write_pieces,
 )
@@ -98,13 +99,13 @@ def train(ledger: Ledger, run: Run, place: Place) -> dict[str, Any] | None:
     if first:
         texts = write_pieces(place.work / "prepared" / first)
         half = {"steps": run.updates // 2, "data": str(texts), "task": "span-denoising"}
-        begun = fit_recipe(load_recipe(task.recipe, to_words({**changes, **half})), out / "pretrained", {}, place)
+        begun = fit_recipe(load_recipe(task.recipe, spell_changes({**changes, **half})), out / "pretrained", {}, place)
         if begun is None:
             return None
         seconds += begun
         del changes["tokenizer"]
         changes |= {"steps": run.updates - run.updates // 2, "init": str(out / "pretrained")}
-    recipe = load_recipe(task.recipe, to_words(changes))
+    recipe = load_recipe(task.recipe, spell_changes(changes))
     marks = {recipe.steps * mark // 100: out / f"at-{mark}" for mark in MARKS if not run.sweep}
     tuned = fit_recipe(recipe, out, marks, place)
     if tuned is None:
@@ -112,10 +113,6 @@ def train(ledger: Ledger, run: Run, place: Place) -> dict[str, Any] | None:
     done = {"training": round(seconds + tuned, 1), "method": recipe.method, "recipe": recipe.model_dump()}
     write_json(out / "done", done)
     return done
-
-
-def to_words(changes: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
 
 
 def fit_recipe(recipe: "Recipe", out: Path, marks: Mapping[int, Path], place: Place) -> float | None:

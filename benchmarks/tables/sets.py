@@ -4,7 +4,7 @@ import gzip
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
@@ -100,7 +100,7 @@ def prepare_task(ledger: Ledger, task: Task, work: Path, root: Path) -> Path:
     are part of a published split are trained from a file without them."""
     import torch
 
-    from difflm.runtime.files import write_atomic, write_json
+    from difflm.runtime.files import write_atomic, write_checked
     from difflm.training.fit import Setup, prepare_model
     from difflm.training.recipe import load_recipe
 
@@ -111,10 +111,15 @@ def prepare_task(ledger: Ledger, task: Task, work: Path, root: Path) -> Path:
     if task.corpus in ("roc", "ptb"):
         texts = read_language(task.corpus, root).training()
         write_atomic(folder / "train.txt", "".join(f"{text}\n" for text in texts))
-    recipe = load_recipe(task.recipe, [f"{k}={json.dumps(v)}" for k, v in data_changes(task, folder).items()])
+    recipe = load_recipe(task.recipe, spell_changes(data_changes(task, folder)))
     ready = prepare_model(Setup(recipe, folder, torch.device("cpu"), lambda *_: None, root, resume=False))
-    write_json(folder / "config.json", ready.config)
+    write_checked(folder / "config.json", ready.config)
     return folder
+
+
+def spell_changes(changes: Mapping[str, object]) -> list[str]:
+    """Changes of a recipe as the command takes them."""
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changes.items()]
 
 
 def data_changes(task: Task, folder: Path) -> dict[str, object]:

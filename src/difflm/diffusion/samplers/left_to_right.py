@@ -148,7 +148,9 @@ class DrawingState(DecodingState):
         known = self.at_position(self.known)
         word = torch.where(known >= 0, known, word)
         self.tokens.index_copy_(1, self.position, torch.where(self.ended, self.model.pad, word).unsqueeze(1))
-        self.confidence.index_copy_(1, self.position, p.gather(-1, word.unsqueeze(-1)))
+        sure = p.gather(-1, word.unsqueeze(-1)).nan_to_num(1.0)  # behind its text a decoder may allow nothing at all
+        wrong = ~(logits < float("inf")).all(-1, keepdim=True)
+        self.confidence.index_copy_(1, self.position, sure.masked_fill(wrong, float("nan")))
         self.changed.copy_((self.positions == self.position) & ~self.ended.unsqueeze(1))
         self.ended.logical_or_(word == end)
         self.last.copy_(word.unsqueeze(1))
