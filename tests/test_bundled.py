@@ -86,6 +86,7 @@ def test_the_bound_prefers_word_order(e2e: TextDiffusion) -> None:
     assert sum(e2e.score(SENTENCES, draws=4)) < sum(e2e.score(scrambled, draws=4)) - 30
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path(os.environ.get("DIFFLM_DATA", "-"), "e2e").is_dir(), reason="needs $DIFFLM_DATA with E2E")
 def test_the_judge_reads_validation_text_as_its_card_says(judge: TextDiffusion) -> None:
     """1.633 nats/token on all of it; nats/token of a text vary by 0.6, so 390 texts give it within 0.1."""

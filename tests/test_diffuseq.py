@@ -60,6 +60,7 @@ def generate(model: LanguageModel, source: Tensor, mask: Tensor | None = None) -
     return [model.words(row) for row in last.tokens.tolist()]
 
 
+@pytest.mark.long
 def test_unseen_sequences_are_reversed_and_only_the_source_says_how(run):
     """The paper's objective, 100 steps. 64 sequences of 8^8 possible ones: none was trained on."""
     model, tokenizer, config = load_run(run)

@@ -432,6 +432,7 @@ def test_unseen_sequences_are_reversed_and_only_the_source_says_how(lm, settings
     assert lm.model.likelihood == "exact" and lm.config["trained"]["validation"]["likelihood"] == "exact"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"beams": 4}])
 def test_a_text_is_the_same_whatever_is_written_beside_it(lm, settings):
     alone = lm.generate(source="a b c d", **settings)

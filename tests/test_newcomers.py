@@ -103,6 +103,7 @@ def test_letters_that_no_token_spells_are_counted() -> None:
     assert russian.foreign_share("Собака спит") < 0.2 and russian.foreign_share("一个男人") == 1
 
 
+@pytest.mark.long
 def test_every_door_warns_of_another_language(capsys: Any) -> None:
     lm = TextDiffusion.from_pretrained("english")
     for text in (*OTHER_LANGUAGES["de"], *OTHER_LETTERS[:2]):

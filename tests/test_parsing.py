@@ -164,6 +164,7 @@ def test_training_is_repeatable(toy):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.long
 def test_an_unknown_word_is_read_by_its_letters(trained):
     tree = parse_tree("(S (NP the pub) (VP serves (NP (NP a bar) (PP near (NP the inns)))) .)")
     assert agreements([tree], trained.parse([tree.words()])).f1 == 1

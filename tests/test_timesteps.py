@@ -179,6 +179,7 @@ def test_time_of_is_the_inverse_of_the_normalised_map(fitted):
     assert torch.allclose(fitted.time_of(losses / losses[-1]), times, atol=2e-5)
 
 
+@pytest.mark.long
 def test_the_map_is_monotone_from_0_to_1(fitted):
     t = fitted.time_of(torch.linspace(0, 1, 1001))
     assert bool((torch.diff(t) > 0).all())
