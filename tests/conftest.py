@@ -22,6 +22,14 @@ settings.register_profile("difflm", deadline=None, max_examples=25, derandomize=
 settings.load_profile("difflm")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Where there is a GPU, torch's compiler warns of itself, even while it is used as it should be."""
+    if is_found("gpu"):
+        config.addinivalue_line("filterwarnings", "default:[\\s\\S]*Triggered internally")
+        config.addinivalue_line("filterwarnings", "default::UserWarning:torch")
+        config.addinivalue_line("filterwarnings", "default::FutureWarning:torch")
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Torch's own numbers are the same whichever tests run before, and so is its arithmetic. Where bfloat16 is turned

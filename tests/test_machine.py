@@ -107,7 +107,7 @@ for command in (
     f"train own-text --out {out}/run data={out}/few.txt steps=2 batch_size=8 warmup=0 sample_every=0 model.{model} "
     "precision=bf16 more_than=0",
 ):
-    assert main(command.split()) == 0, command
+    assert main([*command.split(), "--device", "cpu"]) == 0, command
 """
 
 
@@ -246,3 +246,19 @@ def test_a_cpu_counts_as_capturing_from_the_call_that_would_be_captured() -> Non
 
 def test_a_processor_has_a_name() -> None:
     assert processor_name()
+
+
+def test_what_torch_says_of_itself_is_kept_off_the_screen() -> None:
+    """Unless somebody asks Python for warnings. Our own ones are shown."""
+    code = """
+import sys, warnings
+from difflm.app.cli import hush_torch
+hush_torch()
+warnings.warn_explicit("tiles are new", UserWarning, "x.py", 1, module="torch.nn.modules")
+warnings.warn("switching to BLAS (Triggered internally at a.cpp:1.)")
+warnings.warn("of our own")
+"""
+    for options, seen in ([], ["of our own"]), (["-W", "always"], ["tiles are new", "Triggered", "of our own"]):
+        done = subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True)
+        told = ("tiles are new", "Triggered", "of our own")
+        assert done.returncode == 0 and [one for one in told if one in done.stderr] == seen, done.stderr

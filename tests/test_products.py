@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from difflm.machine import is_on
 from difflm.networks.linear import Product, apply_linear
 from difflm.runtime import products
 from difflm.runtime.products import Plan, multiply_matrices
@@ -137,7 +138,7 @@ def test_each_product_adds_its_own_bias(stand_in):
         assert library.attributes[products.BIAS_POINTER] == bias.data_ptr()
 
 
-@pytest.mark.skipif(GPU.type == "cpu", reason="no GPU here")
+@pytest.mark.skipif(GPU.type == "cpu" or not is_on("tuned_products"), reason="no GPU here, or it is turned off")
 @pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_large_products_on_a_gpu(turned, biased):

@@ -4,6 +4,7 @@ Nothing here imports torch before a subcommand needs it. Exit codes: 0 done, 1 f
 """
 
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Annotated
 
@@ -48,8 +49,18 @@ app.add_typer(plot_app, name="plot", help="Draw schedules, word vectors, denoisi
 app.add_typer(data_app, name="data", help="List and download public corpora.")
 
 
+def hush_torch() -> None:
+    """Keep off the screen what torch says of itself; `python -W default -m difflm` shows it."""
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", r"[\s\S]*Triggered internally")
+        for category in (UserWarning, FutureWarning):
+            warnings.filterwarnings("ignore", category=category, module="torch")
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command; returns its exit code."""
+    if argv is None:
+        hush_torch()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without £ shows a question mark, not a traceback
