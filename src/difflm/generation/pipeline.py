@@ -52,6 +52,7 @@ from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import SampleBatch
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.inference import Inference
+from difflm.runtime.threads import check_process
 from difflm.training.classifier import heads_of, load_guide
 
 
@@ -333,6 +334,7 @@ class TextDiffusion(Pretrained, Reader):
         """Bind controls to this model, after a `prompt` of this many tokens; rejects what the model cannot do."""
         if not controls and edit is None and method is None and not self.model.always_planned:
             return None
+        check_process()
         kind, decoder = self.config["method"], None
         if self.model.whole_text:
             raise UsageError(NO_WORDS.format(kind, self.model.whole_text))
