@@ -2,7 +2,7 @@
 
 Kills, full disks, flipped bits, damaged files and hostile clients, with tiny models on this machine alone. What is done
 is kept in --out, part by part: a command that was stopped goes on. The table is written to stdout and into --docs,
-between two marks. It needs `os.fork`, and takes about a quarter of an hour on a slow core. The exit code is 1 where
+between two marks. It needs `os.fork`, and takes about half an hour on a slow core. The exit code is 1 where
 anything fell.
 """
 
@@ -20,6 +20,8 @@ import torch
 
 import difflm.generation.pipeline
 import difflm.training.model_card  # noqa: F401  (what children need is imported once, here)
+from benchmarks.reliability_attacks import damage_tokens, flip_settings, give_words, send_bombs
+from benchmarks.reliability_clients import send_crowds, send_patterns
 from benchmarks.reliability_files import damage_configs, damage_data
 from benchmarks.reliability_runs import (
     fill_the_disk,
@@ -41,12 +43,20 @@ PARTS: dict[str, tuple[str, Part, int]] = {  # the fault, what tries it, and how
     "data": ("a file of texts is damaged", damage_data, 100),
     "requests": ("damaged requests to the server", send_requests, 2000),
     "leaving": ("clients disconnect from their streams", leave_streams, 300),
+    "tokens": ("a run's tokens are damaged: a flipped bit, or zeros", damage_tokens, 150),
+    "settings": ("one bit of a bundled model's JSON is flipped", flip_settings, 2000),
+    "patterns": ("patterns and schemas designed to be expensive", send_patterns, 100),
+    "crowds": ("crowds of long requests, bodies in one-byte pieces, requests of doubtful length", send_crowds, 200),
+    "given": ("templates of quotes, apostrophes, contractions, hyphens and numbers", give_words, 500),
+    "bombs": ("bombs, pipes, endless lines, bytes that are no text, planted links, forks", send_bombs, 70),
 }
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
 
 
-def make_table(results: dict[str, dict[str, object]]) -> str:
-    """The table of all parts that were tried; a fault that fell is told instead of what was lost."""
+def make_table(results: dict[str, dict[str, object]], before: str = "") -> str:
+    """The table of all parts that were tried, and of those in the table before; a fault that fell is told instead of
+    what was lost."""
+    kept = {row.split(" | ")[0]: row for row in before.splitlines()}
     rows = ["| fault | tries | outcome | lost |", "|---|---|---|---|"]
     for name, (fault, _, _) in PARTS.items():
         if name in results:
@@ -55,12 +65,16 @@ def make_table(results: dict[str, dict[str, object]]) -> str:
             assert isinstance(faults, list)
             lost = f"**{len(faults)} fell**" if faults else found["lost"]
             rows.append(f"| {fault} | {found['tries']:,} | {found['outcome']} | {lost} |")
+        elif f"| {fault}" in kept:
+            rows.append(kept[f"| {fault}"])
     return "\n".join(rows) + "\n"
 
 
-def write_table(path: Path, table: str) -> None:
+def write_table(path: Path, results: dict[str, dict[str, object]]) -> None:
+    """Write the table into a page; rows of parts that were not tried stay."""
     before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    path.write_text(before + BEGIN + table + END + rest.partition(END)[2], encoding="utf-8")
+    table, _, after = rest.partition(END)
+    path.write_text(before + BEGIN + make_table(results, table) + END + after, encoding="utf-8")
 
 
 def main() -> int:
@@ -89,10 +103,9 @@ def main() -> int:
         results[name]["seconds"] = round(time.monotonic() - begun)
         path.write_text(json.dumps(results, indent=1))
         print(f"{fault}: {results[name]}", file=sys.stderr, flush=True)
-    table = make_table(results)
-    print(table)
+    print(make_table(results))
     if options.docs:
-        write_table(options.docs, table)
+        write_table(options.docs, results)
     return int(any(found["faults"] for found in results.values()))
 
 

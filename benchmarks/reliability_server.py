@@ -46,12 +46,13 @@ class Studio:
 
         return asyncio.run_coroutine_threadsafe(count(), self.loop).result(SECONDS)
 
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), SECONDS)
+    def connect(self, address: str = "127.0.0.1") -> socket.socket:
+        """Connect from one of this machine's addresses."""
+        return socket.create_connection(("127.0.0.1", self.port), SECONDS, (address, 0))
 
-    def ask(self, request: bytes, whole: bool = True) -> bytes:
+    def ask(self, request: bytes, whole: bool = True, address: str = "127.0.0.1") -> bytes:
         """All that a request is answered with. One that may lack its end is followed by the end of the connection."""
-        with self.connect() as connection:
+        with self.connect(address) as connection:
             connection.sendall(request)
             if not whole:
                 connection.shutdown(socket.SHUT_WR)
@@ -72,14 +73,16 @@ class Studio:
 
 
 @contextmanager
-def serve(run: Path) -> Iterator[Studio]:
+def serve(run: Path, **changes: float) -> Iterator[Studio]:
+    """Serve a run with small limits, some of which are changed."""
     from difflm.app.studio.limits import Limits
     from difflm.app.studio.served import Served
     from difflm.app.studio.server import listen, make_server
     from difflm.generation.pipeline import TextDiffusion
 
     listening, loops = listen("127.0.0.1", 0), list[asyncio.AbstractEventLoop]()
-    limits = Limits(n=4, rows=8, candidates=4, steps=8, body_seconds=1, stall_seconds=2)
+    small = {"n": 4, "rows": 8, "candidates": 4, "steps": 8, "body_seconds": 1, "stall_seconds": 2}
+    limits = Limits(**{**small, **changes})  # type: ignore[arg-type]
     server = make_server([Served(TextDiffusion.from_pretrained(run), "tiny")], limits, None)
 
     async def work() -> None:
@@ -177,12 +180,12 @@ def check_studio(studio: Studio, tasks: int, tally: Tally) -> None:
         tally.faults.append(f"no text after all: {answer[:300]!r}")
 
 
-def tiny_studio_run(folder: Path) -> Path:
-    """A run of a diffusion model, which can be asked for everything."""
+def tiny_studio_run(folder: Path, *changes: str) -> Path:
+    """A run of a diffusion model, which can be asked for everything, by a recipe with some changes."""
     training = Training(folder)
     run = folder / "served"
     if not (run / "model.safetensors").exists():
-        argv = [training.recipe, "method=difflm", "model.embedding_dim=8", "--out", run, "--device", "cpu"]
+        argv = [training.recipe, "method=difflm", "model.embedding_dim=8", *changes, "--out", run, "--device", "cpu"]
         from benchmarks.file_faults import run_command
 
         ended = run_command(["train", *argv], training.log)

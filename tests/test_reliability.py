@@ -10,7 +10,7 @@ from serving import need
 need("fastapi", "uvicorn")
 
 from benchmarks.file_faults import Ended, FileCalls, start_child, wait_for_child  # noqa: E402
-from benchmarks.reliability import BEGIN, END, PARTS, make_table, write_table  # noqa: E402
+from benchmarks.reliability import BEGIN, END, PARTS, write_table  # noqa: E402
 from benchmarks.reliability_runs import Tally, Training  # noqa: E402
 
 FEW = {
@@ -23,6 +23,12 @@ FEW = {
     "data": 14,
     "requests": 40,
     "leaving": 8,
+    "tokens": 3,
+    "settings": 3,
+    "patterns": 3,
+    "crowds": 3,
+    "given": 3,
+    "bombs": 7,
 }
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -78,8 +84,9 @@ def test_faults_are_told_in_the_table(tmp_path: Path) -> None:
     tally.add("refused")
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}old\n{END}\nafter\n")
-    write_table(page, make_table({"flips": tally.result("nothing")}))
-    assert page.read_text() == (
-        f"before\n{BEGIN}| fault | tries | outcome | lost |\n|---|---|---|---|\n"
-        f"| one bit of the weights is flipped | 1 | 1 refused | **4 fell** |\n{END}\nafter\n"
-    )
+    write_table(page, {"flips": tally.result("nothing")})
+    flips = "| one bit of the weights is flipped | 1 | 1 refused | **4 fell** |\n"
+    before, after = f"before\n{BEGIN}| fault | tries | outcome | lost |\n|---|---|---|---|\n", f"{END}\nafter\n"
+    assert page.read_text() == before + flips + after
+    write_table(page, {"twice": Tally().result("nothing")})  # the row of a part that was not tried again stays
+    assert page.read_text() == f"{before}| two trainings in one directory | 0 |  | nothing |\n{flips}{after}"
