@@ -2,7 +2,7 @@
 
 Kills, full disks, flipped bits, damaged files and hostile clients, with tiny models on this machine alone. What is done
 is kept in --out, part by part: a command that was stopped goes on. The table is written to stdout and into --docs,
-between two marks. It needs `os.fork`, and takes about half an hour on a slow core. The exit code is 1 where
+between two marks. It needs `os.fork`, and takes about twenty minutes on a slow core. The exit code is 1 where
 anything fell.
 """
 

@@ -177,7 +177,7 @@ def draw_tokenizer(draw: random.Random) -> dict[str, Any]:
     grow = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * draw.randint(2, 9)}
     far = {"type": "BPE", "vocab": {"a": 0, "b": draw.randint(1 << 31, 1 << 32) - 1}, "merges": []}
     split = {"type": "Split", "pattern": {"Regex": draw.choice(["(a+)+$", "(a|aa)+$", "(a*)*$"])}, "invert": False}
-    part = draw.choice([
+    part: dict[str, Any] = draw.choice([
         {"normalizer": {"type": "Sequence", "normalizers": [grow] * draw.randint(20, 60)}}, {"model": far},
         {"decoder": {"type": "Sequence", "decoders": [{**grow, "content": "a" * draw.randint(2000, 90000)}]}},
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/" * draw.randint(5, 7) + "w=="}},
@@ -234,8 +234,8 @@ def send_bombs(folder: Path, count: int) -> dict[str, object]:
                     call = draw.choice(
                         ["generate(1)", "score('A pub.')", "infill('A ___')", "generate(controls=[Length(5)])"]
                     )
-                    argv = [sys.executable, "-c", FORK.format(call=call, limit=LIMIT), run]
-                    said = subprocess.run(argv, capture_output=True, text=True, timeout=6 * LIMIT).stdout
+                    program = [sys.executable, "-c", FORK.format(call=call, limit=LIMIT), str(run)]
+                    said = subprocess.run(program, capture_output=True, text=True, timeout=6 * LIMIT).stdout
                     if not said.startswith("DifflmError this process was forked") or said.count("\n") != 1:
                         tally.faults.append(f"{where}: {said[-300:]!r}")
                     tally.add("forked processes reported in one line")

@@ -132,11 +132,11 @@ def send_crowds(folder: Path, count: int) -> dict[str, object]:
         return b""
 
     def work(tally: Tally) -> str:
-        from difflm.generation.loops import Loop
+        from difflm.generation.loops import Finished, Loop
 
         draw, slowest, step = random.Random(10), 0.0, Loop.step
 
-        def slow_step(loop: Loop) -> Any:
+        def slow_step(loop: Loop) -> list[Finished]:
             time.sleep(0.02)  # as with a larger model
             return step(loop)
 
@@ -144,7 +144,7 @@ def send_crowds(folder: Path, count: int) -> dict[str, object]:
             request = post("/api/generate", json.dumps({"n": n, "steps": steps}).encode())
             return studio.ask(request, address=address)[9:12]
 
-        Loop.step = slow_step  # type: ignore[method-assign]
+        Loop.step = slow_step  # type: ignore[assignment, method-assign]
         with serve(run, seconds=3, steps=200, n=4) as studio, ThreadPoolExecutor(8) as pool:
             generate(1, 8)  # from now on the time of a step is known
             before = studio.tasks()
