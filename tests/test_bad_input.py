@@ -414,7 +414,7 @@ def test_resuming_nothing_or_something_else(complaint, tmp_path, grammar):
     assert not (tmp_path / "run").exists()
     assert main([*argv, "--out", str(tmp_path / "run")]) == 0
     said = complaint(2, *argv, "seed=1", "--out", tmp_path / "run", "--resume")
-    assert "was started with seed=0, not 1. Only steps, lr and log may change" in said
+    assert "was started with seed=0, not 1. Only steps, minutes, lr and log may change" in said
     with grammar.open("a") as file:
         file.write("One more text.\n")
     assert "changed since" in complaint(1, *argv, "--out", tmp_path / "run", "--resume")
