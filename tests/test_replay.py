@@ -10,6 +10,7 @@ from test_guidance import guide
 from tiny import tiny_runs
 from torch._inductor import metrics
 
+from difflm import machine
 from difflm.controls import Label, Length
 from difflm.controls.plan import steering_for
 from difflm.diffusion.noise import Noise
@@ -124,8 +125,9 @@ def walk_of(lm: TextDiffusion, seed: int, **asked: Any) -> SamplerInputs:
 @torch.no_grad()
 def test_a_step_compiled_as_one_writes_the_same_words(tiny_runs, guide, how, backend, monkeypatch):
     """Also gradients inside it, and a second walk poured into the first one's tensors. What is written down runs as it
-    is, or, which takes a minute, by kernels of its own."""
+    is, or, which takes a minute, by kernels of its own. Only GPUs compile steps, and nothing is packed there."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    monkeypatch.setattr(machine, "_turned", {"packed_weights": False})
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).guided_by(guide)
     lm.model.eval()
     food = lm.labellings["food"].values[1]
