@@ -102,7 +102,7 @@ class Plan:
     @cached_property
     def runs(self) -> dict[str, Trained]:
         """Those whose recipes, decoders and pretrained weights are there."""
-        from difflm.controls.rivals import DECODERS
+        from difflm.methods.rivals import DECODERS
         from difflm.training.recipe import known_recipes
 
         known = known_recipes()

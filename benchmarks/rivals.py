@@ -74,7 +74,7 @@ class System:
 def systems(task: str, plan: Plan) -> dict[str, System]:
     """The rows of a task by name: both diffusion models, and every decoder of the registry."""
     from difflm.controls.guidance import ORIGINAL, STANDARD
-    from difflm.controls.rivals import DECODERS
+    from difflm.methods.rivals import DECODERS
     from difflm.models.autoregressive import Autoregressive
 
     corpus = CORPORA[task]

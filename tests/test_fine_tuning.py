@@ -14,7 +14,6 @@ from torch import Tensor
 
 from difflm.app.cli import main
 from difflm.controls import Field, Infill, Label, Length, Span, Tags, Tree
-from difflm.controls.rivals.fine_tuning import NOTHING_TOLD, Experts, tell_control, tell_controls
 from difflm.data.batches import Batch, split
 from difflm.data.labels import Labelling
 from difflm.data.prompts import BESIDE, check_places, cut_gap, read_prompted, tell_all, tell_tree
@@ -26,6 +25,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods.rivals.fine_tuning import NOTHING_TOLD, Experts, tell_control, tell_controls
 from difflm.models.autoregressive import Autoregressive, join_rows
 from difflm.models.base import Sampling
 

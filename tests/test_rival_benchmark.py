@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_evaluation_control import write_corpus
 
-from difflm.controls.rivals import DECODERS
+from difflm.methods.rivals import DECODERS
 
 rivals = pytest.importorskip("benchmarks.rivals", reason="run from the repository's root")
 from benchmarks.rival_runs import Plan, draw_both  # noqa: E402

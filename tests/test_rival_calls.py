@@ -10,14 +10,14 @@ from tiny import tiny_run, write_grammar
 from difflm.app.cli import main
 from difflm.controls import Contains, Field, Infill, Label, Length
 from difflm.controls.guidance import Classifier, GuidanceSettings
-from difflm.controls.prefix_classifier import PrefixClassifier
-from difflm.controls.rivals.delorean import DeloreanSearch
-from difflm.controls.rivals.soft_texts import SoftTexts
 from difflm.data.labels import Labelling
 from difflm.data.tokenizers import END, PAD, Words
 from difflm.diffusion.condition import FREE
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import generation_to_json
+from difflm.methods.rivals.delorean import DeloreanSearch
+from difflm.methods.rivals.prefix_classifier import PrefixClassifier
+from difflm.methods.rivals.soft_texts import SoftTexts
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
 
@@ -63,7 +63,7 @@ def test_delorean_gives_its_candidates_in_turn_and_repeats_come_last(judge):
 @pytest.mark.long
 def test_texts_of_one_gap_differ_and_do_not_depend_on_their_number(judge, monkeypatch):
     quick = partial(DeloreanSearch, passes=3, iterations=2)
-    monkeypatch.setattr("difflm.controls.rivals.delorean.DeloreanSearch", quick)
+    monkeypatch.setattr("difflm.methods.rivals.delorean.DeloreanSearch", quick)
     asked = {"method": "delorean", "guidance": GuidanceSettings(size=0.1)}
     wanted = [("The Mill ___:3 cheap pub.", 1), ("The Mill ___:3 pub.", 3)]
     jobs = [judge.make_job(n, controls=[Infill(text)], **asked) for text, n in wanted]

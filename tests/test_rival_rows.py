@@ -11,7 +11,6 @@ from tiny import MODEL, write_stories
 from difflm.app.cli import main
 from difflm.app.commands.options import parse_methods
 from difflm.app.measuring import guide_models
-from difflm.controls.rivals import DECODERS
 from difflm.data.words import split_words
 from difflm.evaluation.checkers import Checkers
 from difflm.evaluation.control import Made, Measure, outcomes
@@ -19,6 +18,7 @@ from difflm.evaluation.reports import SENTENCES
 from difflm.evaluation.targets import parse_target
 from difflm.generation.jobs import Generation
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods.rivals import DECODERS
 from difflm.training.run import find_run
 
 

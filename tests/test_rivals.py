@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from difflm.app.cli import main
 from difflm.controls import Avoid, Contains, Infill, Label, Length, ModelInfo, Span, Tags, Tree
 from difflm.controls.guidance import GuidanceSettings
-from difflm.controls.prefix_classifier import LENGTH, PrefixClassifier, with_ends
-from difflm.controls.rivals import DECODERS, ControlDecoder, register
-from difflm.controls.rivals.fudge import Fudge
 from difflm.data.batches import Batch
 from difflm.data.labels import NOTHING, Labelling
 from difflm.data.tokenizers import END, PAD, START, Words
@@ -26,6 +23,9 @@ from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods.rivals import DECODERS, ControlDecoder, register
+from difflm.methods.rivals.fudge import Fudge
+from difflm.methods.rivals.prefix_classifier import LENGTH, PrefixClassifier, with_ends
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
 from difflm.training.classifier import PrefixLearner
@@ -258,7 +258,7 @@ def test_a_span_may_have_any_of_its_labels_and_a_tree_is_asked_where_it_is_near(
 
 
 def test_only_the_likeliest_words_are_asked_about(twin, classifier, monkeypatch):
-    monkeypatch.setattr("difflm.controls.rivals.fudge.CANDIDATES", 2)
+    monkeypatch.setattr("difflm.methods.rivals.fudge.CANDIDATES", 2)
     plan = Fudge(twin, FULL, [Label("topic", "yes")], [classifier])
     logits = torch.randn(3, WORDS.size)
     scores = Fudge.rules([(plan, slice(0, 3))])[1](torch.zeros(3, 0, dtype=torch.int64), logits, [])

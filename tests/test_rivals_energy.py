@@ -11,18 +11,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from difflm.controls import Avoid, Contains, Control, Infill, Label, Length, ModelInfo
-from difflm.controls.prefix_classifier import PrefixClassifier
-from difflm.controls.rivals.cold import (
-    ColdSearch,
-    fluency_energy,
-    phrase_energy,
-    read_reversed,
-    run_langevin,
-    straight_through,
-)
-from difflm.controls.rivals.delorean import Delorean, DeloreanSearch
-from difflm.controls.rivals.pplm import Pplm, PplmRule, add_delta, bag_nats
-from difflm.controls.rivals.soft_texts import SoftTexts
 from difflm.data.labels import Labelling
 from difflm.data.tokenizers import END, PAD, START, Words
 from difflm.diffusion.condition import FREE
@@ -31,6 +19,18 @@ from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.errors import UsageError
 from difflm.generation.jobs import Generation
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods.rivals.cold import (
+    ColdSearch,
+    fluency_energy,
+    phrase_energy,
+    read_reversed,
+    run_langevin,
+    straight_through,
+)
+from difflm.methods.rivals.delorean import Delorean, DeloreanSearch
+from difflm.methods.rivals.pplm import Pplm, PplmRule, add_delta, bag_nats
+from difflm.methods.rivals.prefix_classifier import PrefixClassifier
+from difflm.methods.rivals.soft_texts import SoftTexts
 from difflm.models.autoregressive import BANNED, Autoregressive
 from difflm.models.base import Sampling
 
@@ -354,8 +354,8 @@ def generate(twin: Autoregressive, n: int, *controls: Control, **asked: Any) -> 
 def quick(monkeypatch):
     """Searches of a few steps."""
     delorean, cold = partial(DeloreanSearch, passes=2, iterations=3), partial(ColdSearch, steps=10)
-    monkeypatch.setattr("difflm.controls.rivals.delorean.DeloreanSearch", delorean)
-    monkeypatch.setattr("difflm.controls.rivals.cold.ColdSearch", cold)
+    monkeypatch.setattr("difflm.methods.rivals.delorean.DeloreanSearch", delorean)
+    monkeypatch.setattr("difflm.methods.rivals.cold.ColdSearch", cold)
 
 
 @pytest.mark.parametrize("method", ["delorean", "cold"])

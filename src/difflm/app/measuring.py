@@ -21,7 +21,6 @@ from difflm.app.commands.options import load_rank, parse_guidance, parse_methods
 from difflm.app.console import Bar, note, put_json, put_table
 from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.learned import checking_tagger
-from difflm.controls.rivals import DECODERS
 from difflm.data.corpora import NAMES, corpus, corpus_path, resolve_data
 from difflm.data.e2e import E2EPair, e2e_path, read_e2e
 from difflm.data.references import read_pair_set
@@ -46,6 +45,7 @@ from difflm.evaluation.targets import (
 )
 from difflm.generation.jobs import check_device
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods.rivals import DECODERS
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.open_models import find_open_model
 from difflm.runtime.distributed import current

@@ -24,7 +24,6 @@ from difflm.controls import Contains, Field, Infill, Length
 from difflm.controls.guidance import ORIGINAL, GuidanceSettings
 from difflm.controls.learned import POS
 from difflm.controls.plan import check_text
-from difflm.controls.rivals import DECODERS
 from difflm.controls.syntax import parse_ahead
 from difflm.data.e2e import E2EPair
 from difflm.data.text_metrics import distinct_n, self_bleu
@@ -50,6 +49,7 @@ from difflm.evaluation.targets import Target, write_lines
 from difflm.generation.jobs import MOST_TEXTS, Generation, GenerationJob, check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
+from difflm.methods.rivals import DECODERS
 
 COMPARED = 5  # samples of a target for self-BLEU: people wrote about eight sentences per meaning
 Z95 = 1.959964

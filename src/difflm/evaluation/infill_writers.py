@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from difflm.controls import Infill
 from difflm.controls.guidance import GuidanceSettings
-from difflm.controls.rivals import DECODERS
 from difflm.data.corpora import REARRANGED
 from difflm.data.stories import ANSWER, BLANK, MIDDLES, Gap, asked, sentences
 from difflm.data.text_metrics import most_central
@@ -28,6 +27,7 @@ from difflm.errors import UsageError
 from difflm.evaluation.language import Counted, OnProgress, describe_sampling, score, settings_for
 from difflm.generation.jobs import Generation, GenerationJob, check_request
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods.rivals import DECODERS
 from difflm.models.base import Sampling
 
 NEAR = 500  # training gaps with similar sentences around them, from which a gap's length is drawn

@@ -14,7 +14,6 @@ import torch
 from difflm.controls import Control
 from difflm.controls.guidance import STANDARD, GuidanceSettings
 from difflm.controls.plan import ControlPlan, Edit, check_text, steering_for
-from difflm.controls.rivals import ControlDecoder
 from difflm.data.corpora import describe_texts
 from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer, Words
 from difflm.data.words import Given
@@ -27,6 +26,7 @@ from difflm.errors import DifflmError, UsageError, suggest
 from difflm.generation.texts import Draft as Draft
 from difflm.generation.texts import Generation as Generation
 from difflm.machine import is_on
+from difflm.methods.rivals import ControlDecoder
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
 from difflm.models.diffusion import DiffusionModel

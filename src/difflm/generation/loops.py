@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from difflm.controls.plan import steering_for
-from difflm.controls.rivals import ControlDecoder
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED
 from difflm.diffusion.timesteps import StepSpan
 from difflm.generation.jobs import BatchProgress, Generation, GenerationJob, batch_key, finished_rows, run_batch
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods.rivals import ControlDecoder
 from difflm.models.batching import ALONE, WIDTH, Row, SampleBatch, batch_rows, max_batch_rows, pad_batch
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.joinable import JoinableSampler, fresh_states

@@ -11,7 +11,6 @@ from difflm.controls import Control, Infill, ModelInfo
 from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSettings
 from difflm.controls.patterns import prepare_together
 from difflm.controls.plan import ControlPlan, Edit, check_text
-from difflm.controls.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.controls.sentence_classifier import SentenceClassifier
 from difflm.data.chat import Chat, Message, encode_messages
 from difflm.data.labels import Labelling
@@ -48,6 +47,7 @@ from difflm.generation.settings import Asked, Written, WrittenFrom, check_names,
 from difflm.generation.sharing import Pretrained
 from difflm.generation.texts import Texts
 from difflm.generation.watching import Progress, Watcher
+from difflm.methods.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import SampleBatch
 from difflm.models.diffusion import DiffusionModel

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.controls.guidance import Classifier, Guided, labels_on_canvas, matches_model, model_signature, span_chart
-from difflm.controls.prefix_classifier import LENGTH, PrefixClassifier, with_ends
 from difflm.controls.sentence_classifier import SentenceClassifier, load_sentence_classifier
 from difflm.data.batches import Batch, split
 from difflm.data.corpora import corpus_path, resolve_data
@@ -21,6 +20,7 @@ from difflm.data.tokenizers import PAD, Tokenizer
 from difflm.diffusion.codecs import Embedding
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
+from difflm.methods.rivals.prefix_classifier import LENGTH, PrefixClassifier, with_ends
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import NO_WORDS, LanguageModel, Losses, Trainable, training_noise
 from difflm.models.diffusion import DiffusionModel

@@ -209,7 +209,7 @@ def parse_guidance(given: str | None, option: str = "--guidance") -> "GuidanceSe
 
 def parse_methods(given: "Sequence[str] | None") -> "dict[str, GuidanceSettings | None]":
     """Decoders by name, each with its guidance; `all` are those of the registry. None: the decoder's usual guidance."""
-    from difflm.controls.rivals import DECODERS, find_decoder
+    from difflm.methods.rivals import DECODERS, find_decoder
 
     found: dict[str, GuidanceSettings | None] = {}
     for one in given or ():
@@ -290,7 +290,7 @@ def check_values(request: Request, where: str = "") -> None:
                 raise UsageError("--edit and --infill cannot be combined: mark gaps, or give a whole text.")
             edit.check_value()
         if request.method is not None:
-            from difflm.controls.rivals import find_decoder
+            from difflm.methods.rivals import find_decoder
 
             find_decoder(request.method)
     except UsageError as error:

@@ -9,13 +9,13 @@ from torch import Tensor
 from difflm.controls.exact import Avoid, Length
 from difflm.controls.learned import Label, Tags
 from difflm.controls.phrases import Contains
-from difflm.controls.prefix_classifier import PrefixOutput
-from difflm.controls.rivals.base import ControlDecoder, Part, contains_sequence
 from difflm.controls.syntax import Span, Tree
 from difflm.data.tokenizers import PAD, START
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import CausalModel, left_to_right
 from difflm.diffusion.samplers.loop import Caches, Frame, PrefixRule, Steering
+from difflm.methods.rivals.base import ControlDecoder, Part, contains_sequence
+from difflm.methods.rivals.prefix_classifier import PrefixOutput
 from difflm.models.base import Sampling
 from difflm.models.batching import SampleBatch
 

@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from difflm.controls.rivals.base import Part
-from difflm.controls.rivals.left_only import LeftOnly
-from difflm.controls.rivals.soft_texts import SoftTexts
 from difflm.data.tokenizers import END, PAD
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Frame, Steering
+from difflm.methods.rivals.base import Part
+from difflm.methods.rivals.left_only import LeftOnly
+from difflm.methods.rivals.soft_texts import SoftTexts
 from difflm.models.base import Sampling
 from difflm.models.batching import SampleBatch
 

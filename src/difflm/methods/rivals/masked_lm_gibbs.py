@@ -8,10 +8,10 @@ from torch import Tensor
 from difflm.controls.base import Control, ModelInfo
 from difflm.controls.exact import Infill, Length
 from difflm.controls.plan import ControlPlan, steering_for
-from difflm.controls.rivals.base import ControlDecoder, Part
 from difflm.data.words import Given
 from difflm.diffusion.samplers.loop import Steering
 from difflm.errors import UsageError
+from difflm.methods.rivals.base import ControlDecoder, Part
 from difflm.models.batching import Layout, SampleBatch
 from difflm.models.diffusion import DiffusionModel
 

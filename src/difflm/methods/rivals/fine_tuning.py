@@ -12,7 +12,6 @@ from difflm.annotators.trees import phrases
 from difflm.controls.base import Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, Length
 from difflm.controls.learned import Label, Tags
-from difflm.controls.rivals.base import ControlDecoder, ImposePossible, Part
 from difflm.controls.syntax import Span, Tree
 from difflm.data.batches import Batch
 from difflm.data.prompts import (
@@ -31,6 +30,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import CausalModel, left_to_right
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
 from difflm.errors import UsageError
+from difflm.methods.rivals.base import ControlDecoder, ImposePossible, Part
 from difflm.models.base import Sampling
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
 

@@ -8,8 +8,11 @@ from torch import Tensor
 from difflm.controls.exact import Avoid, Infill, Length
 from difflm.controls.learned import Label, Tags
 from difflm.controls.phrases import Contains
-from difflm.controls.prefix_classifier import PrefixClassifier, PrefixOutput
-from difflm.controls.rivals.base import (
+from difflm.controls.syntax import Span, Tree
+from difflm.data.tokenizers import START
+from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
+from difflm.diffusion.samplers.loop import Caches, PrefixRule
+from difflm.methods.rivals.base import (
     ControlDecoder,
     ImposePossible,
     Part,
@@ -17,10 +20,7 @@ from difflm.controls.rivals.base import (
     ends_with,
     for_each_part,
 )
-from difflm.controls.syntax import Span, Tree
-from difflm.data.tokenizers import START
-from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
-from difflm.diffusion.samplers.loop import Caches, PrefixRule
+from difflm.methods.rivals.prefix_classifier import PrefixClassifier, PrefixOutput
 from difflm.models.autoregressive import Autoregressive
 
 CANDIDATES = 200  # the likeliest words, whose futures are evaluated

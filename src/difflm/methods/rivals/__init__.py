@@ -1,6 +1,6 @@
 """Rivals of diffusion: decoders by which a left-to-right model takes the same controls.
 
-Decoders of other packages join through the entry points `difflm.decoders`, or by `difflm.controls.rivals.register`.
+Decoders of other packages join through the entry points `difflm.decoders`, or by `difflm.methods.rivals.register`.
 """
 
 import difflib
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from difflm.controls.base import Control
 from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.plan import Edit
-from difflm.controls.rivals.base import ControlDecoder
-from difflm.controls.rivals.cold import Cold
-from difflm.controls.rivals.delorean import Delorean
-from difflm.controls.rivals.fine_tuning import FineTuning
-from difflm.controls.rivals.fudge import Fudge
-from difflm.controls.rivals.left_only import LeftOnly
-from difflm.controls.rivals.masked_lm_gibbs import MaskedLmGibbs
-from difflm.controls.rivals.pplm import Pplm
 from difflm.errors import UsageError
+from difflm.methods.rivals.base import ControlDecoder
+from difflm.methods.rivals.cold import Cold
+from difflm.methods.rivals.delorean import Delorean
+from difflm.methods.rivals.fine_tuning import FineTuning
+from difflm.methods.rivals.fudge import Fudge
+from difflm.methods.rivals.left_only import LeftOnly
+from difflm.methods.rivals.masked_lm_gibbs import MaskedLmGibbs
+from difflm.methods.rivals.pplm import Pplm
 from difflm.models.base import LanguageModel
 from difflm.runtime.registry import Registry
 

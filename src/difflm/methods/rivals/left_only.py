@@ -8,8 +8,8 @@ from torch import Tensor
 
 from difflm.controls.base import Control
 from difflm.controls.exact import Avoid, Infill, Length
-from difflm.controls.rivals.base import ControlDecoder
 from difflm.data.tokenizers import END, SPECIALS
+from difflm.methods.rivals.base import ControlDecoder
 
 SENTENCE_ENDS = (".", "!", "?")
 

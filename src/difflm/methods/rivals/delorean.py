@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from difflm.controls.exact import Infill, Length
-from difflm.controls.rivals.base import Part
-from difflm.controls.rivals.gaps import GapDecoder
-from difflm.controls.rivals.soft_texts import SoftTexts
 from difflm.diffusion.noise import Noise
+from difflm.methods.rivals.base import Part
+from difflm.methods.rivals.gaps import GapDecoder
+from difflm.methods.rivals.soft_texts import SoftTexts
 
 
 class Delorean(GapDecoder):

@@ -17,13 +17,13 @@ from difflm.controls.base import Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, Length, Letters, spell_variants
 from difflm.controls.phrases import Contains, join_given
 from difflm.controls.plan import agree_on_length, check_avoided
-from difflm.controls.prefix_classifier import LENGTH, PrefixClassifier, PrefixOutput, with_ends
 from difflm.data.tokenizers import END, Characters
 from difflm.data.words import Given
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
 from difflm.diffusion.samplers.loop import Caches, PrefixRule, Steering
 from difflm.errors import UsageError
+from difflm.methods.rivals.prefix_classifier import LENGTH, PrefixClassifier, PrefixOutput, with_ends
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
