@@ -29,10 +29,10 @@ from difflm.app.studio.frames import Packer, spaces, written
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.schemas import Asked
 from difflm.controls import Infill, Span, Tags, WordCount, parse_control
-from difflm.controls.patterns import Json
-from difflm.data.json_schema import schema_tree
+from difflm.controls.patterns.json_schema import schema_tree
+from difflm.controls.patterns.pattern import Json
+from difflm.controls.patterns.regular import compile_characters
 from difflm.data.labels import read_labels
-from difflm.data.regular import compile_characters
 from difflm.data.texts import read_chunks, read_examples, read_sources, read_texts
 from difflm.data.tokenizers import Tokenizer
 from difflm.data.words import join_words, split_words

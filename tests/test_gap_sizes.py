@@ -13,8 +13,8 @@ from torch import Tensor
 
 from difflm import Contains, Infill, Length
 from difflm.controls.gap_sizes import MOST, SHARPNESS, GapSizes, can_match, choose_sizes, place_sizes, share_sizes
+from difflm.controls.patterns.token_automata import compile_pattern
 from difflm.controls.plan import ControlPlan
-from difflm.data.token_automata import compile_pattern
 from difflm.data.tokenizers import Characters
 from difflm.diffusion.base import Belief
 from difflm.generation.pipeline import TextDiffusion

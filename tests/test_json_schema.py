@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 from difflm import Json, TextDiffusion
 from difflm.app.cli import app
 from difflm.app.commands.generate import make_request
-from difflm.data.json_formats import FORMATS
-from difflm.data.json_schema import USUAL_LENGTH, is_json_of, schema_tree
-from difflm.data.regular import CharacterAutomaton, compile_characters
+from difflm.controls.patterns.json_formats import FORMATS
+from difflm.controls.patterns.json_schema import USUAL_LENGTH, is_json_of, schema_tree
+from difflm.controls.patterns.regular import CharacterAutomaton, compile_characters
 from difflm.errors import UsageError
 
 validator = need("jsonschema_rs")

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from difflm.app.cli import app
 from difflm.app.studio.limits import Limits
 from difflm.controls import Avoid, Contains, Control, Infill, Json, Pattern, WordCount
-from difflm.data import token_automata
-from difflm.data.regular import compile_characters, minimise, number_rows, refine
-from difflm.data.token_automata import compile_pattern, intersect
+from difflm.controls.patterns import token_automata
+from difflm.controls.patterns.regular import compile_characters, minimise, number_rows, refine
+from difflm.controls.patterns.token_automata import compile_pattern, intersect
 from difflm.data.tokenizers import SPECIALS, Characters
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
@@ -296,7 +296,7 @@ def test_a_client_who_leaves_ends_the_preparing(server: Running, httpx: Any, no_
 def test_a_deadline_ends_the_preparing(
     lm: TextDiffusion, httpx: Any, monkeypatch: pytest.MonkeyPatch, no_limits: None, path: str, body: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("difflm.data.regular.MAX_STATES", 10**9)
+    monkeypatch.setattr("difflm.controls.patterns.regular.MAX_STATES", 10**9)
     with running(lm, Limits(seconds=1)) as server:
         late = httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE)
         assert late.status_code == 503 and "time limit of 1 s" in late.json()["error"]["message"]

@@ -18,9 +18,9 @@ from tiny import tiny_run
 
 from difflm import Avoid, Contains, Edit, Infill, Length, Pattern, TextDiffusion, WordCount
 from difflm.controls.base import Canvas
-from difflm.controls.patterns import chain_of, join_transitions, kernel_chain, list_columns, plain_chain
-from difflm.data.regular import compile_characters, count_paths, follow_paths, parse_pattern
-from difflm.data.token_automata import (
+from difflm.controls.patterns.chains import chain_of, join_transitions, kernel_chain, list_columns, plain_chain
+from difflm.controls.patterns.regular import compile_characters, count_paths, follow_paths, parse_pattern
+from difflm.controls.patterns.token_automata import (
     ANY,
     GAP,
     NEVER,

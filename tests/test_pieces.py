@@ -13,6 +13,7 @@ from test_pretrained_tokenizer import train_encoder
 
 from difflm import Avoid, Contains, Infill, Length, Pattern, TextDiffusion, WordCount
 from difflm.controls.exact import matches_parts
+from difflm.controls.patterns.regular import compile_characters
 from difflm.controls.pieces import (
     avoid_words,
     find_kept,
@@ -23,7 +24,6 @@ from difflm.controls.pieces import (
 )
 from difflm.controls.plan import Edit
 from difflm.data.pretrained_tokenizer import PretrainedTokenizer
-from difflm.data.regular import compile_characters
 from difflm.data.tokenizers import END, Bpe, Characters
 from difflm.data.words import split_words
 from difflm.errors import UsageError

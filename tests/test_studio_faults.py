@@ -23,7 +23,7 @@ from difflm.annotators.tagger import own_tagger
 from difflm.app.studio import engine as engine_module
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import log_event
-from difflm.data.regular import count_paths, parse_pattern
+from difflm.controls.patterns.regular import count_paths, parse_pattern
 from difflm.data.words import join_words, split_words
 from difflm.generation.pipeline import TextDiffusion
 

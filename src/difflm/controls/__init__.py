@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from difflm.controls.base import Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, Length
 from difflm.controls.learned import Field, Label, Tags
-from difflm.controls.patterns import Json, Pattern, WordCount
+from difflm.controls.patterns.pattern import Json, Pattern, WordCount
 from difflm.controls.phrases import Contains
 from difflm.controls.syntax import Span, Tree
 from difflm.errors import UsageError

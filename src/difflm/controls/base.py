@@ -13,7 +13,7 @@ from difflm.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from difflm.data.token_automata import TokenAutomaton
+    from difflm.controls.patterns.token_automata import TokenAutomaton
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers.loop import Transform
 

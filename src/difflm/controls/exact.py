@@ -9,8 +9,8 @@ from itertools import accumulate, chain, pairwise, product
 from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_number, need_text
-from difflm.data.regular import Chars, Node, Repeated, Sequenced, literal
-from difflm.data.token_automata import ANY, GAP, TokenAutomaton, compile_pattern
+from difflm.controls.patterns.regular import Chars, Node, Repeated, Sequenced, literal
+from difflm.controls.patterns.token_automata import ANY, GAP, TokenAutomaton, compile_pattern
 from difflm.data.tokenizers import SPECIALS, UNK, Characters, Tokenizer, Words
 from difflm.data.words import Given, has_phrase, is_letter, space_words, split_words, touches
 from difflm.errors import UsageError

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from difflm.controls.base import Canvas
 from difflm.controls.exact import fits_between
-from difflm.data.token_automata import TokenAutomaton
+from difflm.controls.patterns.token_automata import TokenAutomaton
 from difflm.data.tokenizers import PAD
 from difflm.data.words import Given
 from difflm.diffusion.condition import FREE

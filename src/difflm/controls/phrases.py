@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_text
 from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
+from difflm.controls.patterns.token_automata import TokenAutomaton, compile_pattern, find_phrase
 from difflm.controls.pieces import hold_phrase, sort_followers, spaced_pieces
-from difflm.data.token_automata import TokenAutomaton, compile_pattern, find_phrase
 from difflm.data.tokenizers import UNK, Words
 from difflm.data.words import Given, has_phrase, is_letter, join_words, space_words, split_words, touches
 from difflm.errors import UsageError

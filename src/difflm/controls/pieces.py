@@ -10,9 +10,9 @@ import numpy as np
 
 from difflm.controls.base import Canvas, Control, ModelInfo
 from difflm.controls.exact import ANYTHING, NOTHING, Infill, Length
-from difflm.controls.patterns import WordCount
-from difflm.data.regular import Chars, Either, Node, Repeated, Sequenced, literal, parse_pattern
-from difflm.data.token_automata import TokenAutomaton, compile_pattern
+from difflm.controls.patterns.pattern import WordCount
+from difflm.controls.patterns.regular import Chars, Either, Node, Repeated, Sequenced, literal, parse_pattern
+from difflm.controls.patterns.token_automata import TokenAutomaton, compile_pattern
 from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
 from difflm.data.words import CJK, FUSED, UNITS, has_phrase, is_letter, split_words
 from difflm.errors import UsageError

@@ -22,14 +22,14 @@ from difflm.controls.guidance import (
     GuidedBelief,
     labels_on_canvas,
 )
-from difflm.controls.patterns import Pattern, impose_automaton, join_patterns
+from difflm.controls.patterns.pattern import Pattern, impose_automaton, join_patterns
+from difflm.controls.patterns.token_automata import ANY, TokenAutomaton
 from difflm.controls.phrases import choose_phrases, join_given, speaks_of_every_word
 from difflm.controls.pieces import PieceInfill, avoid_words, can_pass, find_kept, keep_whole, let_end, say_of_pieces
 from difflm.controls.rules import ForbidSpecials
 from difflm.controls.sentence_classifier import SentenceClassifier, SentenceGuidance
 from difflm.controls.shared_batches import merge_last, merge_rules, merge_targets
 from difflm.data.open_tokenizer import OpenTokenizer
-from difflm.data.token_automata import ANY, TokenAutomaton
 from difflm.data.tokenizers import END, SPECIALS, START, UNK, Characters, Tokenizer, Words
 from difflm.data.words import Given, join_words, space_words, split_words
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
@@ -44,7 +44,7 @@ from difflm.models.diffusion import DiffusionModel
 from difflm.models.leave_one_out import NEARLY_WRITTEN, knows_evidence, leave_one_out_nats
 
 if TYPE_CHECKING:
-    from difflm.controls.patterns import Chains
+    from difflm.controls.patterns.pattern import Chains
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 

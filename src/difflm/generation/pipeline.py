@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from difflm.controls import Control, Infill, ModelInfo
 from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSettings
-from difflm.controls.patterns import prepare_together
+from difflm.controls.patterns.pattern import prepare_together
 from difflm.controls.plan import ControlPlan, Edit, check_text
 from difflm.controls.sentence_classifier import SentenceClassifier
 from difflm.data.chat import Chat, Message, encode_messages

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from difflm.controls import Json, Pattern
-from difflm.controls.patterns import Between
+from difflm.controls.patterns.pattern import Between
 from difflm.errors import UsageError
 from difflm.generation.texts import Draft, TokenBelief
 

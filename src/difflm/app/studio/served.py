@@ -12,13 +12,13 @@ from difflm.app.studio.examples import EXAMPLES
 from difflm.app.studio.limits import Limits
 from difflm.controls.base import ModelInfo
 from difflm.controls.learned import POS
-from difflm.controls.patterns import Pattern, join_patterns, prepare_together
+from difflm.controls.patterns.pattern import Pattern, join_patterns, prepare_together
+from difflm.controls.patterns.token_automata import spells_tokens
 from difflm.controls.phrases import MOST
 from difflm.controls.plan import length_unit
 from difflm.controls.syntax import PHRASES
 from difflm.data.corpora import describe_training
 from difflm.data.labels import NONE, Kind
-from difflm.data.token_automata import spells_tokens
 from difflm.data.tokenizers import UNK, Words
 from difflm.errors import UsageError, say_in_request
 from difflm.generation.pipeline import TextDiffusion

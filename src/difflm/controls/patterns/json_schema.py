@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from difflm.data.json_formats import FORMATS, has_format
-from difflm.data.regular import (
+from difflm.controls.patterns.json_formats import FORMATS, has_format
+from difflm.controls.patterns.regular import (
     MAX_COUNT,
     MAX_DEPTH,
     Chars,

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from difflm.data.regular import (
+from difflm.controls.patterns.regular import (
     Array,
     CharacterAutomaton,
     Node,

@@ -1,0 +1,1 @@
+"""Patterns: regular expressions and JSON schemas as automata over the tokens of a vocabulary."""
