@@ -28,9 +28,9 @@ from difflm.diffusion.samplers.steps import StepState, euler, heun, jump
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.methods import FlowMap, TextSpec
 from difflm.models.base import Sampling
-from difflm.models.batching import DrawnLength
 from difflm.models.flow_map import FlowMapModel
 from difflm.models.inference import Inference
+from difflm.models.lengths import DrawnLength
 from difflm.training.run import load_run
 
 assert tiny_runs  # a fixture

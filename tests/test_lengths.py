@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.models.batching import DrawnLength, PadTokens
+from difflm.models.lengths import DrawnLength, PadTokens
 
 
 def drawn(counts: list[int]) -> DrawnLength:

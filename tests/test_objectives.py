@@ -19,8 +19,8 @@ from difflm.diffusion.processes.gaussian import Cosine, Sqrt
 from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform, text_mean
 from difflm.methods import Cmlm, DiffLM, DiffusionLM, TextSpec
 from difflm.models.base import Sampling
-from difflm.models.batching import DrawnLength, PadTokens
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.lengths import DrawnLength, PadTokens
 
 WORDS, DIM = 7, 4
 IDS = torch.tensor([[4, 5, 6], [6, 4, PAD], [5, 5, 5]])

@@ -22,8 +22,8 @@ from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
-from difflm.models.batching import DrawnLength
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.lengths import DrawnLength
 from difflm.training.classifier import train_guide
 from difflm.training.recipe import check
 

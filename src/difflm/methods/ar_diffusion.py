@@ -24,8 +24,8 @@ class ArDiffusion(Method):
         from difflm.diffusion.two_level import TwoLevelTimes
         from difflm.diffusion.two_level_bound import TwoLevelBound
         from difflm.models.base import Sampling
-        from difflm.models.batching import PadTokens
         from difflm.models.diffusion import DiffusionModel
+        from difflm.models.lengths import PadTokens
         from difflm.networks import TimeAttentionDecoder
 
         schedule, dim = gaussian.Sqrt(), self.embedding_dim

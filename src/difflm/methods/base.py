@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from difflm.diffusion.denoiser import CrossAttention
     from difflm.diffusion.processes import DiscreteProcess
     from difflm.models.base import LanguageModel
-    from difflm.models.batching import DrawnLength
+    from difflm.models.lengths import DrawnLength
     from difflm.networks import Transformer
 else:  # for annotations alone: listing methods imports no torch
     DiscreteProcess = LanguageModel = Any
@@ -51,9 +51,8 @@ Lengths = Literal["predicted", "drawn"]
 def build_lengths(texts: TextSpec, hidden: int, known: Lengths) -> "DrawnLength":
     """Lengths like those of the training texts; if texts have sources, predicted from the source, or drawn by its
     length."""
-    from difflm.models.batching import DrawnLength
     from difflm.models.length_predictor import LengthPredictor
-    from difflm.models.lengths import DrawnFromSource
+    from difflm.models.lengths import DrawnFromSource, DrawnLength
 
     if not texts.source_longest:
         return DrawnLength(texts.longest)

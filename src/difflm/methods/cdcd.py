@@ -30,8 +30,8 @@ class Cdcd(Method):
         from difflm.diffusion.processes import gaussian
         from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
         from difflm.models.base import Sampling
-        from difflm.models.batching import PadTokens
         from difflm.models.diffusion import DiffusionModel
+        from difflm.models.lengths import PadTokens
 
         dim, vocabulary, prediction = self.embedding_dim, texts.vocabulary, Logits()
         read = 2 * dim if texts.source_longest else 3 * dim + 1  # given words and where they are, beside the estimates

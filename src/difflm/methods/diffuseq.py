@@ -37,8 +37,8 @@ class DiffuSeq(DiffusionLM):
 
     def compose(self, texts: TextSpec, codec: "Embedding", process: "Gaussian", sampling: "Sampling") -> LanguageModel:
         from difflm.diffusion import bounds, denoiser, objectives, timesteps
-        from difflm.models.batching import PadTokens
         from difflm.models.diffusion import DiffusionModel
+        from difflm.models.lengths import PadTokens
         from difflm.networks import BertLayout
 
         dim = self.embedding_dim

@@ -29,8 +29,8 @@ class DiffusionLM(Method):
         from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
         from difflm.diffusion.timesteps import Uniform
         from difflm.models.base import Sampling
-        from difflm.models.batching import PadTokens
         from difflm.models.diffusion import DiffusionModel
+        from difflm.models.lengths import PadTokens
         from difflm.networks import BertLayout
 
         schedule, dim = Sqrt(), self.embedding_dim

@@ -27,8 +27,8 @@ class Genie(Method):
         from difflm.diffusion.processes.gaussian import Gaussian, Sqrt, first_level_std
         from difflm.diffusion.timesteps import LossAware
         from difflm.models.base import Sampling
-        from difflm.models.batching import PadTokens
         from difflm.models.diffusion import DiffusionModel
+        from difflm.models.lengths import PadTokens
 
         schedule, dim = Sqrt(), self.embedding_dim
         sizes = (dim, dim, self.hidden, self.layers, self.heads, self.dropout)

@@ -29,8 +29,8 @@ class SeqDiffuSeq(Method):
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
         from difflm.models.base import Sampling
-        from difflm.models.batching import PadTokens
         from difflm.models.diffusion import DiffusionModel
+        from difflm.models.lengths import PadTokens
 
         schedule, dim, longest = Sqrt(), self.embedding_dim, texts.longest
         sizes = (2 * dim, dim, self.hidden, self.layers, self.heads, self.dropout)

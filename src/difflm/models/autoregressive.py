@@ -18,7 +18,7 @@ from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies
-from difflm.models.batching import words_before_end
+from difflm.models.lengths import words_before_end
 from difflm.networks import EncoderDecoder, Transformer
 from difflm.networks.documents import NOTHING, document_ends
 from difflm.networks.head import weigh_nats

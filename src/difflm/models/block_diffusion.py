@@ -22,8 +22,8 @@ from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.samplers.loop import Denoise, Frame, Steering, impose_tokens
 from difflm.diffusion.timesteps import BlockTimes
 from difflm.models.base import Sampling
-from difflm.models.batching import DrawnLength, LengthPolicy, observed_counts
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.lengths import DrawnLength, LengthPolicy, observed_counts
 from difflm.networks import EncoderDecoder, Transformer
 from difflm.networks.rotary import compute_rotations
 from difflm.networks.transformer import Cache, Memory

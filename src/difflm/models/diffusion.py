@@ -39,7 +39,7 @@ from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
 from difflm.diffusion.samplers.steps import VECTOR_STEPS, Order
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies, training_noise
-from difflm.models.batching import LengthPolicy
+from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Family
 from difflm.models.word_nats import WordDenoiser, WordNats, has_linear_bound, is_linear, read_masked
 from difflm.networks.documents import document_ends

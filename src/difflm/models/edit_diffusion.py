@@ -32,8 +32,8 @@ from difflm.diffusion.samplers.left_to_right import truncate_logits
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequencies, training_noise
-from difflm.models.batching import DrawnLength
 from difflm.models.editing import between_ends, fit_width, masked_mean, source_mask
+from difflm.models.lengths import DrawnLength
 from difflm.networks import EncoderDecoder, Transformer
 from difflm.networks.rotary import compute_rotations
 from difflm.networks.transformer import Memory, Slots

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.models.base import start_from_frequencies
-from difflm.models.batching import WIDTH, DrawnLength, batch_rows, observed_counts
-from difflm.models.lengths import draw_from
+from difflm.models.batching import WIDTH, batch_rows
+from difflm.models.lengths import DrawnLength, draw_from, observed_counts
 from difflm.runtime.cuda_graphs import CapturedCalls
 
 REACH = 128  # the largest difference between the lengths of text and source; larger ones count as this

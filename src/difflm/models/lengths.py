@@ -1,17 +1,220 @@
-"""Length policies for texts that are written from a source or around given words, and for open models."""
+"""Length policies: how long a text is, and the canvas on which it is denoised.
 
+The length of a text is drawn before denoising, or the model writes padding as tokens.
+"""
+
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.data.tokenizers import END, PAD, START
+from difflm.data.tokenfile import Room
+from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.models.batching import FEW, DrawnLength, LengthPolicy, PadTokens, observed_counts
+from difflm.errors import UsageError
 
+FEW = 8  # words by which a text may exceed the shortest, for a policy without counts
 PADS = 30  # the random stream of inserted pads
+
+
+class LengthPolicy(nn.Module):
+    """Maps a text to the canvas that is denoised, and back."""
+
+    first = 0  # canvas position of a text's first word
+    forbidden: tuple[int, ...]  # ids that no position may have
+    ends: tuple[int, ...] = (END,)  # ids that end a text
+    weight = 0.0  # of `fit_loss` in training
+    pieces: Sequence[str] = ()  # what positions show, if they are not tokens
+    vocabulary = 0  # tokens, if they differ from the codec's
+    room: Room | None = None  # of a picture, if texts are drawn
+    continues = False  # whether the model decides the length of a gap at the end of a template
+
+    def __init__(self, longest: int, max_words: int | None = None) -> None:
+        super().__init__()
+        self.longest = longest
+        self.max_words = longest if max_words is None else max_words  # the most words a text may have
+
+    @abstractmethod
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids of every position [B, L], and the mask of those that are not padding."""
+
+    def training_canvas(self, ids: Tensor, lengths: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """The same for training, where a policy may place words at random."""
+        return self.canvas(ids, lengths)
+
+    @abstractmethod
+    def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """Draw numbers of positions, [B], by uniform numbers [B]."""
+
+    def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """−log p(length), [B]; 0 if the length is part of the text."""
+        return torch.zeros(lengths.shape, device=lengths.device)
+
+    def words(self, row: list[int]) -> list[int]:
+        """The word ids of one finished row."""
+        return words_before_end(row)
+
+    @abstractmethod
+    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """Draw numbers of words from `low` to `high`, [B], by uniform numbers [B]."""
+
+    def draw_among(
+        self, u: Tensor, lengths: Sequence[int], shares: Sequence[float], condition: Condition = UNCONDITIONAL
+    ) -> Tensor:
+        """Draw one of the given numbers of words, [B], in proportion to `shares` and to how likely the policy finds
+        each; if it has no counts, among the FEW smallest."""
+        return draw_one(lengths[: FEW + 1], torch.tensor([shares[: FEW + 1]], dtype=torch.float64), u)
+
+    def rank_between(self, ranks: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """Numbers of words from `low` to `high` by their rank [B], 0 the likeliest: a beam of lengths."""
+        raise UsageError("this model writes the end of its texts itself: it has no beam of lengths.")
+
+    def fit_loss(self, lengths: Tensor, condition: Condition) -> Tensor | None:
+        """A loss for the policy's own parameters, given the lengths of texts; `weight` is its weight in training."""
+        return None
+
+    def predict(self, denoiser: Denoiser, condition: Condition) -> Condition:
+        """The condition with what the policy computes from a source."""
+        return condition
+
+    def clear_recorded(self) -> None:
+        """Free what was captured for earlier requests."""
+
+    def settled(self, words: int) -> tuple[int, dict[int, int]]:
+        """The canvas width of a text of this many words, and the ids that the length alone determines."""
+        return words, {}
+
+    def observe(self, counts: Tensor) -> None:
+        """Learn from how many training texts have each length."""
+
+    def observe_pairs(self, counts: Tensor) -> None:
+        """Learn from how many training pairs have each length of source and text."""
+
+
+class DrawnLength(LengthPolicy):
+    """p(length) is the histogram of the training texts. Likelihoods add one to each count, so that no length is
+    impossible; generation draws only observed lengths, if there are any: a small model writes nonsense at others."""
+
+    forbidden: tuple[int, ...] = (START, END, UNK, PAD)
+    counts: Tensor
+
+    def __init__(self, longest: int, max_words: int | None = None) -> None:
+        super().__init__(longest, max_words)
+        self.register_buffer("counts", torch.ones(longest))  # counts[i]: texts of i + 1 words
+        self._copied: tuple[tuple[int, int], Tensor, Tensor] | None = None
+
+    @property
+    def host_counts(self) -> Tensor:
+        """The counts on the host, where lengths are drawn. They are copied once: a copy from a GPU waits until the GPU
+        has finished all queued work."""
+        return self._copy()[0]
+
+    def _copy(self) -> tuple[Tensor, Tensor]:
+        """The counts on the host, and the shares of texts up to each length."""
+        version = self.counts.data_ptr(), self.counts._version
+        if self._copied is None or self._copied[0] != version:
+            counts = self.counts.to("cpu", torch.float64, copy=True)
+            self._copied = version, counts, cumulative_shares(counts)
+        return self._copied[1:]
+
+    def observe(self, counts: Tensor) -> None:
+        self.counts.copy_(counts[1 : self.longest + 1].to(self.counts) + 1)
+
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return ids, torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
+
+    def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        return self.draw_between(u, 1, self.longest, condition)
+
+    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        counts, shares = self._copy()
+        if (low, high) != (1, len(counts)):
+            shares = cumulative_shares(counts[low - 1 : high])
+        return (torch.searchsorted(shares.to(u.device), u.double()) + low).clamp(max=high)
+
+    def rank_between(self, ranks: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        chances = self.chances_between(low, high, condition).to(ranks.device)
+        order = chances.sort(stable=True, dim=-1, descending=True).indices + low  # of equally likely ones, the shorter
+        return order.expand(len(ranks), -1).gather(1, ranks.clamp(max=high - low).unsqueeze(1)).squeeze(1)
+
+    def draw_among(
+        self, u: Tensor, lengths: Sequence[int], shares: Sequence[float], condition: Condition = UNCONDITIONAL
+    ) -> Tensor:
+        chances = self.chances_between(lengths[0], lengths[-1], condition).double()
+        chances = chances[:, [n - lengths[0] for n in lengths]] * torch.tensor(shares).to(chances)
+        return draw_one(lengths, chances, u)
+
+    def chances_between(self, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """p(length) up to a factor, for every length from `low` to `high`, [1 or B, high − low + 1]."""
+        return observed_counts(self.host_counts[low - 1 : high]).unsqueeze(0)
+
+    def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        return -(self.counts.double() / self.counts.double().sum()).log()[lengths - 1].float()
+
+    def words(self, row: list[int]) -> list[int]:
+        return row
+
+
+def draw_one(lengths: Sequence[int], chances: Tensor, u: Tensor) -> Tensor:
+    """Draw one of the lengths for every u [B], with chances [1 or B, N] up to a factor; uniformly if all are 0."""
+    chances = chances.to(u.device)
+    sums = torch.where(chances.sum(-1, keepdim=True) > 0, chances, 1.0).cumsum(-1)
+    chosen = (sums <= u.double().unsqueeze(1) * sums[:, -1:]).sum(-1).clamp(max=len(lengths) - 1)
+    return torch.tensor(lengths, device=u.device)[chosen]
+
+
+def cumulative_shares(smoothed: Tensor) -> Tensor:
+    """The share of texts up to each length."""
+    counts = observed_counts(smoothed)
+    return counts.cumsum(0) / counts.sum()
+
+
+def observed_counts(smoothed: Tensor) -> Tensor:
+    """Counts without the one that smoothing added; all equal if no text was observed."""
+    counts = smoothed - 1
+    return torch.where(counts.sum() > 0, counts, smoothed)
+
+
+class PadTokens(LengthPolicy):
+    """START words END PAD PAD …: a canvas of fixed width, on which the model itself decides where the text ends."""
+
+    first = 1
+    forbidden: tuple[int, ...] = (UNK,)
+
+    def __init__(self, longest: int) -> None:
+        super().__init__(longest, longest - 2)
+
+    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        batch = ids.shape[0]
+        canvas = torch.full((batch, self.longest), PAD, device=ids.device, dtype=ids.dtype)
+        canvas[:, 0] = START
+        width = min(ids.shape[1], self.max_words)
+        canvas[:, 1 : width + 1] = torch.where(
+            torch.arange(width, device=ids.device) < lengths.unsqueeze(1), ids[:, :width], PAD
+        )
+        canvas.scatter_(1, lengths.clamp(max=self.max_words).unsqueeze(1) + 1, END)
+        return canvas, torch.ones_like(canvas, dtype=torch.bool)
+
+    def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        return torch.full(u.shape, self.longest, device=u.device, dtype=torch.int64)
+
+    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """Uniform over up to FEW words more than `low`: this policy has no counts of lengths."""
+        return (low + (u * (min(high, low + FEW) - low + 1)).long()).clamp(max=high)
+
+    def settled(self, words: int) -> tuple[int, dict[int, int]]:
+        ends = {0: START, words + 1: END}
+        return self.longest, ends | dict.fromkeys(range(words + 2, self.longest), PAD)
+
+
+def words_before_end(row: list[int]) -> list[int]:
+    """The word ids of a row whose end the model wrote itself."""
+    row = row[: row.index(END)] if END in row else row
+    return [i for i in row if i not in (START, PAD)]
 
 
 class DrawnFromSource(DrawnLength):

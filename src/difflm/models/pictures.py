@@ -9,7 +9,7 @@ from torch import Tensor
 from difflm.data.glyphs import BLANK, Spelling, read_signs, show_sign
 from difflm.data.tokenfile import Room
 from difflm.data.tokenizers import UNK
-from difflm.models.batching import LengthPolicy, PadTokens
+from difflm.models.lengths import LengthPolicy, PadTokens
 
 
 class PictureLengths(PadTokens):

@@ -13,7 +13,7 @@ from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.samplers.loop import Memory
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.batching import LengthPolicy
+from difflm.models.lengths import LengthPolicy
 from difflm.models.recorded import clone_tensors, copy_into
 from difflm.runtime.cuda_graphs import CapturedFunction, DelayedFlag, compile_whole
 

@@ -26,8 +26,8 @@ from difflm.diffusion.processes.gaussian import Cosine, Gaussian, LogSnrShift
 from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
-from difflm.models.batching import DrawnLength
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.lengths import DrawnLength
 from difflm.models.sampling import SETTINGS, Sampling
 from difflm.networks import Transformer
 from difflm.runtime.files import explain_write_errors

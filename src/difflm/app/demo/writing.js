@@ -40,7 +40,7 @@ export function* write(model, tokenizer, { template, length, seed, steps }) {
   }
 }
 
-// By the histogram of the training texts, from `low` on (models/batching.py, DrawnLength).
+// By the histogram of the training texts, from `low` on (models/lengths.py, DrawnLength).
 function drawLength(model, seed, low) {
   const [u] = model.uniform(seed, LENGTH, 0, 0, 0), smoothed = model.config.lengths.slice(low - 1);
   const observed = smoothed.map((count) => count - 1), sum = (counts) => counts.reduce((all, one) => all + one, 0);
