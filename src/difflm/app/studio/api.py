@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
@@ -35,7 +35,6 @@ def one_event(*names: str) -> dict[str, Any]:
     }
 
 
-Made = TypeVar("Made")
 Responses = dict[int | str, dict[str, Any]]
 
 MEANINGS = {
@@ -97,33 +96,10 @@ def address_of(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-async def unless_left(request: Request, work: Coroutine[Any, Any, Made]) -> Made:
-    """The result of some work, which is cancelled if the client disconnects."""
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        left.cancel()
-        task.cancel()
-
-
-async def texts_of(job: Job, request: Request) -> list[Generation]:
-    """Collect all texts of a job in the order of their numbers, unless the client disconnects."""
-    found: dict[int, Generation] = {}
-    left = asyncio.ensure_future(request.receive())  # after the body, only a disconnection is received
-    try:
-        async for happened in job.events():
-            if isinstance(happened, Text):
-                found[happened.number] = happened.generation
-            if left.done():
-                job.leave()
-                raise ClientDisconnect
-    finally:
-        left.cancel()
-    return [found[number] for number in range(job.n)]
+async def texts_of(job: Job) -> list[Generation]:
+    """Collect all texts of a job in the order of their numbers."""
+    texts = {text.number: text.generation async for text in job.events() if isinstance(text, Text)}
+    return [texts[number] for number in range(job.n)]
 
 
 def routes(serving: Models, engine: Engine) -> APIRouter:
@@ -164,10 +140,10 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         return served.controls(limits)
 
     @router.post("/api/pattern", response_model=schemas.PatternAnswer, tags=["server"], responses=ERRORS)
-    async def pattern(request: Request, asked: schemas.PatternAsked, served: Served = chosen) -> Any:
+    async def pattern(asked: schemas.PatternAsked, served: Served = chosen) -> Any:
         """Whether texts of this model can match a regular expression, and of which lengths."""
         schemas.check_size("pattern", asked.pattern, limits)
-        return await unless_left(request, engine.answer(partial(served.judge_pattern, asked.pattern)))
+        return await engine.answer(partial(served.judge_pattern, asked.pattern))
 
     @router.post("/api/alternatives", response_model=schemas.AlternativesAnswer, tags=["texts"], responses=ERRORS)
     async def alternatives(asked: schemas.AlternativesAsked, served: Served = chosen) -> Any:
@@ -177,8 +153,8 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
 
     async def texts(request: Request, asked: schemas.Asked, served: Served) -> dict[str, Any]:
         asked.check(limits)
-        (job,) = await unless_left(request, engine.submit([asked.job()], lm=served.lm, client=address_of(request)))
-        return {"texts": [generation_to_json(g) for g in await texts_of(job, request)]}
+        (job,) = await engine.submit([asked.job()], lm=served.lm, client=address_of(request))
+        return {"texts": [generation_to_json(g) for g in await texts_of(job)]}
 
     texts_route: dict[str, Any] = {
         "response_model": schemas.TextsAnswer,
@@ -203,8 +179,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         text that is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then
         `done` {seconds} or `error` {message}. Frames that a slow client does not take are dropped, texts never."""
         asked.check(limits)
-        work = engine.submit([asked.job()], watched=True, lm=served.lm, client=address_of(request))
-        (job,) = await unless_left(request, work)
+        (job,) = await engine.submit([asked.job()], watched=True, lm=served.lm, client=address_of(request))
         return EventStream(happenings(job, engine, asked.each, not served.whole_words), [job])
 
     @router.post("/api/player", tags=["texts"], responses={**ERRORS, **PLAYER}, response_class=StreamingResponse)
@@ -214,9 +189,8 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         asked.check(limits)
         frames = served.lm.frames(asked.controls(), **asked.settings())
         recording = Recording(asked.n, frames, asked.each)
-        work = engine.submit([asked.job()], recording.frame, served.lm, address_of(request))
-        (job,) = await unless_left(request, work)
-        made = await texts_of(job, request)
+        (job,) = await engine.submit([asked.job()], recording.frame, served.lm, address_of(request))
+        made = await texts_of(job)
         about = {"model": served.name, "command": asked.command(served.name)}
         headers = {"content-disposition": 'attachment; filename="difflm.html"', "content-security-policy": "sandbox"}
         return HTMLResponse(await asyncio.to_thread(page, recording.texts(made), about), headers=headers)

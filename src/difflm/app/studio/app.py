@@ -8,7 +8,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from difflm import __version__
 from difflm.app.studio import api, openai_routes
@@ -27,7 +26,6 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-CLIENT_CLOSED_REQUEST = 499  # only for the log: the client has left
 
 
 def build_app(
@@ -121,8 +119,6 @@ async def answer_error(request: Request, error: Exception) -> Response:
             return error_response(*explain_body(request, error.errors()))
         case HTTPException():
             return error_response(error.status_code, str(error.detail).rstrip(".") + ".", error.headers)
-        case ClientDisconnect():
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
     return error_response(500, "the server failed; its log says why.")
 
 
@@ -136,4 +132,4 @@ def explain_body(request: Request, faults: Sequence[Any]) -> tuple[int, str]:
     return 422, explain_faults(inside, ())
 
 
-ERRORS = (DifflmError, RequestValidationError, HTTPException, ClientDisconnect, Exception)
+ERRORS = (DifflmError, RequestValidationError, HTTPException, Exception)

@@ -6,12 +6,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fastapi import Request
 from fastapi.sse import KEEPALIVE_COMMENT
 from pydantic import BaseModel, ConfigDict, Field
 
 from difflm.app.studio.api import event, texts_of
-from difflm.app.studio.formats import LogProbabilities, ResponseFormat, answer_between, log_probabilities, read_drafts
+from difflm.app.studio.formats import LogProbabilities, ResponseFormat, log_probabilities, read_drafts
 from difflm.app.studio.guard import error_object
 from difflm.app.studio.job import Job, Text
 from difflm.app.studio.limits import Limits
@@ -19,6 +18,7 @@ from difflm.app.studio.player import Recording
 from difflm.app.studio.schemas import MOST_SEED, Asked, ControlAnswer, check_size, shown
 from difflm.controls import Control, Infill, Pattern
 from difflm.controls.exact import BLANK
+from difflm.controls.patterns.pattern import Between
 from difflm.data.words import is_letter, join_words, split_words
 from difflm.errors import DifflmError, UsageError, say_in_request
 from difflm.generation.jobs import Generation
@@ -37,33 +37,38 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class CompletionAsked(BaseModel):
-    """A request of the OpenAI API, extended by `infill` and `controls`. A key that would have no effect is rejected,
-    unless its value is the neutral one."""
-
-    model_config = shown({"model": "e2e", "prompt": "The Eagle is a", "suffix": "near the riverside.", "seed": 1})
+class SharedKeys(BaseModel):
+    """The keys that completions and chats have in common. A key that would have no effect is rejected, unless its value
+    is the neutral one."""
 
     model: str | None = Field(None, description="A served model; if left out, the first one.")
-    prompt: str | list[str] | None = Field(None, description="The text to continue; if left out, texts are free.")
-    suffix: str | None = Field(None, description="The completion is written between prompt and suffix.")
-    max_tokens: int | None = Field(None, ge=1, description="The largest number of words to write.")
+    max_tokens: int | None = Field(None, ge=1, description="The largest number of words, or tokens, to write.")
     n: int | None = Field(None, ge=1, description="Choices for each prompt. [1]")
     seed: int | None = Field(None, ge=0, le=MOST_SEED, description="If left out, a new one each time.")
     temperature: float | None = Field(None, ge=0, le=10)
+    top_p: float | None = Field(None, gt=0, le=1, description="For models that sample tokens.")
     stop: str | list[str] | None = Field(None, description="A choice ends before the first of these.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    echo: bool | None = Field(None, description="Repeat the prompt before every choice, and the suffix after it.")
     user: str | None = Field(None, description="Not looked at.")
-    infill: str | None = Field(None, description="A text with gaps instead of a prompt, as in /api/infill.")
     controls: Asked | None = Field(None, description="Constraints: keys of /api/generate.")
     best_of: int | None = Field(None, ge=1, description="Candidates, of which the best n are kept; a multiple of n.")
+    response_format: ResponseFormat | None = Field(None, description="The format that every answer follows.")
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    logprobs: int | None = Field(None, ge=0, le=20, description="How many likely tokens to return for each place.")
-    response_format: ResponseFormat | None = Field(None, description="The format that every answer follows.")
     presence_penalty: float | None = None
-    top_p: float | None = Field(None, gt=0, le=1, description="For models that sample tokens.")
+
+
+class CompletionAsked(SharedKeys):
+    """A request of the OpenAI API, extended by `infill` and `controls`."""
+
+    model_config = shown({"model": "e2e", "prompt": "The Eagle is a", "suffix": "near the riverside.", "seed": 1})
+
+    prompt: str | list[str] | None = Field(None, description="The text to continue; if left out, texts are free.")
+    suffix: str | None = Field(None, description="The completion is written between prompt and suffix.")
+    echo: bool | None = Field(None, description="Repeat the prompt before every choice, and the suffix after it.")
+    infill: str | None = Field(None, description="A text with gaps instead of a prompt, as in /api/infill.")
+    logprobs: int | None = Field(None, ge=0, le=20, description="How many likely tokens to return for each place.")
 
     def check(self, limits: Limits) -> None:
         for key, nothing in NO_EFFECT.items():
@@ -84,9 +89,7 @@ class CompletionAsked(BaseModel):
 
     @property
     def prompts(self) -> list[str]:
-        if isinstance(self.prompt, list):
-            return self.prompt or [""]
-        return [self.prompt or ""]
+        return self.prompt or [""] if isinstance(self.prompt, list) else [self.prompt or ""]
 
     @property
     def stops(self) -> list[str]:
@@ -129,16 +132,15 @@ class Gap:
         around = self.before.strip(), self.after.strip()
         if self.pattern is not None and whole_words:  # such texts have natural spacing
             around = join_words(split_words(around[0])), join_words(split_words(around[1]))
-        asked = [] if self.pattern is None else [answer_between(self.pattern, *around)]
-        return [*self.control(around, steered), *asked]
-
-    def control(self, around: tuple[str, str], steered: bool) -> list[Control]:
+        asked: list[Control] = []
         if self.template is not None:
-            return [Infill(self.template, self.most)]
-        if any(around) or (self.most and steered):
+            asked.append(Infill(self.template, self.most))
+        elif any(around) or (self.most and steered):
             space = " " if self.after[:1].isspace() or is_letter(self.after[:1]) else ""
-            return [Infill(f"{around[0]} ___{space}{around[1]}".strip(), self.most)]
-        return []
+            asked.append(Infill(f"{around[0]} ___{space}{around[1]}".strip(), self.most))
+        if self.pattern is not None:
+            asked.append(Between(self.pattern, *around) if any(around) else self.pattern)
+        return asked
 
     def answer_start(self, made: Generation) -> int:
         """Where the answer may begin in the whole text."""
@@ -161,13 +163,16 @@ class Gap:
         return inner.rstrip() if not after or self.after[:1].isspace() else inner
 
 
-class Choice(BaseModel):
+class AnyChoice(BaseModel):
     index: int
-    text: str
     finish_reason: Literal["stop", "length"]
-    logprobs: LogProbabilities | None = None
     controls: list[ControlAnswer] = Field(description="For each control, whether the text complies.")
     warnings: list[str] = Field(description="Why the text may not be what was requested, such as unknown words.")
+
+
+class Choice(AnyChoice):
+    text: str
+    logprobs: LogProbabilities | None = None
 
 
 class Usage(BaseModel):
@@ -178,14 +183,17 @@ class Usage(BaseModel):
     total_tokens: int
 
 
-class CompletionAnswer(BaseModel):
-    id: str = Field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
-    object: Literal["text_completion"] = "text_completion"
+class AnyAnswer(BaseModel):
     created: int = Field(default_factory=lambda: int(time.time()))
     model: str
     seed: int = Field(description="The seed that reproduces these texts.")
-    choices: list[Choice] = []
     usage: Usage | None = None
+
+
+class CompletionAnswer(AnyAnswer):
+    id: str = Field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[Choice] = []
 
 
 class OneModel(BaseModel):
@@ -238,10 +246,10 @@ class Completion:
         made = sum(len(split_words(choice["text"])) for choice in choices)
         return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
 
-    async def whole(self, request: Request) -> dict[str, Any]:
+    async def whole(self) -> dict[str, Any]:
         choices = []
         for place, job in enumerate(self.jobs):
-            choices += [self.choice(place, k, made) for k, made in enumerate(await texts_of(job, request))]
+            choices += [self.choice(place, k, made) for k, made in enumerate(await texts_of(job))]
         return {**self.about, "choices": [*map(self.to_json, choices)], "usage": self.usage(choices)}
 
     def to_json(self, choice: dict[str, Any], streamed: bool = False) -> dict[str, Any]:

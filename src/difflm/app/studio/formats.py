@@ -7,7 +7,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from difflm.controls import Json, Pattern
-from difflm.controls.patterns.pattern import Between
 from difflm.errors import UsageError
 from difflm.generation.texts import Draft, TokenBelief
 
@@ -41,11 +40,6 @@ class ResponseFormat(BaseModel):
         if self.json_schema is not None:
             return Json(self.json_schema.json_schema)
         return None if self.regex is None else Pattern(self.regex)
-
-
-def answer_between(pattern: Pattern, before: str, after: str) -> Pattern:
-    """The pattern of an answer as a pattern of the whole printed text."""
-    return Between(pattern, before, after) if before or after else pattern
 
 
 class LogProbabilities(BaseModel):

@@ -24,6 +24,7 @@ from difflm.app.studio.metrics import Metrics
 
 PUBLIC = ("/", "/health", "/ready", "/docs", "/openapi.json")  # need no token: they reveal nothing and cost nothing
 LOGGED = 200  # characters of a path in the log
+CLIENT_CLOSED_REQUEST = 499  # the status in the log if the client has left before there was an answer
 HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -76,7 +77,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
-        begun, status, asked = time.monotonic(), 0, Headers(scope=scope)
+        begun, status, asked = time.monotonic(), CLIENT_CLOSED_REQUEST, Headers(scope=scope)
         added = HEADERS
         if self.allows(asked):
             added = {**HEADERS, **CORS, b"access-control-allow-origin": asked["origin"].encode("latin-1")}
@@ -123,9 +124,21 @@ class Guard:
         except HTTPException as error:
             refused = error_response(error.status_code, error.detail, {**CLOSE, **(error.headers or {})})
         else:
-            await self.app(scope, replay_body(body, receive), send)
+            await self.run_app(scope, body, receive, send)
             return
         await refused(scope, receive, send)
+
+    async def run_app(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Give the request to the application, whose work is cancelled when the client disconnects."""
+        task = asyncio.ensure_future(self.app(scope, replay_body(body, receive), send))
+        left = asyncio.ensure_future(receive())  # after the body, only a disconnection is received
+        try:
+            await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+        finally:
+            left.cancel()
+            task.cancel()
 
     def check(self, path: str, headers: Headers) -> None:
         host = headers.get("host", "")

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 
-from difflm.app.studio.api import ERRORS, REFUSED, EventStream, address_of, one_event, unless_left
+from difflm.app.studio.api import ERRORS, REFUSED, EventStream, address_of, one_event
 from difflm.app.studio.chats import ChatAnswer, ChatAsked, ChatCompletion
 from difflm.app.studio.completions import (
     COLDEST,
@@ -74,8 +74,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
             if asked.logprobs == 0:
                 recording = Recording(one.n, served.lm.frames(arguments[0]["controls"], **one.settings()), one.each)
             watch = recording.frame if recording else False
-            work = engine.submit(arguments, watch, served.lm, address_of(request), asked.logprobs or 0)
-            jobs = await unless_left(request, work)
+            jobs = await engine.submit(arguments, watch, served.lm, address_of(request), asked.logprobs or 0)
         except UsageError as error:  # what clients expect of a format that cannot be followed
             raise HTTPException(400, say_in_request(error)) if asked.response_format else error from None
         completion = kind(
@@ -84,7 +83,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         if asked.stream:
             return EventStream(completion.pieces(), jobs)
         try:
-            return await completion.whole(request)
+            return await completion.whole()
         finally:
             for job in jobs:
                 job.leave()
