@@ -509,8 +509,8 @@ def test_a_crowd_asks_over_http(lm: TextDiffusion) -> None:
     with running(lm) as server:
         found = asyncio.run(serving.ask_over_http(server.url, 2, 3, 1.0))
         assert found["clients"] == found["unfinished"] == 3 and found["texts"] > 3
-        counted = server.engine.metrics._requests  # once an answer has been sent
-        wait_for(lambda: counted["/api/generate", "200"] >= found["texts"])
+        counted = server.engine.metrics._samples  # once an answer has been sent
+        wait_for(lambda: counted['requests_total{path="/api/generate",status="200"}'] >= found["texts"])
         with pytest.raises(AssertionError, match="steps must be at most"):
             asyncio.run(serving.ask_over_http(server.url, 10_000, 1, 5.0))
 

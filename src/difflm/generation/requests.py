@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from difflm.generation.jobs import Generation
 
 
+MOST_SEED = 2**31 - 1
+
+
 def setting(name: str) -> Any:
     """A setting of `Sampling` as a key of a request. The schema states its range; the model checks it."""
     known = SETTINGS[name]
@@ -40,9 +43,9 @@ def setting(name: str) -> Any:
     return pydantic.Field(None, description=known.description, json_schema_extra=extra)
 
 
-def key(help: str, default: Any = None) -> Any:
+def key(help: str, default: Any = None, **extra: Any) -> Any:
     """A key of a request; its option of the command and the HTTP API's schema show `help`."""
-    return pydantic.Field(default, description=help)
+    return pydantic.Field(default, description=help, json_schema_extra=extra or None)
 
 
 class Request(BaseModel):
@@ -52,7 +55,7 @@ class Request(BaseModel):
 
     source: str | None = key("The source to write from, for models trained on pairs, or the message to a chat model.")
     n: int = key("How many texts to generate.", 1)
-    seed: int = key("The same seed gives the same texts.", 0)
+    seed: int = key("The same seed gives the same texts.", 0, minimum=0, maximum=MOST_SEED)
     steps: int | None = setting("steps")
     temperature: float | None = setting("temperature")
     sampler: str | None = setting("sampler")

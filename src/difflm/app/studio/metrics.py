@@ -2,71 +2,58 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from collections.abc import Mapping
 
-BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)  # seconds
+BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, float("inf"))  # seconds
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
+METRICS = {
+    "requests_total": ("counter", "Answers by route and status."),
+    "errors_total": ("counter", "Requests whose texts were not made."),
+    "texts_total": ("counter", "Finished texts."),
+    "request_seconds": ("histogram", "Seconds of requests for texts."),
+}
 
 
 class Metrics:
     """Counts of one server since it started; several threads add to them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._requests, self._errors, self._texts = Counter[tuple[str, str]](), Counter[str](), Counter[str]()
-        self._seconds, self._sum = Counter[float](), 0.0
+        self._lock, self._samples = threading.Lock(), Counter[str]()  # by name and labels, as they are printed
+        self._count_seconds(0.0, 0)
 
     def count_request(self, path: str, status: int, seconds: float | None) -> None:
         """Count a response; `seconds` is given if it generated texts."""
-        with self._lock:
-            self._requests[path, str(status)] += 1
-            if seconds is not None:
-                self._seconds[next((bound for bound in BOUNDS if seconds <= bound), float("inf"))] += 1
-                self._sum += seconds
+        self._count("requests_total", path=path, status=str(status))
+        if seconds is not None:
+            self._count_seconds(seconds, 1)
 
     def count_error(self, kind: str) -> None:
         """Count a failed request, whether the client got an error status or an error within a stream."""
-        with self._lock:
-            self._errors[kind] += 1
+        self._count("errors_total", type=kind)
 
     def count_text(self, model: str) -> None:
+        self._count("texts_total", model=model)
+
+    def _count_seconds(self, seconds: float, requests: int) -> None:
+        for bound in BOUNDS:
+            self._count("request_seconds_bucket", requests * (seconds <= bound), le=f"{bound:g}".replace("inf", "+Inf"))
+        self._count("request_seconds_sum", seconds)
+        self._count("request_seconds_count", requests)
+
+    def _count(self, name: str, amount: float = 1, **labels: str) -> None:
+        inside = ",".join(f'{key}="{escape(text)}"' for key, text in labels.items())
         with self._lock:
-            self._texts[model] += 1
+            self._samples[name + (f"{{{inside}}}" if inside else "")] += amount  # type: ignore[assignment]
 
     def render(self, gauges: Mapping[str, tuple[str, int]]) -> str:
         """Render all metrics, with the current values `gauges` by name, each with its description."""
         with self._lock:
-            counts = [self._seconds[bound] for bound in (*BOUNDS, float("inf"))]
-            requests = [(dict(path=path, status=status), n) for (path, status), n in sorted(self._requests.items())]
-            errors = [(dict(type=kind), n) for kind, n in sorted(self._errors.items())]
-            texts = [(dict(model=name), n) for name, n in sorted(self._texts.items())]
-            total = self._sum
-        lines = [
-            *describe("requests_total", "counter", "Answers by route and status.", requests),
-            *describe("errors_total", "counter", "Requests whose texts were not made.", errors),
-            *describe("texts_total", "counter", "Finished texts.", texts),
-        ]
-        for name, (meaning, value) in gauges.items():
-            lines += describe(name, "gauge", meaning, [({}, value)])
-        sums = [*accumulate(counts)]
-        buckets = [
-            ({"le": name}, n) for name, n in zip((*(f"{bound:g}" for bound in BOUNDS), "+Inf"), sums, strict=True)
-        ]
-        lines += describe("request_seconds", "histogram", "Seconds of requests for texts.", buckets, "_bucket")
-        lines += [f"difflm_request_seconds_sum {total:.6f}", f"difflm_request_seconds_count {sums[-1]}"]
+            samples = dict(self._samples) | {name: value for name, (_, value) in gauges.items()}
+        lines = []
+        for name, (kind, meaning) in (METRICS | {name: ("gauge", text) for name, (text, _) in gauges.items()}).items():
+            lines += [f"# HELP difflm_{name} {meaning}", f"# TYPE difflm_{name} {kind}"]
+            lines += [f"difflm_{key} {value}" for key, value in samples.items() if key.startswith(name)]
         return "\n".join(lines) + "\n"
-
-
-def describe(
-    name: str, kind: str, meaning: str, values: Iterable[tuple[Mapping[str, str], int]], suffix: str = ""
-) -> list[str]:
-    """The lines of one metric."""
-    lines = [f"# HELP difflm_{name} {meaning}", f"# TYPE difflm_{name} {kind}"]
-    for labels, value in values:
-        inside = ",".join(f'{key}="{escape(text)}"' for key, text in labels.items())
-        lines.append(f"difflm_{name}{suffix}{'{' + inside + '}' if inside else ''} {value}")
-    return lines
 
 
 def escape(text: str) -> str:

@@ -20,10 +20,11 @@ from difflm.app.studio.completions import (
 )
 from difflm.app.studio.engine import Engine
 from difflm.app.studio.player import Recording
-from difflm.app.studio.schemas import MOST_SEED, Asked, ErrorAnswer, check_size
+from difflm.app.studio.schemas import Asked, ErrorAnswer, check_size
 from difflm.app.studio.served import Models, Served
 from difflm.controls import Infill
 from difflm.errors import UsageError, say_in_request
+from difflm.generation.requests import MOST_SEED
 from difflm.models.diffusion import DiffusionModel
 
 

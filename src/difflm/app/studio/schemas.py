@@ -12,8 +12,6 @@ from difflm.controls.guidance import STANDARD
 from difflm.errors import UsageError, is_unicode
 from difflm.generation.requests import Request
 
-MOST_SEED, DESCRIBED = 2**31 - 1, Request.model_fields
-
 
 def shown(example: dict[str, Any]) -> ConfigDict:
     """How a body is read, and one that works with the bundled model."""
@@ -25,10 +23,6 @@ class Asked(Request):
 
     model_config = shown({"n": 2, "length": 14, "contains": ["cheap"], "steps": 50})
 
-    n: int = Field(1, ge=1, description=DESCRIBED["n"].description)
-    seed: int = Field(0, ge=0, le=MOST_SEED, description=DESCRIBED["seed"].description)
-    mbr: int = Field(1, ge=1, description=DESCRIBED["mbr"].description)
-    candidates: int = Field(1, ge=1, description=DESCRIBED["candidates"].description)
     guidance: float | None = Field(None, ge=0, le=1000, description="How strongly classifiers steer.")
 
     def job(self) -> dict[str, Any]:

@@ -23,13 +23,11 @@ from difflm.data.tokenizers import UNK, Words
 from difflm.errors import UsageError, say_in_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.batching import pad_token_rows
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.leave_one_out import NEARLY_WRITTEN, knows_evidence, leave_one_out_log_probs
+from difflm.models.leave_one_out import knows_evidence
 
 OTHERS = 5  # likely words for a place of a text
 SOME_JSON = '{"a": [0]}'  # whose signs a model must know to write any
-SPECIALS = 4  # ids that are not words
 
 
 class Models:
@@ -160,25 +158,15 @@ class Served:
             return False
         return self.lm.reads_tokens and knows_evidence(model.denoiser) and self.lm.device.type == "cpu"
 
-    @torch.no_grad()
     def find_alternatives(self, text: str) -> dict[str, Any]:
         """For each word of a text, its probability given all others, and the likeliest words in its place."""
-        model, pieces = self.lm.model, self.lm.tokenizer.pieces
-        if not isinstance(model, DiffusionModel) or not self.weighs_words:
+        if not self.weighs_words:
             raise UsageError("this model cannot say how likely other words are.")
-        (row,) = self.lm.encode([text])
-        canvas, mask = model.lengths.canvas(*pad_token_rows([row]))
-        t = model.times.time_of(torch.full((1,), NEARLY_WRITTEN))
-        found = leave_one_out_log_probs(model.denoiser, t, canvas, mask)[0, model.lengths.first :].exp()
-
-        def weigh(i: int, p: torch.Tensor) -> dict[str, Any]:
-            return {"word": pieces[i], "p": round(float(p[i]), 4)}
-
         words = []
-        for token, p in zip(row, found[: len(row), SPECIALS:], strict=True):
-            likely = [weigh(i, p) for i in p.topk(min(OTHERS, len(p))).indices.tolist()]
-            own = {"word": None, "p": None} if token == UNK else weigh(token - SPECIALS, p)
-            words.append({**own, "likely": likely})
+        for belief in self.lm.alternatives(text, k=OTHERS):
+            likely = [{"word": word, "p": round(p, 4)} for word, p in belief.alternatives.items()]
+            own = round(belief.probability, 4) if belief.token else None
+            words.append({"word": belief.token or None, "p": own, "likely": likely})
         return {"words": words}
 
     def known(self, kind: Kind) -> dict[str, list[str]]:
