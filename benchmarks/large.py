@@ -23,8 +23,8 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.speed_rows import list_kernels, time_batch
 from difflm.app import bench
 from difflm.app.bench import Row, rounded, time_work
+from difflm.fast.inference import Inference
 from difflm.methods import TextSpec
-from difflm.models.inference import Inference
 from difflm.training.recipe import Recipe, check
 
 BLOCK = 16  # words of a block, and its steps

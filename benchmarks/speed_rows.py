@@ -25,6 +25,7 @@ from difflm.diffusion.samplers.loop import Steering
 from difflm.evaluation.control import Protocol
 from difflm.evaluation.language import ratio, score, tokens_of
 from difflm.evaluation.targets import Target
+from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import TextSpec
 from difflm.models.autoregressive import Autoregressive
@@ -32,7 +33,6 @@ from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, pad_batch
 from difflm.models.batching import Row as Sample
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import Inference
 from difflm.runtime.threads import SHARES
 from difflm.training.recipe import Recipe
 

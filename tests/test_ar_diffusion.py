@@ -27,9 +27,9 @@ from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
 from difflm.diffusion.two_level import TwoLevelTimes
 from difflm.diffusion.two_level_bound import TwoLevelBound
+from difflm.fast.inference import Inference
 from difflm.methods import METHODS, TextSpec
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import Inference
 from difflm.networks import TimeAttentionDecoder
 from difflm.training.fit import train_run
 from difflm.training.recipe import check

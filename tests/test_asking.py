@@ -46,7 +46,7 @@ def refuse(capsys, tiny_runs, monkeypatch):
 
         capsys.readouterr()
         with monkeypatch.context() as context:
-            context.setattr("difflm.models.inference.Inference.stream", sampled)
+            context.setattr("difflm.fast.inference.Inference.stream", sampled)
             code = main(["generate", str(tiny_runs[model]), *map(str, argv)])
         out, err = capsys.readouterr()
         assert (code, out) == (2, ""), err

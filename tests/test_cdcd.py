@@ -29,9 +29,9 @@ from difflm.diffusion.processes.gaussian import LinearSigma, interpolate
 from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, SamplerInputs, Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import LearnedWarp
+from difflm.fast.inference import Inference
 from difflm.methods import METHODS, TextSpec
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import Inference
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 

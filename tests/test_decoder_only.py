@@ -16,9 +16,9 @@ from difflm.data.tokenizers import END, PAD, START
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Steering
 from difflm.errors import UsageError
+from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
-from difflm.models.inference import Inference
 
 SOURCES, WORDS = [[4, 6, 5], [5], [6, 6, 4, 4, 5]], 9
 KINDS = ["new", pytest.param("llama", marks=pytest.mark.long), pytest.param("gpt2", marks=pytest.mark.long)]

@@ -21,11 +21,11 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Steering
 from difflm.errors import UsageError
+from difflm.fast.inference import Inference
+from difflm.fast.recorded import RecordedDecoder
 from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import BANNED, Autoregressive
 from difflm.models.base import Sampling
-from difflm.models.inference import Inference
-from difflm.models.recorded import RecordedDecoder
 from difflm.networks import EncoderDecoder
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
@@ -326,7 +326,7 @@ def test_many_texts_are_searched_in_parts(monkeypatch):
     model, sampling, told = build(7), Sampling(beams=5, length_penalty=0.5), steering(SOURCES * 2 + SOURCES[:1])
     noise, lengths = Noise(0, torch.arange(7)), torch.full((7,), 5)
     (whole,) = Inference(model).stream(noise, lengths, 5, sampling, told)
-    monkeypatch.setattr("difflm.models.inference.MAX_BEAM_ROWS", 10)
+    monkeypatch.setattr("difflm.fast.inference.MAX_BEAM_ROWS", 10)
     (parts,) = Inference(model).stream(noise, lengths, 5, sampling, told)
     assert torch.equal(parts.tokens, whole.tokens) and torch.equal(parts.calls, whole.calls)
 

@@ -14,8 +14,8 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.discrete import FINE, MANY, draw_states
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.diffusion.timesteps import StepSpan
-from difflm.models import few_places, recorded
-from difflm.models.inference import Inference
+from difflm.fast import few_places, recorded
+from difflm.fast.inference import Inference
 
 WIDTH, ROWS, STEPS = 12, 5, 16
 

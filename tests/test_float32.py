@@ -10,9 +10,9 @@ from torch.utils._pytree import tree_leaves
 from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
+from difflm.fast.float32 import WithoutFloat64
 from difflm.generation.jobs import check_device
 from difflm.methods import METHODS, TextSpec
-from difflm.runtime.float32 import WithoutFloat64
 
 
 class Refusing(TorchDispatchMode):

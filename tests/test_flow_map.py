@@ -26,10 +26,10 @@ from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift
 from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, SamplerInputs
 from difflm.diffusion.samplers.steps import StepState, euler, heun, jump
 from difflm.diffusion.timesteps import LowDiscrepancy
+from difflm.fast.inference import Inference
 from difflm.methods import FlowMap, TextSpec
 from difflm.models.base import Sampling
 from difflm.models.flow_map import FlowMapModel
-from difflm.models.inference import Inference
 from difflm.models.lengths import DrawnLength
 from difflm.training.run import load_run
 
@@ -197,7 +197,7 @@ def test_resuming_a_map_repeats_to_the_bit(tiny_runs, tmp_path, monkeypatch):
 @pytest.mark.long
 def test_recorded_jumps_are_those_of_the_plain_loop(monkeypatch):
     """A second batch is written by what the first one recorded, and nothing on the way asks the device."""
-    monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
+    monkeypatch.setattr("difflm.fast.recorded.CapturedFunction", Strict)
     inference = Inference(build_model("flow-map"))
     for seed in (3, 4):
         made, plain = (write_frames(inference, record, seed) for record in (True, False))

@@ -33,11 +33,11 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import BoundDenoiser, ClipPixels, Steering
 from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.language import evaluate_language
+from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
 from difflm.models.batching import pad_token_rows
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import Inference
 from difflm.models.pictures import PictureLengths
 from difflm.training.run import load_run
 

@@ -10,11 +10,11 @@ from tiny import tiny_runs
 
 from difflm.controls import Infill, Label, Length
 from difflm.data.tokenizers import SPECIALS, Words
+from difflm.fast.inference import Inference
 from difflm.generation.loops import Loop, LoopShape, Seat, loop_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import Inference
 
 assert tiny_runs and guide  # fixtures
 

@@ -17,11 +17,11 @@ from difflm.diffusion.samplers.loop import BoundDenoiser, Steering
 from difflm.errors import UsageError
 from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.language import evaluate_language
+from difflm.fast import inference
+from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
-from difflm.models import inference
 from difflm.models.gaussian_vae import kl_from_standard
-from difflm.models.inference import Inference
 
 assert complaint  # a fixture
 BOTH = ["ld4lg", "gpvae"]

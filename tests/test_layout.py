@@ -21,6 +21,7 @@ FLOORS = [
     {"runtime", "diffusion"},
     {"data", "networks"},
     {"models", "annotators"},
+    {"fast"},
     {"controls"},
     {"methods"},
     {"training"},

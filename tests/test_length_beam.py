@@ -19,10 +19,10 @@ from difflm.data.tokenizers import SPECIALS, Words
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
+from difflm.fast.inference import Inference
 from difflm.methods import METHODS, TextSpec
 from difflm.models.batching import source_condition
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import Inference
 from difflm.models.length_predictor import UNSEEN, LengthPredictor
 from difflm.models.lengths import DrawnFromSource
 

@@ -16,13 +16,13 @@ from difflm.controls.patterns.chains import chain_of
 from difflm.controls.patterns.token_automata import TokenAutomaton
 from difflm.diffusion.denoiser import autocast_to
 from difflm.errors import UsageError
+from difflm.fast.eight_bit import lacks_vnni
 from difflm.generation.jobs import fastest_dtype
 from difflm.generation.pipeline import TextDiffusion
 from difflm.machine import SWITCHES, is_found, is_on, parse_switches, processor_name, turn
 from difflm.networks.head import add_product
 from difflm.runtime.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunction, is_capturing
 from difflm.runtime.distributed import choose_backend
-from difflm.runtime.eight_bit import lacks_vnni
 from difflm.runtime.kernels import has_kernel
 from difflm.runtime.products import is_tuned
 from difflm.training import run as runs
@@ -157,7 +157,7 @@ def test_training_in_bfloat16_on_a_cpu_leaves_onednn_on(tmp_path: Path, recwarn:
 @BOTH
 @pytest.mark.parametrize("engine", ["x86", "onednn", None])
 def test_inputs_have_seven_bits_on_x86_without_vnni(on: bool, engine: str | None, monkeypatch) -> None:
-    monkeypatch.setattr("difflm.runtime.eight_bit.eight_bit_engine", lambda: engine)
+    monkeypatch.setattr("difflm.fast.eight_bit.eight_bit_engine", lambda: engine)
     with turn(vnni=on):
         assert lacks_vnni() == (engine == "x86" and not on)
 

@@ -15,7 +15,7 @@ from difflm import Contains, Infill, Length, Pattern, TextDiffusion, UsageError,
 from difflm.app.cli import main
 from difflm.data.open_tokenizer import TokenizerFiles
 from difflm.errors import DifflmError
-from difflm.models.inference import Inference
+from difflm.fast.inference import Inference
 from difflm.models.open_models import load_network
 from difflm.networks.open_transformer import Shape
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from test_recorded_tokens import build_model
 
+from difflm.fast.inference import Inference, position_layers
+from difflm.fast.packed_weights import pack_layers
 from difflm.machine import turn
-from difflm.models.inference import Inference, position_layers
 from difflm.networks.transformer import Transformer
-from difflm.runtime.packed import pack_layers
 
 
 @pytest.fixture(autouse=True)

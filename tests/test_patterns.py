@@ -36,7 +36,7 @@ from difflm.data.tokenizers import Bpe, Characters
 from difflm.data.words import join_words
 from difflm.diffusion.base import Belief
 from difflm.errors import UsageError
-from difflm.models.recorded import capture_key, clone_tensors
+from difflm.fast.recorded import capture_key, clone_tensors
 
 LETTERS = "abA1 .\n-é"
 

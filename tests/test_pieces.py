@@ -27,8 +27,8 @@ from difflm.data.pretrained_tokenizer import PretrainedTokenizer
 from difflm.data.tokenizers import END, Bpe, Characters
 from difflm.data.words import split_words
 from difflm.errors import UsageError
+from difflm.fast.inference import Inference
 from difflm.methods import METHODS, TextSpec
-from difflm.models.inference import Inference
 
 TEXTS = [
     "The Mill is a cheap pub near Café Sicilia, 5pm, food for £30.",

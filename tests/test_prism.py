@@ -25,9 +25,9 @@ from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, DOUBTED
 from difflm.diffusion.samplers.loop import Sampler, SamplerInputs
 from difflm.diffusion.samplers.steps import StepState
 from difflm.errors import UsageError
+from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
-from difflm.models.inference import Inference
 from difflm.models.quality import QualityModel
 from difflm.training.run import load_run
 
@@ -166,7 +166,7 @@ def test_the_schedule_is_kept_given_words_stand_and_no_mask_is_left(steps, rate)
 
 def test_recorded_steps_are_those_of_the_plain_loop(monkeypatch):
     """A second batch is written by what the first one recorded, and nothing on the way asks the device."""
-    monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
+    monkeypatch.setattr("difflm.fast.recorded.CapturedFunction", Strict)
     model = build_model("mdlm", quality_head=True)
     nn.init.normal_(model.denoiser.quality.weight)
     monkeypatch.setitem(DISCRETE_STEPS, "prism", lambda now, rule=DISCRETE_STEPS["prism"]: rule(now, rate=2.0))

@@ -11,9 +11,9 @@ from test_repeated import Strict
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, Steering
-from difflm.models import recorded
-from difflm.models.inference import Inference
-from difflm.models.recorded_blocks import RecordedBlocks
+from difflm.fast import recorded
+from difflm.fast.inference import Inference
+from difflm.fast.recorded_blocks import RecordedBlocks
 
 WIDTH, ROWS = 20, 4
 RULES = ["first-hitting"]

@@ -10,10 +10,10 @@ from test_repeated import DEVICES, Strict, assert_alike
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, Steering
+from difflm.fast.inference import Inference, narrow_norms
 from difflm.methods import METHODS
 from difflm.methods.base import TextSpec
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import Inference, narrow_norms
 from difflm.networks.rotary import compute_rotations, rotate_halves, rotate_vectors
 from difflm.runtime.cuda_graphs import FLAG_DELAY, DelayedFlag
 from difflm.runtime.tensors import module_tensors
@@ -67,7 +67,7 @@ def test_recorded_frames_are_those_of_the_plain_loop(method, device, monkeypatch
     """By every step rule, with and without given words. A second batch is written by what the first one recorded, and
     nothing on the way asks the device."""
     if device == "cpu":
-        monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
+        monkeypatch.setattr("difflm.fast.recorded.CapturedFunction", Strict)
     inference = Inference(build_model(method).to(device))
     for sampler in inference.model.samplers:
         inference.clear_recorded()
@@ -82,7 +82,7 @@ def test_recorded_frames_are_those_of_the_plain_loop(method, device, monkeypatch
 @pytest.mark.parametrize("method", ["mdlm", "cmlm", "diffusion-nat"])
 def test_sources_are_read_anew_by_recorded_steps(method, device, monkeypatch):
     if device == "cpu":
-        monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
+        monkeypatch.setattr("difflm.fast.recorded.CapturedFunction", Strict)
     inference = Inference(build_model(method, source_longest=4, encoder_layers=1).to(device))
     written = [write_frames(inference, True, seed) for seed in (3, 4, 5)]
     assert len(inference._recorded.idle) == 1

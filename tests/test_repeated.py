@@ -25,6 +25,8 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
+from difflm.fast.inference import Inference, PaddedLinear, remember_times
+from difflm.fast.recorded import capture_key
 from difflm.generation.pipeline import TextDiffusion
 from difflm.machine import turn
 from difflm.models.base import Sampling
@@ -40,8 +42,6 @@ from difflm.models.batching import (
     max_batch_rows,
     pad_batch,
 )
-from difflm.models.inference import Inference, PaddedLinear, remember_times
-from difflm.models.recorded import capture_key
 from difflm.runtime.cuda_graphs import CapturedFunction
 from difflm.runtime.tensors import module_tensors, submodules
 
@@ -271,7 +271,7 @@ MANY = st.lists(st.tuples(WANTED, st.integers(1, 12), st.integers(1, 3)), min_si
 
 def test_tiles_of_a_gpu_are_written_by_what_was_recorded_before(tiny_runs, guide, monkeypatch):
     """Whatever is asked together: tiles as a GPU has them, every step as it would be recorded there."""
-    monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
+    monkeypatch.setattr("difflm.fast.recorded.CapturedFunction", Strict)
     monkeypatch.setattr("difflm.generation.jobs.make_batches", partial(make_batches, device_type="cuda"))
     monkeypatch.setattr("difflm.models.batching.SINGLE_BATCH_POSITIONS", 128)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).guided_by(guide)
@@ -362,7 +362,7 @@ def test_a_head_of_an_even_width_answers_the_same(monkeypatch, device, tiny_runs
     x, t = torch.randn(3, 8, lm.model.denoiser.codec.dim, device=device), torch.rand(3, device=device)
     found = []
     for even in (False, True):
-        monkeypatch.setattr("difflm.models.inference.is_on_gpu", lambda network, even=even: even)
+        monkeypatch.setattr("difflm.fast.inference.is_on_gpu", lambda network, even=even: even)
         writer = Inference(lm.model, torch.bfloat16).denoiser
         assert isinstance(writer.network.head, PaddedLinear) == even
         with torch.no_grad():
@@ -534,7 +534,7 @@ def test_times_are_remembered_but_not_read_while_a_step_is_recorded():
 @pytest.mark.parametrize("on", [True, False])
 def test_steps_are_recorded_with_packed_weights_and_without(monkeypatch, tiny_runs, on):
     """The copy whose weights are packed remembers times; which only ARM's library made, and a recorder refused."""
-    monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
+    monkeypatch.setattr("difflm.fast.recorded.CapturedFunction", Strict)
     with turn(packed_weights=on):
         lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32)
         assert_alike(walked(lm, True), walked(lm, False))
@@ -554,7 +554,7 @@ BUNDLED: list[list[Any]] = [
 @pytest.mark.long
 @pytest.mark.parametrize("controls", BUNDLED, ids=str)
 def test_every_step_of_the_bundled_model_can_be_recorded(monkeypatch, bundled, controls):
-    monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
+    monkeypatch.setattr("difflm.fast.recorded.CapturedFunction", Strict)
     bundled.inference._recorded.clear()
     bundled.inference.record = True
     made = [bundled.generate(2, seed=seed, controls=controls, steps=5) for seed in (1, 2)]
@@ -570,13 +570,13 @@ def bundled() -> TextDiffusion:
 
 @pytest.mark.parametrize("more", SETTINGS[:-2], ids=str)
 def test_every_setting_can_be_recorded(monkeypatch, tiny_runs, more):
-    monkeypatch.setattr("difflm.models.recorded.CapturedFunction", Strict)
+    monkeypatch.setattr("difflm.fast.recorded.CapturedFunction", Strict)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32)
     assert [len(walked(lm, True, **more)) for _ in range(2)] == [6, 6]
 
 
 def test_taking_over_weights_can_be_recorded(monkeypatch, tiny_runs):
-    monkeypatch.setattr("difflm.models.inference.CapturedFunction", Strict)
+    monkeypatch.setattr("difflm.fast.inference.CapturedFunction", Strict)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
     lm.inference.dtype = torch.bfloat16
     for _ in range(3):

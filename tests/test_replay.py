@@ -16,10 +16,10 @@ from difflm.controls.plan import steering_for
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import SamplerInputs
 from difflm.diffusion.timesteps import StepSpan
+from difflm.fast.inference import MAX_RECORDED
+from difflm.fast.recorded import RecordedSampler
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import make_batches
-from difflm.models.inference import MAX_RECORDED
-from difflm.models.recorded import RecordedSampler
 from difflm.runtime.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunction, GraphPool, exclusive_capture
 
 assert tiny_runs and guide  # fixtures

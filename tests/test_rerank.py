@@ -33,15 +33,15 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.errors import UsageError, speak_command
+from difflm.fast.inference import Inference
+from difflm.fast.repairs import GROWTH, OFFSETS, expect_nearby, repair_rows
 from difflm.generation.jobs import Ids
 from difflm.generation.ranking import TOKEN_DRAWS, VECTOR_DRAWS, make_ranking
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Sampling
 from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import Inference
 from difflm.models.lengths import DrawnFromSource
-from difflm.models.repairs import GROWTH, OFFSETS, expect_nearby, repair_rows
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 
@@ -256,7 +256,7 @@ def test_a_captured_score_reads_each_source_once(candidates, repairs, monkeypatc
         return [one.nats_per_token for group in ranking.read_versions(range(len(ids)), ids) for one in group]
 
     apart = costs()
-    for module in ("difflm.runtime.cuda_graphs", "difflm.models.repairs"):
+    for module in ("difflm.runtime.cuda_graphs", "difflm.fast.repairs"):
         monkeypatch.setattr(f"{module}.CapturedFunction", Strict)
     twin.inference.record, read, encode = True, [], twin.model.network.encode
     monkeypatch.setattr(twin.model.network, "encode", lambda ids, mask: read.append(len(ids)) or encode(ids, mask))
@@ -545,7 +545,7 @@ class PlainRepairs:
 @pytest.mark.parametrize("captured", [False, True])
 def test_repairs_are_those_of_a_plain_loop(doubt, repairs, captured, monkeypatch):
     """With and without what the writer expects, captured and not: the same texts, costs and numbers of readings."""
-    monkeypatch.setattr("difflm.models.repairs.CapturedFunction", Strict)
+    monkeypatch.setattr("difflm.fast.repairs.CapturedFunction", Strict)
     writer, twin = build("cmlm"), build("encoder-decoder")
     follow = 2 * torch.randn(LETTERS.size, LETTERS.size, generator=torch.Generator().manual_seed(0))
     network = twin.model.read  # a word depends little on the one before it, so that is added
@@ -633,7 +633,7 @@ def test_texts_that_are_written_greedily_are_settled_and_others_become_so(record
 def test_captured_readings_repair_as_others_do(compiled, monkeypatch):
     """One text or several, of several widths and numbers of repairs, after a change of weights too. Of compiled ones
     this tests what is traced."""
-    monkeypatch.setattr("difflm.models.repairs.CapturedFunction", Strict)
+    monkeypatch.setattr("difflm.fast.repairs.CapturedFunction", Strict)
     monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
     twin = build("encoder-decoder")
     plain, captured = Inference(twin.model, record=False), Inference(twin.model, record=True, compiled=compiled)
@@ -652,7 +652,7 @@ def test_captured_readings_repair_as_others_do(compiled, monkeypatch):
 
 def test_captured_readings_in_another_dtype_follow_the_weights(monkeypatch):
     """By a copy of the model, which is brought up to date for every request; compiled or not is told apart."""
-    monkeypatch.setattr("difflm.models.repairs.CapturedFunction", Strict)
+    monkeypatch.setattr("difflm.fast.repairs.CapturedFunction", Strict)
     monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
     twin = build("encoder-decoder")
     ids, source, sizes = torch.randint(4, LETTERS.size, (2, 3, 5)), torch.randint(4, 9, (3, 4)), torch.tensor([5, 3, 4])
@@ -675,7 +675,7 @@ def test_captured_readings_in_another_dtype_follow_the_weights(monkeypatch):
 def test_repairs_are_chosen_where_the_ranking_model_finds_them_likelier(monkeypatch):
     """All versions of all candidates compete, each reading counts as a call, and nothing gets worse if what the writer
     expects has no weight. It is asked once for each candidate."""
-    monkeypatch.setattr("difflm.models.repairs.WEIGHT", 0.0)
+    monkeypatch.setattr("difflm.fast.repairs.WEIGHT", 0.0)
     writer, twin = build("cmlm"), build("encoder-decoder")
     asked = {"candidates": 3, "rank": twin, "steps": 2}
     plain, mended = (writer.generate(source=ASKED, **asked, repairs=count) for count in (0, 9))
@@ -687,7 +687,7 @@ def test_repairs_are_chosen_where_the_ranking_model_finds_them_likelier(monkeypa
     assert all(3 <= count <= 30 for count in more) and max(more) > 3
     alone = [writer.generate(source=source, **asked, repairs=9)[0].text for source in ASKED]
     assert alone[0] == mended[0].text  # of the same seed and number
-    monkeypatch.setattr("difflm.models.repairs.WEIGHT", 3.0)
+    monkeypatch.setattr("difflm.fast.repairs.WEIGHT", 3.0)
     heard = writer.generate(source=ASKED, **asked, repairs=9)
     assert [text.text for text in heard] != [text.text for text in mended]
 

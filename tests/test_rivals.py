@@ -22,6 +22,7 @@ from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import UsageError
+from difflm.fast.master_weights import MasterWeights
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import DECODERS, ControlDecoder, register
 from difflm.methods.rivals.fudge import Fudge
@@ -29,7 +30,6 @@ from difflm.methods.rivals.prefix_classifier import LENGTH, PrefixClassifier, wi
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
 from difflm.training.classifier import PrefixLearner
-from difflm.training.master_weights import MasterWeights
 
 assert tiny_runs  # a fixture
 

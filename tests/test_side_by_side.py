@@ -10,8 +10,8 @@ from tiny import tiny_runs
 
 from difflm.controls import Field, Label, Length
 from difflm.diffusion.noise import Noise
+from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
-from difflm.models.inference import Inference
 from difflm.networks.transformer import Transformer
 from difflm.runtime.tensors import module_tensors
 

@@ -13,12 +13,12 @@ from tiny import tiny_run
 from difflm.app.bench import SMALL
 from difflm.data.batches import Batch
 from difflm.diffusion.precision import avoid_onednn
+from difflm.fast.master_weights import MasterWeights
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Losses, Trainable
 from difflm.networks.bert import PostNormBlock
 from difflm.runtime.tensors import dequantise_rows, load_tensors, quantise_rows, save_tensors
 from difflm.training.ema import Ema
-from difflm.training.master_weights import MasterWeights
 from difflm.training.recipe import check
 from difflm.training.run import read_config
 from difflm.training.trainer import Trainer, Validation, drop_records_after

@@ -14,9 +14,9 @@ from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import draw_by_inverse_cdf, left_to_right, truncate_logits
 from difflm.diffusion.samplers.loop import Steering
+from difflm.fast.inference import MAX_DECODERS, Inference
 from difflm.models.autoregressive import BANNED, Autoregressive
 from difflm.models.base import Sampling
-from difflm.models.inference import MAX_DECODERS, Inference
 
 VOCABULARY = 7  # the four specials and three words
 WORDS = [4, 5, 6]

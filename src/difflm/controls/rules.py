@@ -17,7 +17,7 @@ from difflm.diffusion.processes.discrete import CERTAIN
 from difflm.diffusion.samplers.loop import impose_tokens
 
 if TYPE_CHECKING:
-    from difflm.controls.kernel_chain import KernelChain
+    from difflm.fast.kernel_chain import KernelChain
 
 SMOOTH = 0.01  # of a word's count, over all labels: unseen labels are not impossible
 

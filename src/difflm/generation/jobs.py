@@ -23,6 +23,8 @@ from difflm.diffusion.samplers.discrete_steps import ORDERED, SURE
 from difflm.diffusion.samplers.loop import Frame
 from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import DifflmError, UsageError, suggest
+from difflm.fast.float32 import avoid_float64
+from difflm.fast.inference import Inference
 from difflm.generation.texts import Draft as Draft
 from difflm.generation.texts import Generation as Generation
 from difflm.machine import is_on
@@ -30,10 +32,8 @@ from difflm.methods.rivals import ControlDecoder
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import Inference
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
 from difflm.networks import Transformer
-from difflm.runtime.float32 import avoid_float64
 from difflm.runtime.threads import IsStopped, check_process, run_parallel
 
 MOST_TEXTS = 1_000_000

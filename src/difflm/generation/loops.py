@@ -21,12 +21,12 @@ from difflm.controls.plan import steering_for
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED
 from difflm.diffusion.timesteps import StepSpan
+from difflm.fast.joinable import JoinableSampler, fresh_states
 from difflm.generation.jobs import BatchProgress, Generation, GenerationJob, batch_key, finished_rows, run_batch
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import ControlDecoder
 from difflm.models.batching import ALONE, WIDTH, Row, SampleBatch, batch_rows, max_batch_rows, pad_batch
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.joinable import JoinableSampler, fresh_states
 
 SHARED_WIDTH = 64  # up to this many positions, texts of all lengths share a GPU's batch
 GROWTH = 4  # a GPU's batch has 1, 4, 16 … rows: each size is captured once

@@ -19,6 +19,7 @@ from difflm.data.tokenizers import UNK, Tokenizer, Words
 from difflm.data.words import split_words
 from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import UsageError
+from difflm.fast.inference import Inference
 from difflm.generation.drafts import read_drafts
 from difflm.generation.jobs import (
     BatchProgress,
@@ -51,7 +52,6 @@ from difflm.methods.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import SampleBatch
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import Inference
 from difflm.runtime.threads import check_process
 from difflm.training.classifier import heads_of, load_guide
 

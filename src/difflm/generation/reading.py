@@ -14,12 +14,12 @@ from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError, is_unicode
+from difflm.fast.inference import Inference
 from difflm.generation.texts import Repaired, TokenBelief
 from difflm.models.base import LanguageModel
 from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.block_diffusion import BlockDiffusion
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.inference import Inference
 from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
 from difflm.runtime.threads import check_process
 

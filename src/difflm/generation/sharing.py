@@ -11,9 +11,9 @@ import torch
 from difflm.data.chat import Chat
 from difflm.data.tokenizers import Tokenizer
 from difflm.errors import UsageError
+from difflm.fast.inference import Inference
 from difflm.generation.jobs import check_device, check_dtype, check_eight_bits, check_sampling, fastest_dtype
 from difflm.models.base import LanguageModel
-from difflm.models.inference import Inference
 from difflm.models.open_models import find_open_model, load_open_model
 from difflm.runtime.files import OF_WEIGHTS, explain_write_errors, write_checked
 from difflm.runtime.hub import fetch_from_hub, is_hub_name, push_to_hub

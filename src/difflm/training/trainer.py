@@ -20,6 +20,8 @@ from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise, fold_counter
 from difflm.diffusion.precision import avoid_onednn
 from difflm.errors import DifflmError
+from difflm.fast.graph_capture import CapturedGradients, Gradients
+from difflm.fast.master_weights import MasterWeights
 from difflm.models.base import LanguageModel, Likelihood, Losses, Trainable, sum_losses
 from difflm.runtime.distributed import current, on_loss
 from difflm.runtime.files import append_line, keep_lock, sync_path
@@ -34,8 +36,6 @@ from difflm.training.checkpoints import (
     save_weights,
 )
 from difflm.training.ema import Ema
-from difflm.training.graph_capture import CapturedGradients, Gradients
-from difflm.training.master_weights import MasterWeights
 from difflm.training.pace import StepPace
 from difflm.training.recipe import Recipe
 from difflm.training.resuming import drop_records_after

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from difflm.fast.master_weights import MasterWeights, Weight
 from difflm.runtime.cuda_graphs import CapturedFunction
 from difflm.runtime.kernels import has_kernel
 from difflm.training.ema import Ema
-from difflm.training.master_weights import MasterWeights, Weight
 from difflm.training.recipe import Recipe
 from difflm.training.sharding import WARP
 
@@ -56,7 +56,7 @@ class Update:
     # -- fused --------------------------------------------------------------------------------------------------------
 
     def _apply_fused(self, step: int, buffers: Hashable) -> None:
-        from difflm.runtime.kernels.fused_adamw import step_coefficients
+        from difflm.fast.kernels.fused_adamw import step_coefficients
 
         ema_weight = self.ema.ema_weight(step)
         rows = [
@@ -71,7 +71,7 @@ class Update:
 
     def _capture(self) -> CapturedFunction:
         """Capture the fused update for the gradients' current memory."""
-        from difflm.runtime.kernels.fused_adamw import FusedAdamWEma, WeightState
+        from difflm.fast.kernels.fused_adamw import FusedAdamWEma, WeightState
 
         averages = dict(self.ema.model.named_parameters())
         updates = []

@@ -12,8 +12,8 @@ from difflm.machine import is_on
 if TYPE_CHECKING:
     import torch
 
-    from difflm.controls.kernel_chain import KernelChain
     from difflm.diffusion.forward_backward import TokenChain
+    from difflm.fast.kernel_chain import KernelChain
 
 CHUNK = 32  # tokens of one class that are summed at once
 
@@ -23,7 +23,7 @@ def chain_of(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain |
     plain = plain_chain(automaton, device)
     if device.type != "cuda" or not is_on("triton"):
         return plain
-    from difflm.controls.kernel_chain import MOST
+    from difflm.fast.kernel_chain import MOST
 
     if max(len(automaton.classes), len(automaton.table)) > MOST:
         return plain
@@ -36,7 +36,7 @@ def kernel_chain(automaton: TokenAutomaton, plain: "TokenChain", device: "torch.
     """The chain whose sums are kernels over flat lists."""
     import torch
 
-    from difflm.controls.kernel_chain import KernelChain
+    from difflm.fast.kernel_chain import KernelChain
 
     edges, members = join_transitions(automaton.edges)
     tokens = np.column_stack([np.arange(len(automaton.classes)), automaton.classes])

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from difflm.controls.kernel_chain import KernelChain
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.forward_backward import TokenChain
     from difflm.diffusion.samplers.loop import Transform
+    from difflm.fast.kernel_chain import KernelChain
 
     Chains = dict[torch.device, TokenChain | KernelChain]  # by device: all batches share one automaton
 

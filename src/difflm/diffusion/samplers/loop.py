@@ -128,7 +128,7 @@ class SamplerInputs:
     step_counter: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     warp: TimeSampler | None = None
     known: Tensor | None = None  # [B, L] tokens that are in every state, FREE elsewhere; None: a state has no tokens
-    places: int = 0  # positions per text for which a step computes logits (`models/few_places.py`); 0: all
+    places: int = 0  # positions per text for which a step computes logits (`fast/few_places.py`); 0: all
 
     def draw_noise(self, step: int | Tensor) -> Tensor:
         """Random numbers of a step, or of several, [N, 1], at once."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.forward_backward import IMPOSSIBLE, TokenChain
-from difflm.runtime.kernels import automaton_scan as kernels
+from difflm.fast.kernels import automaton_scan as kernels
 
 MOST = 16_384  # the most tokens or transitions that one program holds
 
@@ -17,7 +17,7 @@ Listed = tuple[Tensor, Tensor]
 @dataclass(frozen=True)
 class KernelChain:
     """Computes the same as `plain`, without gradients. Lists of tokens, of transitions and of which classes belong to
-    which of the `unions` are those of `runtime/kernels/automaton_scan.py`."""
+    which of the `unions` are those of `fast/kernels/automaton_scan.py`."""
 
     plain: TokenChain
     unions: int

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from difflm.diffusion.samplers.loop import Frame, SamplerInputs
-from difflm.models.recorded import clone_tensors, copy_into, paired_tensors, stack_levels
+from difflm.fast.recorded import clone_tensors, copy_into, paired_tensors, stack_levels
 from difflm.runtime.cuda_graphs import CapturedFunction, compile_whole
 
 

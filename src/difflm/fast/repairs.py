@@ -12,9 +12,9 @@ from difflm.data.tokenizers import END, PAD
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.samplers.loop import Memory
+from difflm.fast.recorded import clone_tensors, copy_into
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.lengths import LengthPolicy
-from difflm.models.recorded import clone_tensors, copy_into
 from difflm.runtime.cuda_graphs import CapturedFunction, DelayedFlag, compile_whole
 
 GROWTH = 8  # words that repairs may add to a text

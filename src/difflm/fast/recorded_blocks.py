@@ -16,8 +16,8 @@ from difflm.diffusion.base import Belief, Levels
 from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.samplers.discrete_steps import gibbs
 from difflm.diffusion.samplers.loop import BanTokens, ImposeTokens, SamplerInputs, Temperature
+from difflm.fast.recorded import RecordedSampler, can_capture
 from difflm.models.block_diffusion import BlockwiseDenoiser
-from difflm.models.recorded import RecordedSampler, can_capture
 from difflm.networks.rotary import compute_rotations
 from difflm.networks.transformer import Slots, Transformer
 

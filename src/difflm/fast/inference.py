@@ -18,21 +18,21 @@ from difflm.diffusion.denoiser import Denoiser, cast_linears
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
+from difflm.fast.eight_bit import use_eight_bits
+from difflm.fast.few_places import ask_few_places
+from difflm.fast.joinable import JoinableSampler, RowStates
+from difflm.fast.packed_weights import pack_layers
+from difflm.fast.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
+from difflm.fast.recorded_blocks import recorder_of
+from difflm.fast.repairs import GROWTH, Repairs, expect_nearby, unwritten_log_probs
 from difflm.machine import is_on
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import WIDTH
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.few_places import ask_few_places
-from difflm.models.joinable import JoinableSampler, RowStates
 from difflm.models.latent_diffusion import LatentDiffusion
-from difflm.models.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
-from difflm.models.recorded_blocks import recorder_of
-from difflm.models.repairs import GROWTH, Repairs, expect_nearby, unwritten_log_probs
 from difflm.networks.transformer import Transformer
 from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, is_capturing, records_steps
-from difflm.runtime.eight_bit import use_eight_bits
-from difflm.runtime.packed import pack_layers
 from difflm.runtime.tensors import module_tensors, storage_addresses, submodules
 
 T = TypeVar("T")

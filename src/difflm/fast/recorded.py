@@ -13,9 +13,9 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.samplers.left_to_right import BeamState, decoding_state
 from difflm.diffusion.samplers.loop import BoundDenoiser, Frame, Memory, SamplerInputs
+from difflm.fast.few_places import write_places
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
-from difflm.models.few_places import write_places
 from difflm.networks.rotary import compute_rotations
 from difflm.networks.transformer import Slots
 from difflm.runtime.cuda_graphs import CapturedFunction, compile_whole
