@@ -52,4 +52,4 @@ bench: .venv/.ready
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src browser tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

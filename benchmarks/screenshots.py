@@ -37,7 +37,7 @@ def main() -> None:
                     take_studio(browser, address, width, theme, asked.out / f"studio-{width}-{theme}.png")
         with tempfile.TemporaryDirectory() as folder:
             demo = Path(folder) / "demo"
-            subprocess.run([sys.executable, "-m", "difflm", "studio", MODEL, "--static", str(demo)], check=True)
+            subprocess.run([sys.executable, "-m", "browser.export", MODEL, str(demo)], check=True)
             with started("-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "-d", str(demo)) as address:
                 take_demo(browser, address, asked.out / "browser-1600-light.png")
         browser.close()

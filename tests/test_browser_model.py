@@ -18,8 +18,7 @@ import torch
 from browsing import axe_faults, load_axe
 from tiny import tiny_run, tiny_runs
 
-from difflm.app.cli import main
-from difflm.app.demo.export import HERE, pack_weights, write_page
+from browser.export import HERE, main, pack_weights, write_page
 from difflm.controls import Control, Infill, Length
 from difflm.data.tokenizers import SPECIALS, Words
 from difflm.data.words import join_words, split_words
@@ -46,7 +45,7 @@ WEIRD = [
 def test_the_kernels_are_those_of_their_source():
     """A section of the file says which source it was compiled of."""
     digest = hashlib.sha256((HERE / "kernels.c").read_bytes()).digest()
-    assert (HERE / "kernels.wasm").read_bytes().endswith(b"\x06source" + digest), "python -m benchmarks.browser_kernels"
+    assert (HERE / "kernels.wasm").read_bytes().endswith(b"\x06source" + digest), "python -m browser.compile_kernels"
 
 
 def test_the_folder_is_whole_and_refers_to_nothing_outside(tmp_path):
@@ -80,8 +79,8 @@ def test_what_a_page_cannot_run_is_refused_in_a_line(tiny_runs, tmp_path, capsys
     run = str(tiny_runs["difflm"])
     page.mkdir()
     (page / "mine.txt").write_text("mine")
-    for asked in ([run, "--static", str(page)], [run, run, "--static", str(tmp_path / "other")]):
-        assert main(["studio", *asked]) == 2
+    for asked in ([run, str(page)], ["nobody", str(tmp_path / "other")]):
+        assert main(asked) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["page"] and [path.name for path in page.iterdir()] == [
         "mine.txt"

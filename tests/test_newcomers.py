@@ -164,7 +164,6 @@ MISTAKES = {
     "evaluate e2e --task seq2seq": "trained on texts without sources",
     "compare --methods difflm data=nowhere.txt": "nowhere.txt does not exist",
     "compare --methods difflm data=my.txt --minutes 0": "--minutes must be greater than 0",
-    "studio --static my.txt": "--static: my.txt already exists",
 }
 
 

@@ -3,7 +3,6 @@
 import importlib.util
 import ipaddress
 import re
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,16 +36,9 @@ def studio(
         list[str] | None,
         option("Allow pages of this origin to send requests, such as https://example.org; repeatable.", "ORIGIN"),
     ] = None,
-    static: Annotated[
-        Path | None,
-        option("No server: write a page that runs the model in the browser into this new directory.", "DIR"),
-    ] = None,
     device: Device = "auto",
 ) -> None:
     """Serve the page and the HTTP API on this machine, until Ctrl-C."""
-    if static is not None:
-        write_static(models or DEFAULT[:1], static)
-        return
     if not 0 <= port < 65536:
         raise UsageError(f"--port must be between 0 and 65535, not {port}.")
     if token is not None and (not token.strip() or not token.isascii() or token != token.strip()):
@@ -75,15 +67,3 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def write_static(models: list[str], folder: Path) -> None:
-    if len(models) > 1:
-        raise UsageError(f"--static writes the page of one model, not of {len(models)}.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"--static: {folder} already exists and is not empty: remove it, or choose another directory.")
-    check_names("cpu", *models)
-    from difflm.app.demo.export import write_page
-
-    size = write_page(load_model(models[0], "cpu"), models[0], folder)
-    note(f"{folder}: {size / 2**20:.1f} MiB, for any static web server. To see it: python -m http.server -d {folder}")

@@ -1,7 +1,7 @@
-"""Compile the arithmetic of the page that runs a model in the browser: kernels.c to kernels.wasm, which the package
-holds, so that nobody else needs a compiler. A section of the file says which source it was made of.
+"""Compile the arithmetic of the page that runs a model in the browser: kernels.c to kernels.wasm, which lies
+beside it, so that nobody else needs a compiler. A section of the file says which source it was made of.
 
-pip install ziglang && python -m benchmarks.browser_kernels
+pip install ziglang && python -m browser.compile_kernels
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from difflm.app.demo.export import HERE
+from browser.export import HERE
 from difflm.runtime.files import write_atomic
 
 FLAGS = ["-target", "wasm32-freestanding", "-O3", "-msimd128", "-mbulk-memory", "-nostdlib", "-Wl,--no-entry"]

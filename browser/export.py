@@ -1,17 +1,23 @@
-"""Write the directory: the page, its scripts, the kernels, and a model whose matrices have eight bits per weight.
+"""Write the page that runs a model in the browser: `python -m browser.export english demo`.
+
+The directory holds the page, its scripts, the kernels, and a model whose matrices have eight bits per weight.
 
 WebAssembly of our own instead of a runtime for exported graphs: eight kilobytes of kernels do what these networks need,
 and the loop, the noise and the words have to be written for the browser in any case.
 """
 
+import argparse
 import json
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from difflm.app.commands.options import check_names, report_errors
+from difflm.app.console import note
 from difflm.app.studio.examples import EXAMPLES
 from difflm.app.studio.player import HERE as STUDIO
 from difflm.app.studio.player import read_page
@@ -43,7 +49,7 @@ WIDEST = 16384  # inputs of a layer (kernels.c)
 def write_page(lm: TextDiffusion, name: str, folder: Path) -> int:
     """Write the page of a model into a new directory, completely or not at all; return its size in bytes."""
     config, tensors = describe_model(lm, name), pack_weights(lm)
-    with explain_write_errors(folder, "--static"):
+    with explain_write_errors(folder, "FOLDER"):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{folder} already exists and is not empty: remove it, or choose another directory.")
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -173,3 +179,18 @@ def pack_weights(lm: TextDiffusion) -> dict[str, Tensor]:
     own = {name: tensor for name, tensor in own.items() if name.startswith(("denoiser.network.", "denoiser.codec."))}
     vectors = {"denoiser.codec.raw": codec.table().detach().float().cpu()} if isinstance(codec, Embedding) else {}
     return {**quantise_rows({name: one for name, one in own.items() if name not in vectors}), **vectors}
+
+
+@report_errors
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser("browser.export", description=__doc__.splitlines()[0])
+    parser.add_argument("model", metavar="MODEL", help="a bundled model, or the directory of a run")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="a new directory, for any static web server")
+    asked = parser.parse_args(argv)
+    check_names("cpu", asked.model)
+    size = write_page(TextDiffusion.from_pretrained(asked.model), asked.model, asked.folder)
+    note(f"{asked.folder}: {size / 2**20:.1f} MiB. To see it: python -m http.server -d {asked.folder}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

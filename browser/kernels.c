@@ -1,5 +1,5 @@
 // The arithmetic of the page: products with weights of eight bits, norms, attention, probabilities, and the noise of
-// diffusion/noise.py. Compiled to kernels.wasm by `python -m benchmarks.browser_kernels`, which nobody else needs.
+// diffusion/noise.py. Compiled to kernels.wasm by `python -m browser.compile_kernels`, which nobody else needs.
 //
 // Matrices are of float32 and lie row by row. Weights are [out, in], of eight bits with one scale a row, or of float32
 // without; `in` is a multiple of 4, and at most WIDEST.
