@@ -38,7 +38,7 @@ lint: .venv/.ready
 	$(BIN)/mypy
 
 bench: .venv/.ready
-	$(BIN)/python -m benchmarks.sampling
+	$(BIN)/python -m benchmarks.speed.sampling
 
 .venv/.ready: pyproject.toml constraints.txt hashes.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

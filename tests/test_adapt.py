@@ -8,10 +8,10 @@ import pytest
 import torch
 from open_checkpoints import write_model, write_tokenizer
 
-from benchmarks import adapt, english, english_texts
-from benchmarks.adapt import Teacher, join, split
-from benchmarks.english_texts import Source
-from benchmarks.timed import read_results
+from benchmarks.assets import adapt, english, english_texts
+from benchmarks.assets.adapt import Teacher, join, split
+from benchmarks.assets.english_texts import Source
+from benchmarks.tables.timed import read_results
 from difflm.data.tokenizers import SPECIALS
 from difflm.training import fit
 from difflm.training.run import read_config

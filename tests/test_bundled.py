@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from tiny import change_json
 
-from benchmarks.english_texts import SOURCES
-from benchmarks.export_run import export_run
+from benchmarks.assets.english_texts import SOURCES
+from benchmarks.assets.export_run import export_run
 from difflm.controls import Field, Tags
 from difflm.data.text_metrics import distinct_n
 from difflm.data.tokenizers import UNK

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hashes import find_wheels, missing_wheels, read_pins
+from benchmarks.assets.hashes import find_wheels, missing_wheels, read_pins
 
 ROOT = Path(__file__).parent.parent
 HASHES = ROOT / "hashes.txt"

@@ -378,7 +378,7 @@ def test_actors_of_ray_write_the_texts_of_generate(tmp_path, tiny_runs, monkeypa
     assert (tmp_path / "ray.txt").read_text() == (tmp_path / "one.txt").read_text() and batches == [2, 1]
 
 
-scale = pytest.importorskip("benchmarks.scale", reason="run from the repository's root")
+scale = pytest.importorskip("benchmarks.speed.scale", reason="run from the repository's root")
 
 
 @pytest.mark.parametrize(

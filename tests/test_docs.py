@@ -24,8 +24,8 @@ import typer
 from test_sentence_classifier import make_classifier
 from tiny import write_grammar, write_stories
 
-from benchmarks.command_reference import PAGE as REFERENCE
-from benchmarks.command_reference import write_reference
+from benchmarks.assets.command_reference import PAGE as REFERENCE
+from benchmarks.assets.command_reference import write_reference
 from difflm.annotators.parser import own_parser, parse_texts
 from difflm.annotators.trees import phrases, shapes
 from difflm.app.cli import app, main
@@ -237,7 +237,7 @@ def write_e2e(folder: Path) -> None:
 
 
 def write_labels(folder: Path, home: Path) -> None:
-    """Labels of the texts in `folder`, by those who check: what `benchmarks/label_e2e.py` makes, in one file."""
+    """Labels of the texts in `folder`, by those who check: what `benchmarks/assets/label_e2e.py` makes, in one file."""
     pairs = [pair for split in ("train", "valid") for pair in read_e2e(folder / f"{split}.txt")]
     words = [split_words(pair.text) for pair in pairs]
     tags, trees = checking_tagger().tags(words), parse_texts(own_parser(), words)
@@ -550,7 +550,7 @@ def test_every_verb_has_a_page_and_every_option_is_told() -> None:
 
 
 def test_the_reference_says_what_the_command_says() -> None:
-    """`python -m benchmarks.command_reference` writes it again."""
+    """`python -m benchmarks.assets.command_reference` writes it again."""
     assert write_reference() == REFERENCE.read_text(encoding="utf-8")
 
 

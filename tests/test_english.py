@@ -7,10 +7,27 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import english, english_texts
-from benchmarks.english import GAPS, WINDOW, find_fills, hash_windows, join_sources, put_fills, read_row, share_copied
-from benchmarks.english_texts import SIZES, Source, cut_passages, is_prose, prepare, read_passages, split_sentences
-from benchmarks.timed import read_results
+from benchmarks.assets import english, english_texts
+from benchmarks.assets.english import (
+    GAPS,
+    WINDOW,
+    find_fills,
+    hash_windows,
+    join_sources,
+    put_fills,
+    read_row,
+    share_copied,
+)
+from benchmarks.assets.english_texts import (
+    SIZES,
+    Source,
+    cut_passages,
+    is_prose,
+    prepare,
+    read_passages,
+    split_sentences,
+)
+from benchmarks.tables.timed import read_results
 
 PARAGRAPH = (
     "Mr. Hill came home at 5.30 p.m. today. “Where is J. Hill?” he asked. Nobody knew! The dog (an old one) slept. "

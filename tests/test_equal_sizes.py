@@ -6,8 +6,8 @@ from difflm.methods import TextSpec
 from difflm.runtime.tensors import SkipInit
 from difflm.training.recipe import load_recipe
 
-language = pytest.importorskip("benchmarks.language", reason="run from the repository's root")
-seq2seq = pytest.importorskip("benchmarks.seq2seq")
+language = pytest.importorskip("benchmarks.tables.language", reason="run from the repository's root")
+seq2seq = pytest.importorskip("benchmarks.tables.seq2seq")
 WORDS = 821  # of E2E
 TWINS = {"multi30k": 12.14e6, "e2e": 8.17e6}  # parameters of the left-to-right twin
 # Sized for many words, and so in docs/seq2seq.md: where words are few, these are larger than the others.

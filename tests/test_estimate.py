@@ -9,8 +9,8 @@ from difflm.methods import METHODS, TextSpec
 from difflm.training.estimate import estimate_training
 from difflm.training.recipe import load_recipe
 
-large = pytest.importorskip("benchmarks.large", reason="run from the repository's root")
-speed_rows = pytest.importorskip("benchmarks.speed_rows")
+large = pytest.importorskip("benchmarks.speed.large", reason="run from the repository's root")
+speed_rows = pytest.importorskip("benchmarks.speed.rows")
 
 CHANGES = ["data=my.txt", "model.layers=2", "model.hidden=32", "model.heads=2", "vocabulary=300", "longest=16"]
 

@@ -205,7 +205,7 @@ def test_a_short_run_on_a_gpu_is_not_compiled(pairs):
 
 @pytest.mark.long
 def test_the_benchmark_goes_on_where_it_stopped(tiny_runs, tmp_path, capsys):
-    few_steps = pytest.importorskip("benchmarks.few_steps", reason="run from the repository's root")
+    few_steps = pytest.importorskip("benchmarks.assets.few_steps", reason="run from the repository's root")
     argv = ["--out", str(tmp_path), "--device", "cpu", "--teacher", str(tiny_runs["difflm"]), "--no-measuring"]
     argv += ["--pairs", "20", "--pair-steps", "2", "--steps", "2", "batch_size=4", "warmup=0", "widths=[]"]
     argv += ["--students", "coupled-behind,again"]

@@ -209,12 +209,12 @@ def test_recorded_jumps_are_those_of_the_plain_loop(monkeypatch):
 @pytest.mark.long
 def test_the_benchmark_trains_and_goes_on_where_it_stopped(tiny_runs, tmp_path):
     """Pairs and a student, in processes of their own; a row for each number of steps and level of variety."""
-    benchmark = pytest.importorskip("benchmarks.flow_map", reason="run from the repository's root")
+    benchmark = pytest.importorskip("benchmarks.assets.flow_map", reason="run from the repository's root")
     teacher, root = tiny_runs["difflm"], Path(benchmark.__file__).parents[1]
     argv = ["--out", str(tmp_path), "--device", "cpu", "--teacher", str(teacher), "--only", "map-coupled"]
     argv += ["--minutes", "0.02", "--pairs", "40", "--samples", "20", "--at", "1,2", "--levels", "1,0.8:0.9"]
     argv += ["batch_size=8", "warmup=0", "widths=[]"]
-    subprocess.run([sys.executable, "-m", "benchmarks.flow_map", *argv], cwd=root, check=True)
+    subprocess.run([sys.executable, "-m", "benchmarks.assets.flow_map", *argv], cwd=root, check=True)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert {(row["model"], row["sampler"]) for row in rows} == {("map-coupled", "jump")} and len(rows) == 4
     assert {(row["temperature"], row["noise_temperature"]) for row in rows} == {(1.0, 1.0), (0.8, 0.9)}
@@ -223,7 +223,7 @@ def test_the_benchmark_trains_and_goes_on_where_it_stopped(tiny_runs, tmp_path):
 
 
 def test_models_are_compared_where_they_are_equally_varied():
-    benchmark = pytest.importorskip("benchmarks.flow_map", reason="run from the repository's root")
+    benchmark = pytest.importorskip("benchmarks.assets.flow_map", reason="run from the repository's root")
     rows = [{"distinct_4": d, "judge_nats_per_token": j} for d, j in ((0.4, 1.0), (0.6, 2.0), (0.5, 1.4))]
     assert benchmark.judge_at(rows, 0.45) == pytest.approx(1.2)
     assert benchmark.judge_at(rows, 0.3) is None is benchmark.judge_at(rows, 0.7)

@@ -7,7 +7,7 @@ import torch
 from oracles import JOINT
 from test_guidance import EXACT
 
-from benchmarks import candidates
+from benchmarks.tables import candidates
 from difflm import Field, Tags, TextDiffusion, Tree
 from difflm.controls.guidance import ORIGINAL
 from difflm.evaluation.control import Protocol
@@ -68,7 +68,7 @@ def test_of_candidates_under_tags_the_one_is_kept_that_obeys_and_reads_well(lm):
 
 @pytest.mark.long
 def test_kept_candidates_are_those_that_are_chosen_from(lm, tmp_path, monkeypatch, capsys):
-    """`benchmarks.candidates` repeats the choice of the library."""
+    """`benchmarks.tables.candidates` repeats the choice of the library."""
     for name in ("check_text", "choose_by_classifiers"):
         monkeypatch.setattr(pipeline, name, getattr(pipeline, name))  # what the benchmark replaces is put back
     monkeypatch.setattr(jobs, "check_text", jobs.check_text)

@@ -9,7 +9,7 @@ from serving import need
 
 need("fastapi")
 
-from benchmarks.fuzz import TARGETS, check_refusal, fuzz  # noqa: E402
+from benchmarks.faults.fuzz import TARGETS, check_refusal, fuzz  # noqa: E402
 
 SECONDS = float(os.environ.get("DIFFLM_FUZZ") or 60)
 

@@ -8,7 +8,7 @@ import torch
 from test_pretrained import make_encoder
 from tiny import change_json
 
-from benchmarks.train_parser import count_labels, margin_loss, save_parser, train
+from benchmarks.assets.train_parser import count_labels, margin_loss, save_parser, train
 from difflm.annotators.parser import SpanParser, load_parser, parse_texts
 from difflm.annotators.span_scorer import HashedShape, HashedWords, SpanScorer, best_trees
 from difflm.annotators.trees import Agreement, Span, Tree, agreements, parse_tree, tree_of
@@ -104,7 +104,7 @@ def test_a_tree_that_wins_by_far_costs_nothing_whatever_is_padded():
 @pytest.mark.long
 def test_padding_does_not_change_scores(kind, tmp_path):
     if kind == "pretrained":
-        encoders = pytest.importorskip("benchmarks.encoders", reason="needs transformers")
+        encoders = pytest.importorskip("benchmarks.assets.encoders", reason="needs transformers")
         encoder = encoders.PretrainedWords(make_encoder(tmp_path, "bert", masked_lm=False))
     network = SpanScorer(encoder if kind == "pretrained" else HashedWords(TINY), 4).eval()
     short, long = ["the", "food"], ["the", "restaurant", "food", "\x00", ".", "é"]  # \x00 has no pieces, é no letters

@@ -680,7 +680,7 @@ def test_kernels_pass_the_same_messages_of_random_automata(seed, tokens):
 
 @pytest.mark.long
 def test_the_benchmark_prints_its_tables(monkeypatch, capsys):
-    benchmark = pytest.importorskip("benchmarks.patterns", reason="run from the repository's root")
+    benchmark = pytest.importorskip("benchmarks.speed.patterns", reason="run from the repository's root")
     monkeypatch.setattr(benchmark, "KINDS", {"beginning": benchmark.KINDS["beginning"]})
     monkeypatch.setattr(benchmark, "LARGE", "(a )*a")
     monkeypatch.setattr(benchmark, "STEPS", 1)

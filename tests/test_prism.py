@@ -179,7 +179,7 @@ def test_recorded_steps_are_those_of_the_plain_loop(monkeypatch):
 def test_an_exact_head_mends_what_few_steps_break():
     """In eight steps the exact denoiser of a Markov chain writes transitions that never happen; with the exact quality
     there are far fewer, and all transitions together are no further from the truth."""
-    benchmark = pytest.importorskip("benchmarks.chain", reason="run from the repository's root")
+    benchmark = pytest.importorskip("benchmarks.tables.chain", reason="run from the repository's root")
     chain = benchmark.Chain()
     assert chain.errors(chain.draw(500))[0] == 0
     (plain, off), (mended, less) = (chain.errors(chain.write(name, 8, 500)) for name in ("first-hitting", "prism"))
@@ -188,7 +188,7 @@ def test_an_exact_head_mends_what_few_steps_break():
 
 @pytest.mark.slow
 def test_a_trained_head_mends_what_few_steps_break():
-    benchmark = pytest.importorskip("benchmarks.chain", reason="run from the repository's root")
+    benchmark = pytest.importorskip("benchmarks.tables.chain", reason="run from the repository's root")
     chain = benchmark.Chain()
     model = benchmark.train(chain)
     (plain, _), (mended, _) = (

@@ -11,7 +11,7 @@ from tiny import tiny_runs, write_grammar  # noqa: F401
 from token_oracles import ExactTokens
 
 import difflm
-from benchmarks import reference
+from benchmarks.assets import reference
 from difflm import (
     Avoid,
     Contains,
@@ -252,7 +252,7 @@ def test_training_returns_a_run_and_evaluation_a_report(tmp_path):
 
 
 def test_the_reference_lists_every_public_name():
-    """The page is what the signatures and docstrings say today; `python -m benchmarks.reference` writes it anew."""
+    """The page is what the signatures and docstrings say today; `python -m benchmarks.assets.reference` writes it."""
     names = {*difflm.__all__} - {"__version__"}
     assert names == {*difflm._HOMES} == {name for group in reference.GROUPS for name in reference.names_of(group)}
     written = reference.PAGE.read_text(encoding="utf-8")

@@ -9,9 +9,9 @@ from serving import need
 
 need("fastapi", "uvicorn")
 
-from benchmarks.file_faults import Ended, FileCalls, start_child, wait_for_child  # noqa: E402
-from benchmarks.reliability import BEGIN, END, PARTS, write_table  # noqa: E402
-from benchmarks.reliability_runs import Tally, Training  # noqa: E402
+from benchmarks.faults.file_faults import Ended, FileCalls, start_child, wait_for_child  # noqa: E402
+from benchmarks.faults.reliability import BEGIN, END, PARTS, write_table  # noqa: E402
+from benchmarks.faults.runs import Tally, Training  # noqa: E402
 
 FEW = {
     "kills": 3,

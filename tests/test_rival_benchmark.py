@@ -8,9 +8,9 @@ from test_evaluation_control import write_corpus
 
 from difflm.methods.rivals import DECODERS
 
-rivals = pytest.importorskip("benchmarks.rivals", reason="run from the repository's root")
-from benchmarks.rival_runs import Plan, draw_both  # noqa: E402
-from benchmarks.timed import run_side_by_side  # noqa: E402
+rivals = pytest.importorskip("benchmarks.tables.rivals", reason="run from the repository's root")
+from benchmarks.tables.rival_runs import Plan, draw_both  # noqa: E402
+from benchmarks.tables.timed import run_side_by_side  # noqa: E402
 
 
 def make_plan(out: Path, **changes) -> Plan:

@@ -11,7 +11,7 @@ from test_pretrained_decoder import make_decoder
 
 from difflm.training import fit
 
-seq2seq = pytest.importorskip("benchmarks.seq2seq", reason="run from the repository's root")
+seq2seq = pytest.importorskip("benchmarks.tables.seq2seq", reason="run from the repository's root")
 SMALL = ["longest=16", "source_longest=16", "widths=[]", "batch_size=8"]
 
 
@@ -75,7 +75,7 @@ def test_the_flagship_and_its_twin_are_timed(tmp_path, data, monkeypatch, capsys
     argv = ["--data", str(data), "--out", str(tmp_path), "--device", "cpu", "--share", "0.05"]
     sizes = ["model.hidden=16", "model.heads=2", "model.layers=1", "model.encoder_layers=1"]
     monkeypatch.setattr("sys.argv", ["seq2seq_speed", *argv, *SMALL, *sizes])
-    import_module("benchmarks.seq2seq_speed").main()
+    import_module("benchmarks.speed.seq2seq").main()
     said = [line for line in capsys.readouterr().out.splitlines() if "at a time" in line]
     found = [line.split(",")[0] for line in said]
     assert found[:4] == [f"{run}-0: {size} at a time" for run in ("encoder-decoder", "begun-both") for size in (1, 64)]

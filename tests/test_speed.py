@@ -23,8 +23,8 @@ from difflm.models.batching import CPU_BATCH
 from difflm.runtime.cuda_graphs import CapturedFunction
 from difflm.training.recipe import load_recipe
 
-speed = pytest.importorskip("benchmarks.speed", reason="run from the repository's root")
-speed_rows = pytest.importorskip("benchmarks.speed_rows")
+speed = pytest.importorskip("benchmarks.speed.machine", reason="run from the repository's root")
+speed_rows = pytest.importorskip("benchmarks.speed.rows")
 
 
 class Clock:

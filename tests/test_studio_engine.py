@@ -487,7 +487,7 @@ def test_a_crowd_is_told_when_it_ends(
     tiny_runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Who is stopped in the second crowd has the figures of the first; stdout is left to the whole."""
-    serving = pytest.importorskip("benchmarks.serving", reason="run from the repository's root")
+    serving = pytest.importorskip("benchmarks.speed.serving", reason="run from the repository's root")
     keep_asking = serving.keep_asking
 
     async def stop_at_two(count: int, *given: Any) -> Any:
@@ -505,7 +505,7 @@ def test_a_crowd_is_told_when_it_ends(
 
 def test_a_crowd_asks_over_http(lm: TextDiffusion) -> None:
     """Each client has a connection, which it keeps; an answer other than a text is an error."""
-    serving = pytest.importorskip("benchmarks.serving", reason="run from the repository's root")
+    serving = pytest.importorskip("benchmarks.speed.serving", reason="run from the repository's root")
     with running(lm) as server:
         found = asyncio.run(serving.ask_over_http(server.url, 2, 3, 1.0))
         assert found["clients"] == found["unfinished"] == 3 and found["texts"] > 3

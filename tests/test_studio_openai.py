@@ -285,7 +285,7 @@ def test_a_client_gets_json_of_its_schema_a_hundred_times(tmp_path: Path) -> Non
 
 @pytest.mark.long
 def test_the_benchmark_counts_answers_of_pieces_that_are_valid(tmp_path: Path) -> None:
-    benchmark = pytest.importorskip("benchmarks.serving", reason="run from the repository's root")
+    benchmark = pytest.importorskip("benchmarks.speed.serving", reason="run from the repository's root")
     (tmp_path / "signs.txt").write_text("".join(f'{chr(k)}{{}}[]": {chr(159 - k)}\n' for k in range(33, 127)) * 4)
     changes = {"steps": 1, "validate_every": 1, "save_every": 1, "tokenizer": "bpe", "vocabulary": 300, "longest": 80}
     run = tiny_run(tmp_path, "mdlm", data=str(tmp_path / "signs.txt"), **changes)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.train_tagger import accuracy, read_conllu, save_tagger, split_contractions, train
+from benchmarks.assets.train_tagger import accuracy, read_conllu, save_tagger, split_contractions, train
 from difflm.annotators.tagger import BUCKETS, TAGS, LinearTagger, digest_folder, own_tagger, spacy_tagger
 from difflm.data.words import split_words
 from difflm.errors import DifflmError, UsageError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.treebanks import in_our_words, read_gum, read_penn_sample, split_documents
+from benchmarks.assets.treebanks import in_our_words, read_gum, read_penn_sample, split_documents
 from difflm.annotators.trees import (
     TEXT,
     Agreement,

@@ -1,4 +1,4 @@
-"""Constituency parsers map sentences of words to trees. `benchmarks/train_parser.py` trains them."""
+"""Constituency parsers map sentences of words to trees. `benchmarks/assets/train_parser.py` trains them."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -89,7 +89,7 @@ def load_parser(directory: Path, device: str | torch.device = "cpu") -> SpanPars
 
 @cache
 def own_parser() -> SpanParser:
-    """Load the bundled parser of E2E texts, distilled from GUM's trees by `benchmarks/distil_parser.py`."""
+    """Load the bundled parser of E2E texts, distilled from GUM's trees by `benchmarks/assets/distil_parser.py`."""
     return load_parser(Path(str(resources.files("difflm") / "pretrained" / "parser")))
 
 

@@ -85,7 +85,7 @@ class _Spacy:
 
 @cache
 def own_tagger() -> Tagger:
-    """Load the bundled tagger, trained on UD English EWT by `benchmarks/train_tagger.py`. It needs numpy only."""
+    """Load the bundled tagger, trained on UD English EWT by `benchmarks/assets/train_tagger.py`."""
     return LinearTagger.load(Path(str(resources.files("difflm") / str(WEIGHTS))))
 
 

@@ -1,0 +1,413 @@
+"""A left-to-right model of others as a diffusion model of English: from its files to a page of results.
+
+  python -m benchmarks.assets.adapt convert MODEL.gguf --teacher teacher         float16 safetensors of a quantised file
+  python -m benchmarks.assets.adapt split teacher --out pieces                   files in pieces of 16 MiB, which travel
+  python -m benchmarks.assets.adapt join pieces --out teacher                      where they arrived
+  python -m benchmarks.assets.adapt prepare --data DIR --teacher teacher --tokens tokens --megabytes 20
+  python -m benchmarks.assets.adapt train --teacher teacher --tokens tokens --out runs/adapted --minutes 8
+  python -m benchmarks.assets.adapt train --teacher teacher --tokens tokens --out runs/blocks method=block-diffusion
+  python -m benchmarks.assets.adapt measure runs/adapted runs/blocks --teacher teacher --tokens tokens --out rows.jsonl
+  python -m benchmarks.assets.adapt fill runs/adapted --teacher teacher --out fills.jsonl
+  python -m benchmarks.assets.adapt page fills.jsonl --measured rows.jsonl --out adapted.md
+
+The teacher is a directory with `config.json`, safetensors and `tokenizer.json` of a model of Llama's, Qwen's or GPT-2's
+shape. `convert` needs the packages transformers, accelerate and gguf; all else reads the directory without them. Texts
+are those of `benchmarks.assets.english`, in the teacher's tokens. `train` continues what an earlier command began,
+within `--seconds`. `measure` tells bounds of held-out passages beside the teacher's nats of the same tokens, what the
+teacher says of samples, and what these cost. `fill` fills the gaps of tests/english_gaps.jsonl, and lets the teacher
+continue the words before each gap by as many words as were there.
+"""
+
+import argparse
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.assets import english
+from benchmarks.assets.english import (
+    GAPS,
+    find_fills,
+    join_sources,
+    put_fills,
+    read_gaps,
+    read_row,
+    score_fills,
+    write_lines,
+)
+from benchmarks.assets.english_texts import LONGEST, prepare
+from benchmarks.tables.timed import read_results
+from difflm.controls import Infill
+from difflm.data.open_tokenizer import ENDS, TokenizerFiles
+from difflm.data.pretrained_tokenizer import PretrainedTokenizer
+from difflm.data.text_metrics import distinct_n
+from difflm.data.tokenizers import END, SPECIALS
+from difflm.data.words import split_words
+from difflm.generation.jobs import check_device
+from difflm.generation.pipeline import TextDiffusion
+from difflm.models.open_families import EMBEDDING
+from difflm.models.open_models import find_special
+from difflm.models.open_start import read_causal, shape_of
+from difflm.networks.open_transformer import OpenTransformer
+from difflm.networks.transformer import Cache
+from difflm.runtime.files import read_json, write_json
+
+PIECE = 16 * 2**20  # bytes of a file that travel together
+TEACHER, REAL = "teacher", "held-out passages"
+BATCH = 64  # texts that the teacher reads together
+SHOWN = 8  # texts of each kind that are shown
+# What differs from the recipe `english`: a larger model, which is trained already.
+CHANGES = ("batch_size=256", "lr=3e-4", "warmup=100", "ema=0.999", "model.anneal=500")
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def convert(file: Path, out: Path, mark: int) -> None:
+    """Write a GGUF file of a Llama as a directory of float16 safetensors; `mark` is the token between its texts."""
+    import transformers
+    from safetensors.torch import save_file
+
+    given: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    pieces = transformers.AutoTokenizer.from_pretrained(file.parent, **given)
+    if hasattr(transformers, "GgufConfig"):  # later versions leave weights packed unless they are told to
+        given["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **given)
+    pieces.save_pretrained(out)
+    tied = ("lm_head.weight",) if model.config.tie_word_embeddings else ()
+    weights = {key: weight.half().contiguous() for key, weight in model.state_dict().items() if key not in tied}
+    save_file(weights, out / "model.safetensors")
+    told = {key: value for key, value in model.config.to_dict().items() if "name_or_path" not in key}
+    told.pop("quantization_config", None)
+    write_json(out / "config.json", {**told, "bos_token_id": mark, "eos_token_id": mark, "dtype": "float16"})
+
+
+def split(folder: Path, out: Path, size: int = PIECE) -> list[Path]:
+    """Every file of a directory, or one file, in pieces of `size` bytes, and a list of them."""
+    out.mkdir(parents=True, exist_ok=True)
+    files = [folder] if folder.is_file() else sorted(path for path in folder.iterdir() if path.is_file())
+    written, counts = list[Path](), dict[str, int]()
+    for path in files:
+        with path.open("rb") as file:
+            while part := file.read(size):
+                counts[path.name] = counts.get(path.name, 0) + 1
+                written.append(out / f"{path.name}.{counts[path.name]:03}")
+                written[-1].write_bytes(part)
+    write_json(out / "pieces.json", counts)
+    return written
+
+
+def join(pieces: Path, out: Path) -> list[str]:
+    """The files of pieces; which are missing, where some are: then nothing is written."""
+    counts: dict[str, int] = read_json(pieces / "pieces.json")
+    names = {name: [f"{name}.{k + 1:03}" for k in range(count)] for name, count in counts.items()}
+    missing = [part for parts in names.values() for part in parts if not (pieces / part).exists()]
+    if not missing:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, parts in names.items():
+            with (out / name).open("wb") as file:
+                for part in parts:
+                    file.write((pieces / part).read_bytes())
+    return missing
+
+
+# -- the teacher -------------------------------------------------------------------------------------------------------
+
+
+class Teacher:
+    """The left-to-right model itself: what it finds likely, and how it goes on. Ids are those of our tokenizer."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        where = check_device(device)
+        config, weights = read_causal(folder)
+        found = {name: weight.to(where, torch.float32) for name, weight in weights.items()}
+        self.embedding, self.tokenizer = found.pop(EMBEDDING), PretrainedTokenizer.read(folder)
+        with torch.device("meta"):
+            self.network = OpenTransformer(shape_of(config), len(self.embedding))
+        self.network.load_state_dict(found, assign=True)
+        self.network.requires_grad_(False).eval()
+        files = TokenizerFiles(folder)
+        ends = find_special("eos", config, files), *files.find_among(ENDS)
+        self.end = next(number for number in ends if number is not None)
+        start = find_special("bos", config, files)
+        self.start = self.end if start is None else start
+
+    def their_ids(self, row: Sequence[int]) -> list[int]:
+        return [self.end if i == END else self.tokenizer.theirs[i - len(SPECIALS)] for i in row]
+
+    @torch.no_grad()
+    def read(self, rows: Sequence[Sequence[int]], last: bool = False) -> Tensor:
+        """Log-shares of their tokens behind START and behind each token of some texts, [B, L + 1, tokens], in float32;
+        or behind the `last` alone."""
+        theirs = [[self.start, *self.their_ids(row)] for row in rows]
+        width = max(map(len, theirs))
+        ids = torch.tensor([row + [self.end] * (width - len(row)) for row in theirs], device=self.embedding.device)
+        causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril().unsqueeze(0)
+        states, _ = self.network.run(F.embedding(ids, self.embedding), causal, None)
+        return self.network.answer(states[:, -1:] if last else states).float().log_softmax(-1)
+
+    def nats(self, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Nats of every token of some texts."""
+        found: dict[int, Tensor] = {}
+        order = sorted(range(len(rows)), key=lambda k: len(rows[k]))
+        for first in range(0, len(order), BATCH):
+            chosen = order[first : first + BATCH]
+            logs = self.read([rows[k] for k in chosen])
+            for row, k in enumerate(chosen):
+                theirs = torch.tensor(self.their_ids(rows[k]), device=logs.device).unsqueeze(1)
+                found[k] = -logs[row, : len(theirs)].gather(1, theirs).squeeze(1).cpu()
+        return [found[k] for k in range(len(rows))]
+
+    def judge(self, text: str, begin: int) -> float:
+        """Nats per token of a text from a character on."""
+        (ids,), spans = self.tokenizer.encode_batch([text]), self.tokenizer.spans(text)
+        return float(self.nats([ids])[0][torch.tensor([end > begin for _, end in spans])].mean())
+
+    @torch.no_grad()
+    def write(self, count: int, tokens: int, seed: int = 0) -> list[list[int]]:
+        """Texts of its own, drawn token by token, of at most so many: they end before the first special token. Keys and
+        values of earlier tokens are kept."""
+        words = torch.tensor(self.tokenizer.theirs, device=self.embedding.device)
+        theirs = torch.cat([words, words.new_tensor([self.end])])
+        chance, texts = torch.Generator(device=words.device).manual_seed(seed), list[list[int]]()
+        for first in range(0, count, BATCH):
+            kept: list[Cache] = []
+            drawn = [torch.full((min(BATCH, count - first), 1), -1, device=words.device)]
+            for _ in range(tokens):
+                last = theirs[drawn[-1]] if kept else torch.full_like(drawn[0], self.start)
+                states, own = self.network.run(F.embedding(last, self.embedding), None, kept or None, keeps=True)
+                new = [(keys, values) for keys, values in own]
+                kept = [
+                    (torch.cat([k, x], 2), torch.cat([v, y], 2)) for (k, v), (x, y) in zip(kept, new, strict=False)
+                ] or new
+                shares = self.network.answer(states)[:, -1].float().softmax(-1)[:, words]
+                ends = (1 - shares.sum(-1, keepdim=True)).clamp(min=0)
+                drawn.append(torch.multinomial(torch.cat([shares, ends], 1), 1, generator=chance))
+            rows = [[*row, len(words)] for row in torch.cat(drawn[1:], 1).tolist()]
+            texts += [[number + len(SPECIALS) for number in row[: row.index(len(words))]] for row in rows]
+        return texts
+
+    def continue_words(self, text: str, words: int) -> str:
+        """The likeliest next words, token by token, so many of them."""
+        ours = torch.tensor(self.tokenizer.theirs, device=self.embedding.device)
+        (ids,) = self.tokenizer.encode_batch([text.rstrip()])
+        begun = len(ids)
+        for _ in range(8 * words):
+            ids.append(int(self.read([ids], last=True)[0, -1][ours].argmax()) + len(SPECIALS))
+            if len(self.tokenizer.decode(ids[begun:]).split()) > words:
+                break
+        found = " ".join(self.tokenizer.decode(ids[begun:]).split()[:words])
+        return found.strip(" .,;:!?") or found  # the sentence has its own signs
+
+    def continue_gaps(self, template: str, words: Sequence[str]) -> list[str]:
+        """For each gap as many words as stood there, of one who reads what is before it alone."""
+        text, found = "", list[str]()
+        for part, original in zip(template.split("___"), words, strict=False):
+            text += part
+            found.append(self.continue_words(text, len(original.split())))
+            text += found[-1]
+        return found
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    runs: Sequence[Path],
+    teacher: Teacher,
+    tokens: Path,
+    texts: int,
+    samples: int,
+    settings: dict[str, Any],
+    device: str,
+) -> Iterable[dict[str, Any]]:
+    """A record a figure: nats per token of held-out passages of each source, and what the teacher says of samples, of
+    real passages and of its own texts, with what they cost."""
+    yield from english.measure(runs, tokens, texts, samples, device)
+    held_out, numbers = join_sources(tokens / "valid")
+    passages = list[list[int]]()
+    for name, own in numbers.items():
+        rows = [read_row(held_out, number) for number in own[:texts]]
+        passages += rows
+        figures = {"nats_per_token": float(torch.cat(teacher.nats(rows)).mean()), "texts": len(rows)}
+        yield {"run": TEACHER, "likelihood": "exact", "kind": "nats", "source": name, **figures}
+    words = teacher.tokenizer
+    chosen = [passages[int(k)] for k in np.linspace(0, len(passages) - 1, min(samples, len(passages)))]
+    yield judge_texts(REAL, [words.decode(row) for row in chosen], teacher)
+    begun = time.perf_counter()
+    own_texts = [words.decode(row) for row in teacher.write(samples, LONGEST)]
+    cost = {"seconds": (time.perf_counter() - begun) / samples}
+    yield {**judge_texts(TEACHER, own_texts, teacher), **cost, "calls": LONGEST}
+    for run in runs:
+        model = TextDiffusion.from_pretrained(run, device)
+        model.generate(2, seed=1, **settings)  # so that nothing is prepared within the time
+        begun = time.perf_counter()
+        made = model.generate(samples, seed=0, **settings)
+        cost = {"seconds": (time.perf_counter() - begun) / samples}
+        calls = float(np.mean([one.denoiser_calls for one in made]))
+        yield {**judge_texts(run.name, [one.text for one in made], teacher), **cost, "calls": calls}
+
+
+def judge_texts(name: str, texts: Sequence[str], teacher: Teacher) -> dict[str, Any]:
+    """The teacher's nats per token of texts, each token counted once, how diverse these are, and the first of them."""
+    rows = [row for row in teacher.tokenizer.encode_batch(list(texts)) if row]
+    nats = torch.cat(teacher.nats(rows))
+    words = [split_words(text) for text in texts]
+    length = float(np.mean([*map(len, words)]))
+    figures = {"nats_per_token": float(nats.mean()), "distinct_4": distinct_n(words, 4), "words": length}
+    return {"run": name, "kind": "judged", **figures, "texts": len(texts), "first": [*texts[:SHOWN]]}
+
+
+def fill(
+    run: Path, teacher: Teacher, rows: Sequence[dict[str, Any]], n: int, settings: dict[str, Any], device: str
+) -> Iterable[dict[str, Any]]:
+    """Every sentence with its gaps filled by the likeliest of `n` candidates, and by the teacher, who continues the
+    words before each; with the teacher's nats of all wordings."""
+    model = TextDiffusion.from_pretrained(run, device)
+    ranked: dict[str, Any] = {"candidates": n, "rank": "bound"} if n > 1 and model.model.likelihood else {}
+    jobs = [
+        model.make_job(1, number, controls=[Infill(row["text"])], **ranked, **settings)
+        for number, row in enumerate(rows)
+    ]
+    begun = time.perf_counter()
+    made = {index: texts[0] for index, texts in model.run_jobs(jobs)}
+    seconds = (time.perf_counter() - begun) / len(rows)
+    filled = [
+        {
+            **row,
+            "run": run.name,
+            "filled": find_fills(row["text"], made[number].text),
+            "left": teacher.continue_gaps(row["text"], row["words"]),
+            "calls": made[number].denoiser_calls,
+            "seconds": seconds,
+        }
+        for number, row in enumerate(rows)
+    ]
+    yield from score_fills(filled, teacher.judge)
+
+
+def page(rows: Sequence[dict[str, Any]], measured: Sequence[dict[str, Any]]) -> str:
+    """Tables of all figures, and all sentences, good and bad."""
+    lines = ["# A left-to-right model as a diffusion model", ""]
+    bounds = {(r["run"], r["source"]): r for r in measured if r["kind"] == "nats"}
+    runs = [*dict.fromkeys(run for run, _ in bounds)]
+    if runs:
+        lines += [
+            "Nats per token of held-out passages, in the same tokens. A bound (≤) counts the end of a passage too.",
+            "",
+        ]
+        lines += [f"| | {' | '.join(runs)} |", f"|---|{'---|' * len(runs)}"]
+        for source in dict.fromkeys(source for _, source in bounds):
+            cells = [bounds[run, source] for run in runs]
+            shown = [f"{'≤ ' if c['likelihood'] == 'bound' else ''}{c['nats_per_token']:.3f}" for c in cells]
+            lines.append(f"| {source} | {' | '.join(shown)} |")
+    judged = [r for r in measured if r["kind"] == "judged"]
+    if judged:
+        lines += ["", "Texts without any words given, as the teacher reads them:", ""]
+        lines += ["| texts of | nats/token | distinct-4 | words | calls | seconds |", "|---|---|---|---|---|---|"]
+        for r in judged:
+            cost = f"{r['calls']:.0f} | {r['seconds']:.3f}" if "calls" in r else " | "
+            lines.append(
+                f"| {r['run']} | {r['nats_per_token']:.2f} | {r['distinct_4']:.3f} | {r['words']:.0f} | {cost} |"
+            )
+        for r in judged:
+            lines += [
+                "",
+                f"The first texts of {r['run']}:",
+                "",
+                *(f"- {' '.join(text.split())}" for text in r["first"]),
+            ]
+    names = [*dict.fromkeys(row["run"] for row in rows)]
+    for run in names:
+        own = [row for row in rows if row["run"] == run]
+        lines += ["", *page_of_gaps(run, own)]
+    return "\n".join(lines) + "\n"
+
+
+def page_of_gaps(run: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """How a run and the teacher filled the gaps of sentences."""
+    limit = float(np.quantile([row["nats"]["words"] for row in rows], 0.9))
+    calls, seconds = (float(np.mean([row[name] for row in rows])) for name in ("calls", "seconds"))
+    lines = [
+        f"## Gaps: {run}",
+        "",
+        f"{len(rows)} sentences, {calls:.0f} calls and {seconds:.2f} seconds each. The teacher reads each from its",
+        f"first gap on; a sentence counts where its nats per token are at most {limit:.2f}, the 90th percentile of the",
+        "original ones.",
+        "",
+        "| words in the gaps | count | nats/token |",
+        "|---|---|---|",
+    ]
+    said = {"words": "the original ones", "filled": run, "left": "the teacher's, who sees what is before"}
+    for name, what in (*said.items(), ("others", "of other sentences")):
+        nats = np.array([row["nats"][name] for row in rows])
+        lines.append(f"| {what} | {100 * (nats <= limit).mean():.0f} % | {nats.mean():.2f} |")
+    for row in rows:
+        nats = row["nats"]
+        left = put_fills(row["text"], row["left"], "**")
+        lines += [
+            "",
+            f"- {put_fills(row['text'], row['filled'], '**')} ({nats['filled']:.2f}) ",
+            f"  {left} ({nats['left']:.2f})",
+        ]
+    return lines
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("convert", "split", "join", "prepare", "train", "measure", "fill", "page"))
+    parser.add_argument("given", nargs="*", help="a file, a directory, runs, filled gaps, or changes to the recipe")
+    for name in ("--teacher", "--data", "--tokens", "--out", "--measured"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--gaps", type=Path, default=GAPS)
+    parser.add_argument("--mark", type=int, default=0, help="the token that stands between the teacher's texts")
+    parser.add_argument("--megabytes", type=float, default=20.0)
+    parser.add_argument("--most", type=int, default=0, help="passages of each source; 0: all")
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--texts", type=int, default=200)
+    parser.add_argument("--samples", type=int, default=200)
+    parser.add_argument("--candidates", type=int, default=8)
+    parser.add_argument("--temperature", type=float)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--device", default="auto")
+    asked = parser.parse_intermixed_args()
+    settings = {"temperature": asked.temperature, "steps": asked.steps}
+    if asked.what == "convert":
+        convert(Path(asked.given[0]), asked.teacher, asked.mark)
+    elif asked.what == "split":
+        print(f"{len(split(Path(asked.given[0]), asked.out))} pieces in {asked.out}")
+    elif asked.what == "join":
+        missing = join(Path(asked.given[0]), asked.out)
+        print(f"not joined: {', '.join(missing)} did not arrive" if missing else f"{asked.out} is whole")
+    elif asked.what == "prepare":
+        words = PretrainedTokenizer.read(asked.teacher)
+        prepare(asked.data, asked.tokens, 0, asked.most, words, asked.megabytes)
+    elif asked.what == "train":
+        changes = [f"init={asked.teacher}", *CHANGES, *asked.given]
+        done = english.train(asked.tokens, asked.out, asked.minutes, asked.seconds, changes, asked.device)
+        print("done" if done else "not finished: the same command continues")
+    elif asked.what == "measure":
+        runs, teacher = [*map(Path, asked.given)], Teacher(asked.teacher, asked.device)
+        found = measure(runs, teacher, asked.tokens, asked.texts, asked.samples, settings, asked.device)
+        write_lines(found, asked.out)
+    elif asked.what == "fill":
+        gaps, teacher = read_gaps(asked.gaps), Teacher(asked.teacher, asked.device)
+        runs = [*map(Path, asked.given)]
+        every = (r for run in runs for r in fill(run, teacher, gaps, asked.candidates, settings, asked.device))
+        write_lines(every, asked.out)
+    else:
+        measured = read_results(asked.measured) if asked.measured else []
+        rows = [row for path in asked.given for row in read_results(Path(path))]
+        asked.out.write_text(page(rows, measured), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
