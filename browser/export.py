@@ -32,6 +32,7 @@ from difflm.diffusion.processes.gaussian import Cosine, Gaussian, LogSnrShift
 from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
+from difflm.models.base import LanguageModel
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import DrawnLength
 from difflm.models.sampling import SETTINGS, Sampling
@@ -76,7 +77,7 @@ def describe_model(lm: TextDiffusion, name: str) -> dict[str, Any]:
     """Return the settings for the page's scripts; rejects a model that they cannot run."""
     model, tokenizer = lm.model, lm.tokenizer
     state = find_state(model)
-    if not state or not isinstance(model, DiffusionModel):
+    if not state:
         kinds = "masks (mdlm) or of word vectors (difflm), without sources"
         raise UsageError(f"the page can run models of {kinds}; {name} is another ({lm.config['method']}).")
     if not isinstance(tokenizer, Words | Bpe | Characters):
@@ -108,7 +109,7 @@ def describe_model(lm: TextDiffusion, name: str) -> dict[str, Any]:
         "timed": network.time == "adaptive",
         "dim": codec.dim if isinstance(codec, Embedding) else 0,
         "forbidden": list(model.lengths.forbidden),
-        "learned_gaps": state == "masks" and model.clean_context > 0 and not isinstance(tokenizer, Words),
+        "learned_gaps": model.capabilities.learned_gaps and not isinstance(tokenizer, Words),
         "gaps": describe_gaps(lm, state),
         "sampler": sampling.sampler,
         "steps": sampling.steps,
@@ -156,9 +157,9 @@ def find_example(name: str) -> str:
     return next((request["infill"] for request in requests if "infill" in request), "")
 
 
-def describe_noise(model: DiffusionModel) -> dict[str, Any]:
+def describe_noise(model: LanguageModel) -> dict[str, Any]:
     """The noise curve and the times of a grid, for models of vectors."""
-    process, times, codec = model.process, model.times, model.denoiser.codec
+    process, times, codec = model.denoiser.process, model.times, model.denoiser.codec
     if not isinstance(process, Gaussian) or not isinstance(codec, Embedding):
         return {}
     schedule, warp = process.schedule, ([0.0, 1.0], [0.0, 1.0])
@@ -173,7 +174,6 @@ def describe_noise(model: DiffusionModel) -> dict[str, Any]:
 def pack_weights(lm: TextDiffusion) -> dict[str, Tensor]:
     """The denoiser's tensors under their own names: 8-bit matrices with one scale per row, word vectors as they
     diffuse."""
-    assert isinstance(lm.model, DiffusionModel)
     codec = lm.model.denoiser.codec
     own = {name: tensor.detach().float().cpu() for name, tensor in lm.model.state_dict().items()}
     own = {name: tensor for name, tensor in own.items() if name.startswith(("denoiser.network.", "denoiser.codec."))}

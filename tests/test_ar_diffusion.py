@@ -319,7 +319,7 @@ def test_unseen_sequences_are_reversed_and_only_the_source_says_how(tmp_path):
         float(lm.model.nats(Batch(source.flip(1), lengths, one, lengths), noise, 4).mean())
         for one in (source, source.roll(1, 0))
     )
-    assert lm.model.likelihood == "bound" and own < 0.5 * other
+    assert lm.model.capabilities.likelihood == "bound" and own < 0.5 * other
     (alone,) = lm.generate(source=" ".join(unseen[0]))  # on a canvas of 16 positions, of which 8 exist
     assert alone.text == " ".join(reversed(unseen[0])) and alone.denoiser_calls == 20
 

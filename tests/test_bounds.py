@@ -21,7 +21,7 @@ from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt, Table
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.evaluation.language import score
 from difflm.generation.pipeline import TextDiffusion
-from difflm.models.base import LanguageModel
+from difflm.models.base import Capabilities, LanguageModel
 from difflm.training.model_card import training_summary
 from difflm.training.trainer import Validation
 
@@ -299,7 +299,7 @@ def test_a_coupled_recipe_has_no_bound():
 class Heard(LanguageModel):
     """Tells the numbers of its noise."""
 
-    likelihood = "exact"
+    capabilities = Capabilities(likelihood="exact")
 
     def nats(self, batch, noise, draws=1):
         return noise.samples.float()

@@ -81,7 +81,7 @@ def asked() -> list[object]:
     texts = TextSpec(WORDS, LONGEST)
     models = {name: METHODS[name](**MODEL).build(texts) for name in WRITERS}
     models = {name: model for name, model in models.items() if isinstance(model, DiffusionModel)}
-    every = [(name, sampler) for name, model in models.items() for sampler in model.samplers]
+    every = [(name, sampler) for name, model in models.items() for sampler in model.capabilities.step_rules]
     quick = [(name, one) for name, one in every if name in ("difflm", "mdlm") or one == models[name].sampling.sampler]
     return [pytest.param(*pair, marks=[] if pair in quick else pytest.mark.long) for pair in every]
 

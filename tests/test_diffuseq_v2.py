@@ -103,7 +103,9 @@ def test_its_bound_is_that_of_the_plain_process_around_the_mean_embedding():
     ids, lengths = torch.randint(4, 12, (4, 8)), torch.full((4,), 8)
     batch = Batch(ids, lengths, ids.flip(1), lengths, index=torch.arange(4))
     noise = Noise(0, torch.arange(4))
-    assert model.likelihood == "bound" and torch.equal(model.nats(batch, noise, 4), plain.nats(batch, noise, 4))
+    assert model.capabilities.likelihood == "bound" and torch.equal(
+        model.nats(batch, noise, 4), plain.nats(batch, noise, 4)
+    )
     assert torch.equal(clean_state(model.denoiser, ids), clean_state(plain.denoiser, ids))  # no source is absorbed
     assert not torch.equal(model(batch).total, plain(batch).total)
 

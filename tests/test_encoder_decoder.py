@@ -429,7 +429,7 @@ def test_unseen_sequences_are_reversed_and_only_the_source_says_how(lm, settings
     shuffled = lm.generate(source=unseen[1:] + unseen[:1], **settings)
     assert sum(text.text == right for text, right in zip(shuffled, expected, strict=True)) <= 0.1 * TEXTS
     assert {text.denoiser_calls for text in made} == {(LENGTH + 1) * settings.get("beams", 1)}
-    assert lm.model.likelihood == "exact" and lm.config["trained"]["validation"]["likelihood"] == "exact"
+    assert lm.model.capabilities.likelihood == "exact" and lm.config["trained"]["validation"]["likelihood"] == "exact"
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ from difflm.evaluation.corpora import Corpus, corpus_for
 from difflm.evaluation.language import evaluate_language, ratio, score
 from difflm.evaluation.reports import LANGUAGE
 from difflm.generation.pipeline import TextDiffusion
-from difflm.models.base import LanguageModel, Sampling
+from difflm.models.base import Capabilities, LanguageModel, Sampling
 
 REAL = "real text (valid)"
 
@@ -34,7 +34,8 @@ class FixedTexts(LanguageModel):
 
     def __init__(self, rows, longest=32, likelihood=None, cost=lambda ids, lengths: lengths.float()):
         super().__init__()
-        self.rows, self.longest, self.likelihood, self.cost = rows, longest, likelihood, cost
+        self.rows, self.longest, self.cost = rows, longest, cost
+        self.capabilities = Capabilities(likelihood=likelihood)
         self.sampling, self.vocabulary = Sampling(steps=7), 100
         self.weight = torch.nn.Parameter(torch.zeros(1))
 

@@ -21,6 +21,7 @@ from difflm.evaluation.infill import GapMetrics, count_gaps, evaluate_infill, fo
 from difflm.evaluation.infill_writers import Asked, Lengths, Set, Writer, Written, between, writer_for
 from difflm.evaluation.reports import PEOPLE
 from difflm.generation.pipeline import TextDiffusion
+from difflm.models.base import Capabilities
 
 STORIES = [["A b.", "A b c.", "A b c d.", "A b c d e.", "No."]] * 10 + [["A b c d e f."] * 5] * 10
 LENGTHS = Lengths.of(STORIES, ends_only=False)
@@ -64,7 +65,7 @@ class Canned(Writer):
     def __init__(self, made: list[list[str]], nats: list[list[float]]) -> None:
         lm: Any = SimpleNamespace(
             sampling=lambda **_: None,
-            model=SimpleNamespace(calls=lambda sampling, words: 7, likelihood="exact"),
+            model=SimpleNamespace(calls=lambda sampling, words: 7, capabilities=Capabilities(likelihood="exact")),
         )
         super().__init__(lm, SET, Asked(mbr=len(made[0])))
         self.made, self.told = made, nats

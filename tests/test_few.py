@@ -168,7 +168,7 @@ def test_two_commands_make_a_student(tiny_runs, pairs, tmp_path, capsys):
     assert config["model"] == {**read_config(teacher)["model"], "coupled": True, "behind": 0.2, "dropout": 0.0}
     lm = TextDiffusion.from_pretrained(out)
     assert torch.equal(lm.model.denoiser.codec.table(), load_run(teacher)[0].denoiser.codec.table())
-    assert (lm.model.sampling.sampler, lm.model.sampling.steps, lm.model.likelihood) == ("ddim", 10, None)
+    assert (lm.model.sampling.sampler, lm.model.sampling.steps, lm.model.capabilities.likelihood) == ("ddim", 10, None)
     assert len(lm.generate(3)) == 3
     (tmp_path / "my.txt").write_text("The old pub near the river sells wine.\n")
     assert main(["score", str(out), str(tmp_path / "my.txt")]) == 2

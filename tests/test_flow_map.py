@@ -155,7 +155,7 @@ def test_a_map_begins_as_the_model_that_it_begins_with(tiny_runs, tmp_path):
     x, level = torch.randn(3, 5, 16), one.process.at(torch.tensor([0.9, 0.5, 0.1]))
     for asked in (level, jump_levels(level, level.t / 2)):
         assert torch.allclose(one.denoiser(x, asked).logits, other.denoiser(x, level).logits, atol=1e-4)
-    assert (one.sampling.sampler, one.sampling.steps, one.likelihood) == ("jump", 4, "bound")
+    assert (one.sampling.sampler, one.sampling.steps, one.capabilities.likelihood) == ("jump", 4, "bound")
 
 
 @pytest.mark.parametrize("narrow", [False, True], ids=["fp32", "bf16"])

@@ -28,6 +28,7 @@ class OneSize:
     """A denoiser that knows one sentence, LEFT SURE SURE RIGHT, by heart: it says SURE with probability 0.9 where two
     tokens are missing, else nothing."""
 
+    process = SimpleNamespace(mask_id=MASK)
     codec = SimpleNamespace(
         bias=torch.zeros(1), token_mask=lambda ids: torch.isin(torch.arange(WORDS), torch.tensor(ids))
     )
@@ -40,7 +41,7 @@ class OneSize:
 
 
 def plan_of(denoiser: Any) -> Any:
-    model = SimpleNamespace(process=SimpleNamespace(mask_id=MASK), lengths=SimpleNamespace(forbidden=(0, 1, 2, 3)))
+    model = SimpleNamespace(lengths=SimpleNamespace(forbidden=(0, 1, 2, 3)))
     nothing = {name: lambda _: [] for name in ("token_rules", "phrase_rules", "last_rules")}
     return SimpleNamespace(denoiser=denoiser, model=model, info=SimpleNamespace(first=0), layout=Layout, **nothing)
 

@@ -61,7 +61,7 @@ def test_all_texts_of_a_run_are_whole_again(tmp_path):
     for i, text in enumerate(texts):
         source, span = (ids[i, : lengths[i]].tolist() for ids, lengths in (sources, targets))
         assert fill_span(source, span) == tokenizer.encode(text)
-    assert model.source_longest == config["recipe"]["source_longest"] == 16
+    assert model.capabilities.source_limit == config["recipe"]["source_longest"] == 16
     assert config["held_out_seen"] == 0 and config["recipe"]["task"] == "span-denoising"
 
 
@@ -139,7 +139,7 @@ def test_padding_of_sources_is_not_read():
     found = model(batch)
     assert set(found.terms) == {"mse", "rounding_ce", "terminal_norm"} and int(found.count) == 4 * 8
     torch.testing.assert_close(found.total, model(padded).total)
-    assert model.sampling.clamp and model.likelihood == "bound"
+    assert model.sampling.clamp and model.capabilities.likelihood == "bound"
 
 
 @pytest.mark.long

@@ -95,9 +95,9 @@ def test_texts_of_every_method_are_served(name):
         model = method.build(TextSpec(words.size, 20, source, 0, words))
         model.observe(torch.ones(21, dtype=torch.long), torch.ones(words.size, dtype=torch.long))
         told = {"source": "a b c d e"[: 2 * source - 3]} if source else {}
-        steps = "diffusion" in model.families
+        steps = "diffusion" in model.capabilities.settings
         asked = [{**one, **told} if steps else {"n": one["n"], "seed": one["seed"], **told} for one in PLAIN]
-        joinable = isinstance(model, DiffusionModel) and model.allows_mixed_steps
+        joinable = isinstance(model, DiffusionModel) and model.capabilities.mixed_steps
         for record in (None, True) if joinable else (None,):  # also in the tensors that a captured step would have
             about = {"method": name, "parameters": 1, "recipe": {}}
             assert check(TextDiffusion(model, words, about, Inference(model, record=record)), asked).joined == joinable
@@ -113,7 +113,7 @@ def test_controls_join_with_their_texts(tiny_runs, method):
 @pytest.mark.parametrize("method", ["difflm", "mdlm", "udlm"])
 def test_texts_join_under_every_step_rule(tiny_runs, method):
     lm = TextDiffusion.from_pretrained(tiny_runs[method])
-    for sampler in lm.model.samplers:
+    for sampler in lm.model.capabilities.step_rules:
         asked = [{"n": 2, "seed": k, "steps": 3 + k, "sampler": sampler, "controls": [Length(6)]} for k in range(3)]
         assert check(lm, asked).joined
 

@@ -43,7 +43,7 @@ def test_every_method_with_sources_learns_from_it_and_translates(method, data, c
     small = [f"method={method}", *SMALL, *QUICK]
     assert call("train", "multi30k-laptop", *small, "--data", data, "--out", run, "--device", "cpu") == 0
     model, _, config = load_run(run)
-    assert model.source_longest == 24 and config["texts"] == 12 and config["held_out"] == 3
+    assert model.capabilities.source_limit == 24 and config["texts"] == 12 and config["held_out"] == 3
     asked.write_text("dog 1 train\ndog 2 train\n")
     settings = [] if METHODS[method].family == "autoregressive" else ["--steps", 2]
     assert capsys.readouterr().out.endswith(f"Next: difflm translate {run} sources.txt\n")

@@ -130,7 +130,7 @@ def test_matrix_units_choose_the_dtype_and_the_batches_of_a_cpu(on: bool, tiny_r
         assert fastest_dtype(CPU) is (torch.bfloat16 if on else None)
         lm = TextDiffusion.from_pretrained(tiny_runs["mdlm"])
         assert lm.inference.dtype is (torch.bfloat16 if on else None)
-        assert lm.model.one_by_one == (lm.model.whole_canvas and not on)
+        assert lm.model.capabilities.one_by_one == (lm.model.capabilities.whole_canvas and not on)
         assert lm.generate(1, steps=2)[0].text
     assert fastest_dtype(CUDA) is torch.bfloat16
 

@@ -255,7 +255,7 @@ def test_info_says_what_an_open_model_can_do_as_it_then_does(tmp_path: Path, cap
         assert main(["info", str(folder), "--json"]) == 0
         about, lm = json.loads(capsys.readouterr().out), TextDiffusion.from_pretrained(folder)
         assert about["tokenizer"] == "BPE" and about["chat"] == (lm.chat is not None) == (template is not None)
-        assert about["bound"] == (lm.model.likelihood is not None)
+        assert about["bound"] == (lm.model.capabilities.likelihood is not None)
         assert abs(about["parameters"] - lm.config["parameters"]) <= 0.2 * lm.config["parameters"]
 
 

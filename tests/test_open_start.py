@@ -218,7 +218,7 @@ def test_a_run_of_blocks_begins_with_a_left_to_right_model(llama, tmp_path, shif
     assert torch.equal(theirs, network.layers[1].mlp.up_proj.weight)
     assert torch.equal(lm.model.denoiser.codec.raw[4:-1], embedding[torch.tensor(lm.tokenizer.theirs)])
     texts = lm.generate(2, steps=2)
-    assert len(texts) == 2 and lm.model.likelihood == "bound"
+    assert len(texts) == 2 and lm.model.capabilities.likelihood == "bound"
     assert len(TextDiffusion.from_pretrained(tmp_path / "run", dtype=torch.bfloat16).generate(2, steps=2)) == 2
     argv = ["evaluate", str(tmp_path / "run"), "--samples", "2", "--draws", "1", "--steps", "2", "--score-texts", "1"]
     assert main(argv) == 0

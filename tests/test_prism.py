@@ -209,7 +209,7 @@ def test_a_run_gets_a_head_and_writes_with_it(tiny_runs, tmp_path, capsys):
     argv = ["train", "own-text", data, "method=mdlm", f"init={init}", "model.quality_head=true", *short, "--out", out]
     assert main(argv) == 0
     model, _, _ = load_run(out)
-    assert isinstance(model, QualityModel) and model.samplers[-1] == "prism"
+    assert isinstance(model, QualityModel) and model.capabilities.step_rules[-1] == "prism"
     assert model.denoiser.quality.weight.abs().sum() > 0
     capsys.readouterr()
     asked = ["--sampler", "prism", "--steps", "6", "-n", "3", "--json"]

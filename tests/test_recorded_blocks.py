@@ -26,9 +26,9 @@ def write_blocks(inference: Inference, record: bool, seed: int = 3, width: int =
     noise = Noise(torch.full((ROWS,), seed, device=device), torch.arange(ROWS, device=device))
     lengths = torch.tensor([4, 12, width, width], device=device)
     steering = {k: asked.pop(k) for k in ("known", "rules", "watched_steps") if k in asked}
-    if model.source_longest:
+    if model.capabilities.source_limit:
         draw = torch.Generator().manual_seed(seed)
-        steering["source"] = torch.randint(5, WORDS, (ROWS, model.source_longest), generator=draw).to(device)
+        steering["source"] = torch.randint(5, WORDS, (ROWS, model.capabilities.source_limit), generator=draw).to(device)
         steering["source_mask"] = steering["source"] > 6
     sampling = model.sampling.change({"steps": 3, **asked})
     return list(inference.stream(noise, lengths, width, sampling, Steering(**steering)))

@@ -52,9 +52,10 @@ def write_frames(
     if known:
         given = torch.full((ROWS, WIDTH), FREE, device=device)
         given[:, seed % 4] = 7
-    if model.source_longest:
-        source = torch.randint(5, WORDS, (ROWS, model.source_longest), generator=draw).to(device)
-        there = torch.arange(model.source_longest, device=device) < torch.tensor([[2], [3], [4], [1], [4]]).to(device)
+    if model.capabilities.source_limit:
+        limit = model.capabilities.source_limit
+        source = torch.randint(5, WORDS, (ROWS, limit), generator=draw).to(device)
+        there = torch.arange(limit, device=device) < torch.tensor([[2], [3], [4], [1], [4]]).to(device)
     sampling = model.sampling.change({"steps": steps, **({"sampler": sampler} if sampler else {})})
     steering = Steering(known=given, source=source, source_mask=there)
     return list(inference.stream(noise, lengths, WIDTH, sampling, steering))
@@ -69,7 +70,7 @@ def test_recorded_frames_are_those_of_the_plain_loop(method, device, monkeypatch
     if device == "cpu":
         monkeypatch.setattr("difflm.fast.recorded.CapturedFunction", Strict)
     inference = Inference(build_model(method).to(device))
-    for sampler in inference.model.samplers:
+    for sampler in inference.model.capabilities.step_rules:
         inference.clear_recorded()
         for seed, known in ((3, False), (4, False), (5, True)):
             asked = {"seed": seed, "known": known, "sampler": sampler}

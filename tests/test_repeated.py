@@ -96,7 +96,7 @@ def assert_alike(one: list[Frame], other: list[Frame]) -> None:
 
 @pytest.mark.parametrize("more", SETTINGS, ids=str)
 def test_recorded_frames_are_those_of_the_plain_loop(lm, more):
-    if "temperature" in more and not lm.model.predicts_words:
+    if "temperature" in more and not lm.model.capabilities.predicts_words:
         pytest.skip("it does not predict words")
     assert_alike(walked(lm, True, **more), walked(lm, False, **more))
     assert_alike(walked(lm, True, seed=4, **more), walked(lm, False, seed=4, **more))

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,7 +138,7 @@ def test_a_bound_given_the_source_is_the_likelihood_of_an_exact_denoiser():
     lengths = DrawnFromSource(2, 1)
     parts = (denoiser.codec, denoiser.process, nn.Identity(), Objective({"ce": 1.0}), TimeSampler(None), lengths)
     model = DiffusionModel(*parts, Sampling("ancestral"), bound=DiscreteBound())
-    model.denoiser, model.source_longest = denoiser, 1
+    model.denoiser, model.capabilities = denoiser, replace(model.capabilities, source_limit=1)
     lm = TextDiffusion(model, LETTERS, {"method": "exact"})
     each, draws = 400, 64
     cells = [[a, b] for a in range(3) for b in range(3) for _ in range(each)]
@@ -273,7 +274,7 @@ def test_the_ranking_model_takes_the_ids_of_the_writer(monkeypatch):
     before = lm.generate(1, rank=twin, **asked)
     monkeypatch.setattr(twin.tokenizer, "encode_batch", lambda texts: pytest.fail("tokenised again"))
     assert [text.text for text in lm.generate(1, rank=twin, **asked)] == [text.text for text in before]
-    twin.model.source_longest = 5
+    twin.model.capabilities = replace(twin.model.capabilities, source_limit=5)
     with pytest.raises(UsageError, match="source 3 has 6 tokens; this model reads at most 5"):
         lm.generate(2, rank=twin, **asked)
 

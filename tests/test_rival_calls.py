@@ -125,7 +125,7 @@ def count_guided(lm, control, counted, steps):
         counted.clear()
         (text,) = lm.generate(1, controls=[control, Length(9)], candidates=candidates, steps=4)
         # A batch of two candidates is one call, which counts for each of them.
-        batches = candidates if lm.model.one_by_one else 1
+        batches = candidates if lm.model.capabilities.one_by_one else 1
         assert text.classifier_calls == candidates * (steps + candidates - 1)
         assert counted["Classifier"] == batches * steps + candidates - 1
 

@@ -164,7 +164,7 @@ def test_a_source_shares_the_canvas_and_one_embedding_with_its_text():
     torch.nn.init.normal_(model.denoiser.network.head.weight)
     own, other = (model(replace(pairs, source=told)).terms["mse"] for told in (pairs.source, pairs.ids))
     assert not torch.allclose(own, other)
-    assert model.denoiser.network.input.in_features == 2 * 8 and model.source_longest == 6
+    assert model.denoiser.network.input.in_features == 2 * 8 and model.capabilities.source_limit == 6
     assert build().denoiser.network.input.in_features == 3 * 8 + 1
     assert not model.can_hide_known and build().can_hide_known
     with pytest.raises(UsageError, match="source_words: sed has one embedding for both sides"):

@@ -188,7 +188,7 @@ def test_squared_errors_of_all_but_padding_are_observed():
     observed = model.times.sums.sum(0) - pseudo
     assert 0 < float(observed.sum()) < float(found.terms["mse"].detach())  # of which padding has the rest
     assert observed[6:].tolist() == pytest.approx([0, 0], abs=1e-6)
-    assert model.likelihood is None
+    assert model.capabilities.likelihood is None
     with torch.no_grad():
         model.nats(batch(), Noise(0, torch.arange(6)))
     assert (model.times.counts.sum(0) - BINS).tolist() == [6] * 6 + [0, 0]  # held-out texts are not

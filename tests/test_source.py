@@ -95,7 +95,7 @@ def test_unseen_sequences_are_reversed_and_only_the_source_says_how(run, monkeyp
     assert sum(encoded) == 2 * TEXTS  # for its length and for its words, whatever the number of steps
     shuffled = lm.generate(source=[" ".join(words) for words in unseen[1:] + unseen[:1]], steps=10)
     assert sum(text.text == right for text, right in zip(shuffled, expected, strict=True)) <= 0.1 * TEXTS
-    assert lm.config["recipe"]["source_longest"] == 8 and lm.model.likelihood == "bound"
+    assert lm.config["recipe"]["source_longest"] == 8 and lm.model.capabilities.likelihood == "bound"
 
 
 def test_a_text_is_the_same_whatever_is_written_beside_it(begun):
@@ -197,5 +197,5 @@ def test_lengths_follow_those_of_the_source():
     assert (drawn[4000:] == 16).float().mean() > 0.95
     nats = policy.nats(torch.tensor([6, 16]), Condition(source_mask=mask[[0, -1]]))
     assert nats.exp().reciprocal() == pytest.approx([0.73, 0.97], abs=0.03)
-    every = policy.chances(torch.tensor([5, 15]), policy.counts.double())
+    every = policy.chances_given(Condition(source_mask=mask[[0, -1]]), policy.counts.double())
     assert every.sum(-1) == pytest.approx([1.0, 1.0])

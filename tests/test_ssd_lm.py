@@ -181,7 +181,7 @@ def test_a_finished_block_is_what_was_printed_of_it(model):
     """The state of the last frame holds the words that every frame showed from the end of their block on."""
     made = model()
     for projection in ("mean", "greedy", "sample", "multi-hot") if model is simplex_model else ("mean",):
-        sampling = Sampling(made.samplers[0], steps=3, projection=projection, projection_top_p=0.9)
+        sampling = Sampling(made.capabilities.step_rules[0], steps=3, projection=projection, projection_top_p=0.9)
         frames = list(made.stream(Noise(0, torch.arange(4)), torch.full((4,), 12), 16, sampling))
         words = made.denoiser.codec.nearest(frames[-1].state)
         for number, frame in enumerate(frames):

@@ -28,7 +28,7 @@ def server(lm: TextDiffusion) -> Iterator[Running]:
 
 def test_the_api_takes_a_source_and_says_when_one_is_missing(server: Running, lm: TextDiffusion) -> None:
     with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
-        assert client.get("/api/controls").json()["source"] == {"most": lm.model.source_longest}
+        assert client.get("/api/controls").json()["source"] == {"most": lm.model.capabilities.source_limit}
         answer = client.post("/api/generate", json={"source": "a b c d", "n": 2, "steps": 3})
         made = lm.generate(2, source="a b c d", steps=3)
         assert [text["text"] for text in answer.json()["texts"]] == [text.text for text in made]

@@ -1,6 +1,7 @@
 """Several requests in one loop: each gets what it would get alone, to the bit."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -136,7 +137,7 @@ def test_the_shape_of_a_request_tells_which_tiles_it_needs(tiny_runs):
 def test_first_texts_made_one_by_one_are_the_same_alone_and_among_others(tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
     shared = [g.tokens for g in lm.generate(12, 7, steps=4)]
-    lm.model.one_by_one = True
+    lm.model.capabilities = replace(lm.model.capabilities, one_by_one=True)
     rows = [Row(0, k, Layout(5 + 16 * (k % 2)), guided=k == 9) for k in range(15)]
     tiles = list(make_batches(lm.model, rows, torch.device("cpu")))
     assert [[row.sample for row in tile.rows] for tile in tiles] == [[k] for k in range(8)] + [

@@ -215,7 +215,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(method: str):
 @pytest.mark.parametrize("rule", DISCRETE_STEPS)
 def test_known_words_stand_and_no_mask_is_left(method: str, rule: str):
     model = tiny(method)
-    if rule not in model.samplers:
+    if rule not in model.capabilities.step_rules:
         pytest.skip("a rule of masks")
     known = torch.full((4, 16), -1)
     known[:, 2], known[:, 5] = 7, 8
@@ -241,7 +241,7 @@ def test_an_edit_begins_from_the_text():
 
 def test_bert_mouth_has_no_likelihood():
     model = tiny("bert-mouth")
-    assert model.likelihood is None and not METHODS["bert-mouth"].bound
+    assert model.capabilities.likelihood is None and not METHODS["bert-mouth"].bound
 
 
 def test_the_auxiliary_term_is_that_of_the_papers_chain():

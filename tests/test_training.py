@@ -15,7 +15,7 @@ from difflm.data.batches import Batch
 from difflm.diffusion.precision import avoid_onednn
 from difflm.fast.master_weights import MasterWeights
 from difflm.methods import METHODS, TextSpec
-from difflm.models.base import Losses, Trainable
+from difflm.models.base import Capabilities, Losses, Trainable
 from difflm.networks.bert import PostNormBlock
 from difflm.runtime.tensors import dequantise_rows, load_tensors, quantise_rows, save_tensors
 from difflm.training.ema import Ema
@@ -38,7 +38,8 @@ class Counting(torch.nn.Module):
 
     def __init__(self, likelihood):
         super().__init__()
-        self.weight, self.likelihood, self.asked = torch.nn.Parameter(torch.zeros(1)), likelihood, []
+        self.weight, self.asked = torch.nn.Parameter(torch.zeros(1)), []
+        self.capabilities = Capabilities(likelihood=likelihood)
 
     def nats(self, batch, noise, draws):
         assert len(noise.samples) == len(batch.ids) == len(batch.lengths)

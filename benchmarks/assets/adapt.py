@@ -268,7 +268,7 @@ def fill(
     """Every sentence with its gaps filled by the likeliest of `n` candidates, and by the teacher, who continues the
     words before each; with the teacher's nats of all wordings."""
     model = TextDiffusion.from_pretrained(run, device)
-    ranked: dict[str, Any] = {"candidates": n, "rank": "bound"} if n > 1 and model.model.likelihood else {}
+    ranked: dict[str, Any] = {"candidates": n, "rank": "bound"} if n > 1 and model.model.capabilities.likelihood else {}
     jobs = [
         model.make_job(1, number, controls=[Infill(row["text"])], **ranked, **settings)
         for number, row in enumerate(rows)

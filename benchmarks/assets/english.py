@@ -86,7 +86,8 @@ def prepare_run(tokens: Path, setup: "fit.Setup") -> "fit.Prepared":
     chosen = np.concatenate([np.tile(own, SOURCES[name].repeat) for name, own in numbers.items()])
     torch.manual_seed(recipe.seed)
     model = recipe.build_method().build(TextSpec(tokenizer.size, recipe.longest))
-    if "first-hitting" in model.samplers and model.whole_canvas:  # a gap of three pieces then takes three steps
+    able = model.capabilities
+    if "first-hitting" in able.step_rules and able.whole_canvas:  # a gap of three pieces then takes three steps
         model.sampling = replace(model.sampling, sampler="first-hitting", steps=64, temperature=0.7)
     fit.start_weights(setup, model, tokenizer, *histograms(training, chosen, recipe.longest, tokenizer.size), None)
     splits = (training, chosen), (held_out, np.concatenate([*held.values()]))
@@ -122,7 +123,11 @@ def measure(runs: Sequence[Path], tokens: Path, texts: int, samples: int, device
     known, keys = np.unique(hash_windows(training.ids)), {training.key(number) for number in range(len(training))}
     for run in runs:
         model, begun = TextDiffusion.from_pretrained(run, device), time.perf_counter()
-        about = {"run": run.name, "likelihood": model.model.likelihood, "parameters": model.config["parameters"]}
+        about = {
+            "run": run.name,
+            "likelihood": model.model.capabilities.likelihood,
+            "parameters": model.config["parameters"],
+        }
         for name, own in numbers.items():
             rows = [read_row(held_out, number) for number in own[:texts]]
             nats, errors = model.score_ids_with_errors(rows, draws=16, batch_size=256)

@@ -98,14 +98,14 @@ def write_teachers_pairs(asked: Asked) -> None:
 
 def ways_of(lm: Any, asked: Asked) -> Iterator[Way]:
     """Steps and levels of variety: by jumps, by the shortest way, by all rules of tokens, or from left to right."""
-    model, tokens = lm.model, "tokens" in lm.model.families
-    rules = [rule for rule in TOKEN_RULES if tokens and rule in model.samplers]
-    rules = rules or [rule for rule in ("jump", "ddim") if rule in model.samplers][:1] or ["ancestral"]
-    left_to_right = "left-to-right" in model.families
+    model, tokens = lm.model, "tokens" in lm.model.capabilities.settings
+    rules = [rule for rule in TOKEN_RULES if tokens and rule in model.capabilities.step_rules]
+    rules = rules or [rule for rule in ("jump", "ddim") if rule in model.capabilities.step_rules][:1] or ["ancestral"]
+    left_to_right = "left-to-right" in model.capabilities.settings
     for rule in rules:
         for steps in [1] if left_to_right else [8, 16, 32, 64] if tokens else asked.at:
             for temperature, noise in asked.levels:
-                if noise == 1 or "vectors" in model.families:
+                if noise == 1 or "vectors" in model.capabilities.settings:
                     yield Way(rule, steps, temperature, noise)
 
 

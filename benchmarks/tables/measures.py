@@ -70,14 +70,14 @@ class Grid:
     @property
     def budgets(self) -> Sequence[int]:
         """A left-to-right model has calls by its words alone."""
-        return BUDGETS[self.kind] if "diffusion" in self.lm.model.families else BUDGETS[self.kind][:1]
+        return BUDGETS[self.kind] if "diffusion" in self.lm.model.capabilities.settings else BUDGETS[self.kind][:1]
 
     def cells(self, budget: int, settings: Mapping[str, Any] = NOTHING, samples: int = 1) -> list[Cell]:
         """A cell for each temperature."""
         model = self.lm.model
-        knob = "temperature" if model.predicts_words else "noise_temperature"
-        fixed = {"length_beam": 1} if model.has_length_beam and self.kind == "pairs" else {}
-        if "diffusion" in model.families:
+        knob = "temperature" if model.capabilities.predicts_words else "noise_temperature"
+        fixed = {"length_beam": 1} if model.capabilities.length_beam and self.kind == "pairs" else {}
+        if "diffusion" in model.capabilities.settings:
             fixed["steps"] = steps_within(self.lm, settings, budget, WORDS[self.kind])
         name = f"{json.dumps(settings, sort_keys=True) if settings else ''}|{budget}"
         return [
@@ -87,7 +87,9 @@ class Grid:
     def first(self, asked: Sequence[Mapping[str, Any]] = (), samples: int = 1) -> list[Cell]:
         """The cells of the first budget: own sampler, another one, and what claims ask for."""
         model = self.lm.model
-        other = next((name for name in SECOND if name in model.samplers and name != model.sampling.sampler), None)
+        other = next(
+            (name for name in SECOND if name in model.capabilities.step_rules and name != model.sampling.sampler), None
+        )
         views: list[Mapping[str, Any]] = [NOTHING, *([{"sampler": other}] if other and self.kind == "pairs" else [])]
         return [cell for view in [*views, *asked] for cell in self.cells(self.budgets[0], view, samples)]
 
@@ -143,7 +145,7 @@ def measure_selected(lm: "TextDiffusion", pairs: "PairSet", sizes: Sequence[int]
 
     found = Measured()
     cell = next(one for one in Grid(lm, "pairs").first() if one.name.endswith(f"|{CANDIDATES_AT}"))
-    if "diffusion" not in lm.model.families:
+    if "diffusion" not in lm.model.capabilities.settings:
         search = Cell("beams=5||", {"beams": 5, "length_penalty": 1.0})
         found = measure_pairs(lm, pairs, [search])
     _, made, calls, _ = write_candidates("", lm, pairs.sources, max(sizes), 1, cell.settings, ignore)
@@ -186,11 +188,11 @@ class LanguageMeasure:
         """Nats (in hundredths) and tokens of each text, [texts, 2]; None where there is no likelihood."""
         from difflm.evaluation.language import score, tokens_of
 
-        if lm.model.likelihood is None:
+        if lm.model.capabilities.likelihood is None:
             return None
         room = lm.config["recipe"]["longest"] - ROOM  # the same texts for all
         rows = [ids for ids in lm.tokenizer.encode_batch(list(texts)) if 0 < len(ids) <= room][:SCORED]
-        nats = score(lm, rows, 0, 1 if lm.model.likelihood == "exact" else DRAWS, ignore)
+        nats = score(lm, rows, 0, 1 if lm.model.capabilities.likelihood == "exact" else DRAWS, ignore)
         return np.stack([np.round(nats * NATS), tokens_of(rows)], 1).astype(np.int32)
 
     def measure(self, lm: "TextDiffusion", split: str, cells: Sequence[Cell]) -> Measured:

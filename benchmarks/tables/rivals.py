@@ -372,7 +372,7 @@ def measure_likelihood(plan: Plan, name: str) -> None:
         ids = lm.tokenizer.encode_batch(scored)
         value, error = ratio(score(lm, ids, 0, 16, lambda *_: None), tokens_of(ids))
         size = sum(p.numel() for p in lm.model.parameters())
-        kind = {"likelihood": lm.model.likelihood, "parameters": size, "trained": lm.config.get("trained")}
+        kind = {"likelihood": lm.model.capabilities.likelihood, "parameters": size, "trained": lm.config.get("trained")}
         found[run] = {"nats_per_token": value, "error": error, **kind}
     put(plan, {"row": "likelihood", "part": f"likelihood-{name}", "texts": len(scored), "figures": found})
 

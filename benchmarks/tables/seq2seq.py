@@ -221,13 +221,13 @@ def settings_to_try(lm: "TextDiffusion", rankers: Collection[str]) -> Iterator[l
     the most central one is chosen, or by `rank` the one that this run finds likeliest."""
     model, own, method = lm.model, lm.model.sampling, lm.config["method"]
     beams = [{"beams": 5, "length_penalty": penalty} for penalty in (0.6, 1.0, 1.4)]
-    if "edits" in model.families:
-        yield [{"temperature": 0.0, "start": start, "steps": 3} for start in model.starts]
+    if "edits" in model.capabilities.settings:
+        yield [{"temperature": 0.0, "start": start, "steps": 3} for start in model.capabilities.starts]
         yield [{}, {"steps": 1}, {"steps": 12}]
         yield [{}, {"steps": 3, "beams": 5}, {"steps": 3, "beams": 5, "revisions": 3}]
         return
-    if "left-to-right" in model.families:
-        if "diffusion" in model.families:  # of latents
+    if "left-to-right" in model.capabilities.settings:
+        if "diffusion" in model.capabilities.settings:  # of latents
             yield [{"temperature": 0.0, "steps": steps} for steps in (20, 50, own.steps)]
             yield [{}, {"contrast": 0.0}, {"contrast": 0.5}, {"contrast": 2.0}, {"sampler": "ddim"}]
         yield [{"temperature": 0.0}, *beams]
@@ -235,12 +235,12 @@ def settings_to_try(lm: "TextDiffusion", rankers: Collection[str]) -> Iterator[l
     blocks = method in BLOCK_STEPS
     most = CALLS * CALLS // model.calls(own.change({"steps": CALLS}), CALLS)  # steps, of which each may take several
     begin: dict[str, Any] = {"steps": BLOCK_STEPS.get(method, most)}
-    if "confidence" in model.samplers:
+    if "confidence" in model.capabilities.step_rules:
         begin |= {"sampler": "confidence"}
-    beam = {"length_beam": 1} if model.has_length_beam else {}
-    knob = "temperature" if model.predicts_words else "noise_temperature"
-    yield [{**begin, **beam, knob: value} for value in (*[0.0] * model.greedy, 0.2, 0.5, 0.8, 1.0)]
-    if "simplex" in model.families:
+    beam = {"length_beam": 1} if model.capabilities.length_beam else {}
+    knob = "temperature" if model.capabilities.predicts_words else "noise_temperature"
+    yield [{**begin, **beam, knob: value} for value in (*[0.0] * model.capabilities.greedy, 0.2, 0.5, 0.8, 1.0)]
+    if "simplex" in model.capabilities.settings:
         yield [{}, {"steps": 3}, {"projection": "greedy"}, {"sampler": "ancestral", "projection": "mean"}]
     elif blocks:
         yield [{}, {"steps": 2}, {"steps": 2, "sampler": own.sampler}, {"sampler": own.sampler}]
@@ -322,7 +322,7 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     choose, report = (read_pair_set(str(asked.out / f"{k}.jsonl"), None, None, "valid") for k in ("choose", "report"))
     choose, report = choose.keep(fits(lm, choose.sources)), report.keep(fits(lm, report.sources))
     name, seed = run.rsplit("-", 1)
-    ranked = ROWS[name].distilled and "left-to-right" not in lm.model.families
+    ranked = ROWS[name].distilled and "left-to-right" not in lm.model.capabilities.settings
     names = find_rankers(seed, asked) if ranked else []
     rankers = {name: load_model(str(asked.out / f"{name}-{seed}"), asked.device) for name in names}
     best: tuple[float, dict[str, Any]] = (-1.0, {})
@@ -336,7 +336,7 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
             made = write(lm, choose, how, rankers=rankers)
             bleu, _ = corpus_sacrebleu(made.choose(choose.references), choose.references)
             tried.append((how, bleu, made.calls))
-            if bleu > best[0] and (made.calls <= CALLS or "left-to-right" in lm.model.families):
+            if bleu > best[0] and (made.calls <= CALLS or "left-to-right" in lm.model.capabilities.settings):
                 best = (bleu, how)
     ways = {"chosen": write(lm, report, best[1], rankers=rankers)}
     fewest = find_fewest_calls(tried, run, asked) if rankers else {}
@@ -344,7 +344,7 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
         ways["fewest calls"] = write(lm, report, fewest, rankers=rankers)
     candidates = (*RANKING, "length_beam", "beams", "length_penalty", "revisions")
     sample = {k: v for k, v in best[1].items() if k not in candidates}
-    drawn = [{"temperature": value} for value in (0.3, 0.5, 0.7, 1.0)] if lm.model.predicts_words else [{}]
+    drawn = [{"temperature": value} for value in (0.3, 0.5, 0.7, 1.0)] if lm.model.capabilities.predicts_words else [{}]
     if rankers:  # its few steps were chosen for the sake of several candidates
         sample["steps"] = CALLS
     for some in drawn:  # variety, and what it costs

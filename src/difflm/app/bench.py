@@ -22,7 +22,6 @@ from difflm.machine import processor_name
 from difflm.methods.base import TextSpec
 from difflm.models.base import LanguageModel
 from difflm.models.batching import CPU_BATCH, GPU_BATCH
-from difflm.models.diffusion import DiffusionModel
 from difflm.training.recipe import Recipe, check
 from difflm.training.trainer import Trainer
 
@@ -111,7 +110,7 @@ def repeats_on(device: torch.device) -> int:
 def dtype_name(lm: TextDiffusion) -> str:
     """The number format of the network's arithmetic while it samples."""
     dtype = lm.inference.dtype
-    if isinstance(lm.model, DiffusionModel) and dtype is not torch.int8:
+    if lm.model.capabilities.denoises and dtype is not torch.int8:
         dtype = lm.inference.denoiser.precision
     return str(dtype or torch.float32).removeprefix("torch.")
 

@@ -46,7 +46,6 @@ from difflm.evaluation.targets import (
 from difflm.generation.jobs import check_device
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import DECODERS
-from difflm.models.diffusion import DiffusionModel
 from difflm.models.open_models import find_open_model
 from difflm.runtime.distributed import current
 from difflm.runtime.files import append_line, write_atomic
@@ -164,7 +163,7 @@ def find_systems(
     found = []
     for name, lm in models.items():
         decoders = [method for method in methods if isinstance(lm.model, DECODERS[method].decodes)]
-        if isinstance(lm.model, DiffusionModel) or not decoders:
+        if lm.model.capabilities.denoises or not decoders:
             found.append(System(name, lm, protocol))
         for method in decoders:
             found.append(System(name, lm, replace(protocol, guidance=methods[method], method=method)))

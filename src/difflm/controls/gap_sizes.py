@@ -58,7 +58,7 @@ def share_gap_sizes(plan: "ControlPlan") -> GapSizes | None:
     """The sizes for the gaps of a plan, if the model can tell: a masked model trained on gaps. The length of its whole
     texts says nothing about them. None: drawn from these lengths."""
     infill, info = plan.infill, plan.info
-    learned = getattr(plan.model.process, "masks", False) and plan.model.clean_context > 0 and not info.whole_words
+    learned = plan.model.capabilities.learned_gaps and not info.whole_words
     if infill is None or not learned or (infill.gaps[-1] is None and not infill.parts[-1]):
         return None
     if (
@@ -152,7 +152,7 @@ def share_sizes(
 def score_gaps(plan: "ControlPlan", rows: Sequence[Layout], gaps: Sequence[tuple[int, int]]) -> Tensor:
     """The mean log-probability of what is written into the gap [first, end) of each row, [B], while all unknown
     positions are written. Required words and patterns decide what is written, not how likely it is."""
-    denoiser, mask_id = plan.denoiser, plan.model.process.mask_id
+    denoiser, mask_id = plan.denoiser, plan.denoiser.process.mask_id
     device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
     lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
     x, place = torch.tensor(lines, device=device), torch.arange(width, device=device)

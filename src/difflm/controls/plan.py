@@ -39,8 +39,8 @@ from difflm.diffusion.processes.discrete import certain_logits
 from difflm.diffusion.samplers.loop import Steering, Transform
 from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import UsageError
+from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
-from difflm.models.diffusion import DiffusionModel
 from difflm.models.leave_one_out import NEARLY_WRITTEN, knows_evidence, leave_one_out_nats
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class ControlPlan:
 
     def __init__(
         self,
-        model: DiffusionModel,
+        model: LanguageModel,
         denoiser: Denoiser,
         info: ModelInfo,
         controls: Sequence[Control],
@@ -207,7 +207,7 @@ class ControlPlan:
         if self.edit is not None:
             return [self.edited] * len(samples), [self.kept] * len(samples)
         if self.open_ended:
-            lay = self.open_layout if self.model.always_planned else Layout
+            lay = self.open_layout if self.model.capabilities.always_planned else Layout
             given = self.infill.given_at(0, 0, self.info) if self.infill else {}
             return [lay(n) for n in self.model.draw_lengths(noise, condition).tolist()], [given] * len(samples)
         if self.gap_sizes is not None:
@@ -346,7 +346,7 @@ class ControlPlan:
         """Whether finished texts are also compared by how likely the model finds their words: if controls determine
         every word, and one call of the model is enough."""
         speaks = speaks_of_every_word(self.controls, self.info)
-        return speaks and knows_evidence(self.model.denoiser) and not self.model.source_longest
+        return speaks and knows_evidence(self.model.denoiser) and not self.model.capabilities.source_limit
 
     @torch.no_grad()
     def word_nats(self, rows: list[list[int]]) -> list[float]:

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ class Levels:
         return replace(self, **{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
 
+# What becomes a text, step by step: `prefix` is a text that grows from left to right.
+State = Literal["vectors", "simplex", "tokens", "latents", "pixels", "edits", "prefix"]
 Times = Tensor | Levels  # a process takes either; levels save it the work
 
 
@@ -138,6 +140,12 @@ class Process(nn.Module):
 
     steps: tuple[str, ...]
     mask_id: int = -1  # the state that hides a token; −1: there is none
+    reads_pairs = False  # whether it learns from which tokens follow each other
+    linear = False  # whether its losses are weighted cross-entropies of masked words, and nothing else
+
+    @property
+    def masks(self) -> bool:
+        return self.mask_id >= 0
 
     @abstractmethod
     def at(self, t: Times) -> Levels:
@@ -173,7 +181,8 @@ class Codec(nn.Module):
     vocabulary: int
     holds_tokens = False  # whether a state consists of tokens, so that known ones can be put into it
     predicts_tokens = True  # whether the network predicts logits
-    whole_text = ""  # what represents a text as a whole, if words have no states of their own
+    state: State = "vectors"
+    reads_pairs = False  # whether it learns from which tokens follow each other
     bias: Tensor  # [V] log-frequencies, learned
 
     def __init__(self, vocabulary: int) -> None:

@@ -143,7 +143,7 @@ class Writer:
             on_progress(f"{self.set.name}, {name}: choosing", 0, 1)
             central = [candidates[most_central(candidates)] for candidates in made]
             yield self.written(f"MBR of {each}", central, seconds, made, each)
-            texts = self.whole_texts(made) if self.asked.draws and self.lm.model.likelihood else None
+            texts = self.whole_texts(made) if self.asked.draws and self.lm.model.capabilities.likelihood else None
             if texts is not None:
                 nats = self.scored(texts, partial(on_progress, f"{self.set.name}, {name}: scoring"))
                 likeliest = [found[costs.index(min(costs))] for found, costs in zip(made, nats, strict=True)]

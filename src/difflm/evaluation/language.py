@@ -94,7 +94,7 @@ def evaluate_language(
     scored, note = choose_scored(reference, list(writers.values()), score_texts)
     for row, lm in ((row, writers[row.name]) for row in rows if row.name in writers):
         add_likelihood(row, lm, scored, note, seed, draws, on_progress)
-        if lm.model.whole_text and scored:
+        if lm.model.capabilities.whole_text and scored:
             row.figures[RECONSTRUCTED] = reconstructed_share(lm, lm.tokenizer.encode_batch(scored))
             row.texts[RECONSTRUCTED] = len(scored)
     repeated = round((rows[0].figures["copied"] or 0) * len(real))
@@ -170,7 +170,8 @@ def write_random(lm: TextDiffusion, model: LatentDiffusion, n: int, seed: int) -
 
 def settings_for(lm: TextDiffusion, changes: Mapping[str, Any]) -> dict[str, Any]:
     """One set of changes serves diffusion models and left-to-right ones, which ignore settings of denoising."""
-    known = understood_by(lm.model.families) if "left-to-right" in lm.model.families else FAMILIES
+    families = lm.model.capabilities.settings
+    known = understood_by(families) if "left-to-right" in families else FAMILIES
     return {key: value for key, value in changes.items() if key in known}
 
 
@@ -231,7 +232,7 @@ def add_nats(row: Row, figure: str, nats: Nats, ids: Sequence[Sequence[int]], gr
 
 
 def check_judge(lm: TextDiffusion) -> None:
-    if lm.model.likelihood != "exact":
+    if lm.model.capabilities.likelihood != "exact":
         method = lm.config["method"]
         raise UsageError(f"a judge needs an exact likelihood, which {method} does not have. Use an autoregressive run.")
 
@@ -297,10 +298,10 @@ def choose_scored(reference: Sequence[str], lms: Sequence[TextDiffusion], count:
 def add_likelihood(
     row: Row, lm: TextDiffusion, texts: list[str], note: str, seed: int, draws: int, on_progress: OnProgress
 ) -> None:
-    if lm.model.likelihood is None:
+    if lm.model.capabilities.likelihood is None:
         row.notes["nats_per_token"] = f"{row.name}: {row.about['method']} has no likelihood and no bound"
         return
-    row.notes["likelihood"] = lm.model.likelihood
+    row.notes["likelihood"] = lm.model.capabilities.likelihood
     if note:
         row.notes["nats_per_token"] = note
     if texts:

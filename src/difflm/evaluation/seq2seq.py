@@ -206,8 +206,8 @@ def write_outputs(
 ) -> Iterator[Outputs]:
     """Yield a model's texts: one sample, the most central and the likeliest of several, and beam search if it supports
     that."""
-    left_to_right = "left-to-right" in lm.model.families
-    known = understood_by(lm.model.families) if left_to_right else ways.settings
+    left_to_right = "left-to-right" in lm.model.capabilities.settings
+    known = understood_by(lm.model.capabilities.settings) if left_to_right else ways.settings
     settings = {key: value for key, value in ways.settings.items() if key in known}
     about = {"method": lm.config["method"]}
 

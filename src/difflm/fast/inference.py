@@ -224,7 +224,7 @@ class Inference:
     def shares_sources(self) -> bool:
         """Whether texts of one source, one after the other, can be scored with a single row of sources. On a CPU every
         text has its own, so that no score depends on how a batch is rounded."""
-        return self.captures_nats and self.model.source_longest > 0
+        return self.captures_nats and self.model.capabilities.source_limit > 0
 
     @torch.no_grad()
     def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
@@ -293,7 +293,9 @@ class Inference:
     def _pad(self, batch: Batch) -> Batch:
         """With rows of texts and sources as wide as a multiple of WIDTH, so that few shapes are captured."""
         ids, source = pad_width(batch.ids, self.model.max_words), batch.source
-        return replace(batch, ids=ids, source=None if source is None else pad_width(source, self.model.source_longest))
+        return replace(
+            batch, ids=ids, source=None if source is None else pad_width(source, self.model.capabilities.source_limit)
+        )
 
     def clear_recorded(self) -> None:
         """Free what was captured for earlier requests; the next one captures again."""

@@ -31,7 +31,6 @@ from difflm.machine import is_on
 from difflm.methods.rivals import ControlDecoder
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
-from difflm.models.diffusion import DiffusionModel
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
 from difflm.networks import Transformer
 from difflm.runtime.threads import IsStopped, check_process, run_parallel
@@ -86,7 +85,7 @@ def check_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.
 def check_eight_bits(model: LanguageModel) -> None:
     if not is_on("eight_bit"):
         raise UsageError("torch has no fast 8-bit matrix products for this processor: leave dtype out.")
-    if not isinstance(model, DiffusionModel) or not isinstance(model.denoiser.network, Transformer):
+    if not model.capabilities.denoises or not isinstance(model.denoiser.network, Transformer):
         raise UsageError("dtype int8 is for diffusion models of words with difflm's own Transformer: leave it out.")
 
 
@@ -139,25 +138,26 @@ def parse_guidance(size: Any, usual: GuidanceSettings) -> GuidanceSettings:
 
 def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
     """Refuse settings that this model does not understand; `Sampling` itself refuses values out of range."""
-    if sampling.sampler not in model.samplers:
+    if sampling.sampler not in model.capabilities.step_rules:
         if sampling.sampler == "prism":
             raise UsageError(
                 "the sampler prism needs a model with a quality head: train one from a run of mdlm, with init=RUN and "
                 "model.quality_head=true."
             )
-        hint, known = suggest(sampling.sampler, model.samplers), ", ".join(model.samplers)
+        hint, known = suggest(sampling.sampler, model.capabilities.step_rules), ", ".join(model.capabilities.step_rules)
         raise UsageError(f"unknown --sampler {sampling.sampler!r} for this model. {hint}Known: {known}.")
-    if sampling.temperature == 0 and not model.greedy:
+    if sampling.temperature == 0 and not model.capabilities.greedy:
         raise UsageError(f"--temperature {describe_range('temperature')}, not {sampling.temperature}.")
-    if sampling.temperature != 1 and not model.predicts_words:
+    if sampling.temperature != 1 and not model.capabilities.predicts_words:
         raise UsageError("a temperature needs a model that predicts words; use --noise-temperature here.")
-    if sampling.length_beam and not model.has_length_beam:
+    if sampling.length_beam and not model.capabilities.length_beam:
         raise UsageError("a length beam needs a model that chooses lengths beforehand; this one writes its own end.")
     if sampling.projection == "multi-hot" and sampling.projection_top_p == 1:
         raise UsageError("--projection multi-hot takes the likeliest words: give --projection-top-p below 1.")
     for name, setting in SETTINGS.items():
         family = FAMILIES[name]
-        if family in FOREIGN and family not in model.families and getattr(sampling, name) != setting.default:
+        foreign = family in FOREIGN and family not in model.capabilities.settings
+        if foreign and getattr(sampling, name) != setting.default:
             raise UsageError(FOREIGN[family].format(option_name(name)))
     if sampling.block and sampling.sampler not in ORDERED:
         raise UsageError(f"--block is for the samplers {', '.join(ORDERED)}; give --block 0 with {sampling.sampler}.")
@@ -165,8 +165,10 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
         raise UsageError("--sure is for the samplers threshold and entropy-bound.")
     if sampling.revisions > 1 and not sampling.beams:
         raise UsageError("--revisions needs a beam search: give --beams as well.")
-    if sampling.start not in model.starts:
-        raise UsageError(f"--start {sampling.start} is not for this model. Known: {', '.join(model.starts)}.")
+    if sampling.start not in model.capabilities.starts:
+        raise UsageError(
+            f"--start {sampling.start} is not for this model. Known: {', '.join(model.capabilities.starts)}."
+        )
 
 
 def plain_edit(edit: Edit) -> str:
@@ -371,7 +373,8 @@ def finished_rows(
             asked = job.plan.classifier_calls(min(len(ids) + 1, model.longest))
             ids, job.given[row.sample] = job.plan.finish(ids)
         elif job.plan is not None:
-            steps = job.sampling.steps - ("vectors" in model.families)  # word vectors are not moved after the last step
+            # Word vectors are not moved after the last step.
+            steps = job.sampling.steps - ("vectors" in model.capabilities.settings)
             asked = len(job.plan.asked_classifiers) * job.plan.guidance.inner * steps
         found.append(FinishedRow(row.owner, row.sample, row.seed, ids, cost, asked))
     return found
@@ -397,7 +400,7 @@ def run_jobs(inference: Inference, jobs: Sequence[GenerationJob], in_order: bool
     if device.type == "cpu":  # one core per batch, even for a single one, so that all texts round in the same way
         return chain.from_iterable(run_parallel([run]) for run in runs) if in_order else run_parallel(runs)
     made = (progress for run in runs for progress in run(lambda: False))
-    synchronises = model.syncs_with_device or any(job.watch for job in jobs)
+    synchronises = model.capabilities.syncs_with_device or any(job.watch for job in jobs)
     return made if synchronises else delay_by_one(made)  # without watchers, only the ends of texts are read
 
 
@@ -458,9 +461,10 @@ def delay_by_one(made: Iterable[BatchProgress]) -> Iterator[BatchProgress]:
 
 def batch_key(job: GenerationJob, model: LanguageModel) -> Any:
     """What all jobs of a batch must have in common. The last part is whether a classifier guides them."""
-    mixed = ("steps",) if model.allows_mixed_steps else ()
+    mixed = ("steps",) if model.capabilities.mixed_steps else ()
     own = tuple(value for name, value in vars(job.sampling).items() if name not in mixed)
     if job.plan is None:
         return own, STANDARD, bool(job.begin), 0, False
-    prompt = len(job.sources[0]) if job.sources and model.always_planned else 0  # prompts of equal length share batches
+    # Prompts of equal length share batches.
+    prompt = len(job.sources[0]) if job.sources and model.capabilities.always_planned else 0
     return own, job.plan.guidance, job.plan.edit is not None, prompt, job.plan.guided

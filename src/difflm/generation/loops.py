@@ -25,6 +25,7 @@ from difflm.fast.joinable import JoinableSampler, fresh_states
 from difflm.generation.jobs import BatchProgress, Generation, GenerationJob, batch_key, finished_rows, run_batch
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import ControlDecoder
+from difflm.models.base import LanguageModel
 from difflm.models.batching import ALONE, WIDTH, Row, SampleBatch, batch_rows, max_batch_rows, pad_batch
 from difflm.models.diffusion import DiffusionModel
 
@@ -44,10 +45,9 @@ class LoopShape(NamedTuple):
     joinable: bool
 
 
-def can_join(model: object, job: GenerationJob) -> bool:
+def can_join(model: LanguageModel, job: GenerationJob) -> bool:
     """Whether its texts can join a running batch."""
-    whole = isinstance(model, DiffusionModel) and model.allows_mixed_steps
-    return whole and not isinstance(job.plan, ControlDecoder)
+    return model.capabilities.mixed_steps and not isinstance(job.plan, ControlDecoder)
 
 
 @lru_cache(maxsize=1024)
@@ -64,7 +64,7 @@ def loop_shape(lm: TextDiffusion, job: GenerationJob, row: Row) -> LoopShape:
         widest = -(-model.longest // WIDTH) * WIDTH
         width = max(width, min(SHARED_WIDTH, widest)) if joinable else width
         return share_shape(LoopShape(key, width, max_batch_rows(model.vocabulary, width, device), joinable))
-    alone = model.one_by_one and row.sample < ALONE
+    alone = model.capabilities.one_by_one and row.sample < ALONE
     most = 1 if alone else max_batch_rows(model.vocabulary, width, device, row.guided)
     return share_shape(LoopShape((key, -(-len(row.source) // WIDTH)), width, most, joinable))
 
@@ -226,11 +226,11 @@ class Loop:
     def _count_calls(self) -> None:
         """Count network calls of unfinished texts; on a GPU, record an event, so that few steps are queued at once."""
         model, sampler = self.lm.model, self.sampler
-        assert isinstance(model, DiffusionModel) and sampler is not None
+        assert sampler is not None
         if self._calls is not None and self._unwritten is not None:
             self._calls = self._calls + self._cost * self._unwritten
             if self.ordered:
-                self._unwritten = (sampler.states.x == model.process.mask_id).any(-1)
+                self._unwritten = (sampler.states.x == model.denoiser.process.mask_id).any(-1)
         if self.runs_ahead:
             flags = self._unwritten if self.ordered else None
             sent = None if flags is None else flags.to("cpu", non_blocking=True)
@@ -307,7 +307,7 @@ class Loop:
             return []
         for owner, part in progress.batch.owners if not progress.last else ():
             job = self.jobs[owner]
-            over = self.lm.model.allows_mixed_steps and progress.frame.step >= job.sampling.steps
+            over = self.lm.model.capabilities.mixed_steps and progress.frame.step >= job.sampling.steps
             if job.watch and not over:
                 job.watch(self.lm.drafts(progress.batch, progress.frame, job, part))
         if progress.finished and self.runs_ahead:

@@ -51,7 +51,6 @@ from difflm.generation.watching import Progress, Watcher
 from difflm.methods.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import SampleBatch
-from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.threads import check_process
 from difflm.training.classifier import heads_of, load_guide
 
@@ -72,7 +71,7 @@ class TextDiffusion(Pretrained, Reader):
     ) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
         self.inference = inference or Inference(model)
-        self._tokens = isinstance(model, DiffusionModel) and model.denoiser.codec.holds_tokens
+        self._tokens = model.capabilities.state == "tokens"
         self.usual_guidance = TOKENS if self._tokens else STANDARD
         if "guidance" in config:
             self.usual_guidance = parse_guidance(config["guidance"], self.usual_guidance)
@@ -92,8 +91,10 @@ class TextDiffusion(Pretrained, Reader):
     def _load_classifier(self, folder: Path) -> Classifier | SentenceClassifier:
         if folder not in self._classifiers:
             guided: Any = self.model
+            if whole := self.model.capabilities.whole_text:
+                raise UsageError(NO_WORDS.format("this model", whole))
             dtype = self.inference.dtype
-            if isinstance(self.model, DiffusionModel):
+            if self.model.capabilities.denoises:
                 guided, dtype = self.model.denoiser, self.inference.denoiser.precision
             made = load_guide(folder, guided, self.tokenizer)
             # On a CPU, gradients through linear layers of half width are the slower ones.
@@ -249,7 +250,7 @@ class TextDiffusion(Pretrained, Reader):
         if self.chat is not None and isinstance(source, str):
             messages, source = [{"role": "user", "content": source}], None
         sources = [] if messages is None else [encode_messages(self.chat, messages)] * n
-        told = self.encode_sources(source) if source is not None or self.model.source_longest else []
+        told = self.encode_sources(source) if source is not None or self.model.capabilities.source_limit else []
         if told:
             sources = [row for row in told for _ in range(n)]
             n = len(sources)
@@ -263,7 +264,7 @@ class TextDiffusion(Pretrained, Reader):
         if template is not None and template.parts[-1]:  # a model may have other settings for gaps than for whole texts
             settings = self.config.get("gaps", {}) | {key: v for key, v in settings.items() if v is not None}
         sampling = self.sampling(**settings) if settings else self.model.sampling
-        begin = self.encode([plain_edit(edit)])[0] if edit and "edits" in self.model.families else []
+        begin = self.encode([plain_edit(edit)])[0] if edit and "edits" in self.model.capabilities.settings else []
         plan = self.plan_controls(
             controls, None if begin else edit, guidance, method, len(sources[0]) if sources else 0
         )
@@ -303,7 +304,7 @@ class TextDiffusion(Pretrained, Reader):
             if not any(jobs[owner].wanted() for owner, _ in batch.owners):  # cancelled meanwhile
                 continue
             for owner, part in batch.owners if not progress.last else ():
-                over = self.model.allows_mixed_steps and frame.step >= jobs[owner].sampling.steps
+                over = self.model.capabilities.mixed_steps and frame.step >= jobs[owner].sampling.steps
                 if (watch := jobs[owner].watch) and not over:
                     watch(self.drafts(batch, frame, jobs[owner], part))
             if progress.finished:
@@ -332,18 +333,18 @@ class TextDiffusion(Pretrained, Reader):
         prompt: int = 0,
     ) -> ControlPlan | ControlDecoder | None:
         """Bind controls to this model, after a `prompt` of this many tokens; rejects what the model cannot do."""
-        if not controls and edit is None and method is None and not self.model.always_planned:
+        if not controls and edit is None and method is None and not self.model.capabilities.always_planned:
             return None
         check_process()
         kind, decoder = self.config["method"], None
-        if self.model.whole_text:
-            raise UsageError(NO_WORDS.format(kind, self.model.whole_text))
+        if self.model.capabilities.whole_text:
+            raise UsageError(NO_WORDS.format(kind, self.model.capabilities.whole_text))
         if method is not None:
             decoder = choose_decoder(method, self.model, kind, controls, edit, guidance)
         model, most, first = self.model, self.model.longest, 0
-        if isinstance(model, DiffusionModel):
-            most, first = model.lengths.max_words, model.lengths.first
-            if prompt and model.always_planned:
+        if model.capabilities.denoises:
+            most, first = model.max_words, model.lengths.first
+            if prompt and model.capabilities.always_planned:
                 most, first = most + first - prompt, 0
         elif decoder is None:
             known = " or ".join(name for name in DECODERS if isinstance(model, DECODERS[name].decodes))
@@ -364,7 +365,6 @@ class TextDiffusion(Pretrained, Reader):
         with prepare_together(controls, info, edit):
             if decoder is not None:
                 return decoder(model, info, controls, classifiers, guidance.size if guidance else None)
-            assert isinstance(model, DiffusionModel)
             settings = self.guidance_settings(guidance) if guidance else self.usual_guidance
             return ControlPlan(model, self.inference.denoiser, info, controls, edit, classifiers[::-1], settings)
 

@@ -12,8 +12,6 @@ from torch.nn.functional import cross_entropy
 from difflm.errors import UsageError
 from difflm.generation.jobs import Chosen, Ids
 from difflm.generation.texts import Repaired
-from difflm.models.autoencoder import Autoencoder
-from difflm.models.autoregressive import Autoregressive
 
 if TYPE_CHECKING:
     from difflm.generation.pipeline import TextDiffusion
@@ -42,7 +40,7 @@ class Ranking:
 
     @property
     def draws(self) -> int:
-        return VECTOR_DRAWS if "vectors" in self.scorer.model.families else TOKEN_DRAWS
+        return VECTOR_DRAWS if "vectors" in self.scorer.model.capabilities.settings else TOKEN_DRAWS
 
     def __call__(self, numbers: Sequence[int], ids: list[list[Ids]], _: object = None) -> list[Chosen]:
         """On a CPU each text is ranked by itself, so that no choice depends on how a batch is rounded."""
@@ -86,7 +84,7 @@ def check_repairs(repairs: int, rank: Rank | None, controls: Sequence[object] = 
     if isinstance(repairs, bool) or not isinstance(repairs, int) or not 0 <= repairs <= MOST_REPAIRS:
         raise UsageError(f"--repairs must be between 0 and {MOST_REPAIRS}, not {repairs!r}.")
     model = None if rank is None or isinstance(rank, str) else rank.model
-    if not isinstance(model, Autoregressive) or isinstance(model, Autoencoder):  # which reads its own latents
+    if model is None or model.capabilities.state != "prefix":
         raise UsageError("--repairs needs a left-to-right model that ranks the candidates: give --rank RUN.")
     if controls:
         raise UsageError("--repairs may undo what controls ask for: leave one of them out.")
@@ -122,7 +120,7 @@ class GapFit:
 
     def count_calls(self, group: Sequence[Ids]) -> int:
         """One call per masked token; for word vectors, one call for all tokens."""
-        masks = self.writer.check_reads_tokens().process.mask_id >= 0
+        masks = self.writer.check_reads_tokens().denoiser.process.masks
         return sum(self.find_window(row)[1] - self.find_window(row)[0] if masks else 1 for row in group)
 
 
@@ -142,13 +140,13 @@ def make_ranking(
     if isinstance(rank, str) and rank != "bound":
         raise UsageError(f"rank must be 'bound' or a model, not {rank!r}.")
     scorer = writer if isinstance(rank, str) else rank
-    if scorer.model.likelihood is None:
+    if scorer.model.capabilities.likelihood is None:
         raise UsageError(f"{scorer.name} has no likelihood and no bound: it cannot rank candidates.")
-    if writer.model.source_longest and not scorer.model.source_longest:
+    if writer.model.capabilities.source_limit and not scorer.model.capabilities.source_limit:
         raise UsageError(f"{scorer.name} reads no source: it cannot rank texts that are written from one.")
     if scorer.tokenizer.fingerprint() != writer.tokenizer.fingerprint():
         raise UsageError(f"{scorer.name} has another vocabulary than {writer.name} and cannot rank its texts.")
-    if scorer.model.source_longest and not sources:
+    if scorer.model.capabilities.source_limit and not sources:
         raise UsageError(f"{scorer.name} scores texts that are written from a source, and none is given.")
     if scorer is not writer and sources:
         scorer.check_sources(sources)

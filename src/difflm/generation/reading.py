@@ -18,8 +18,6 @@ from difflm.fast.inference import Inference
 from difflm.generation.texts import Repaired, TokenBelief
 from difflm.models.base import LanguageModel
 from difflm.models.batching import pad_token_rows, source_condition
-from difflm.models.block_diffusion import BlockDiffusion
-from difflm.models.diffusion import DiffusionModel
 from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
 from difflm.runtime.threads import check_process
 
@@ -61,9 +59,9 @@ class Reader:
 
     def source_room(self) -> int:
         """The largest number of tokens of a source; raises an error for a model without sources."""
-        if not self.model.source_longest:
+        if not self.model.capabilities.source_limit:
             raise UsageError(f"{self.name} was trained on texts without sources and cannot write from one.")
-        return self.model.source_longest
+        return self.model.capabilities.source_limit
 
     def encode_sources(
         self, source: str | Sequence[str] | None, name: Callable[[int], str] = "source {}".format
@@ -122,7 +120,7 @@ class Reader:
         """Return −log p of each text, or its bound, in nats. Models trained on pairs need the source of each text, or
         one source for all."""
         rows, sources = self.encode(texts), []
-        if source is not None or self.model.source_longest:
+        if source is not None or self.model.capabilities.source_limit:
             sources = self.encode_sources(source) * (len(rows) if isinstance(source, str) else 1)
         return [float(v) for v in self.score_ids(rows, seed, draws, batch_size, sources=sources)]
 
@@ -188,7 +186,7 @@ class Reader:
     @property
     def expects_words(self) -> bool:
         """Whether the model can say how likely each word is at each place of a text before any is written."""
-        return self.reads_tokens and "masked" in self.model.families
+        return self.reads_tokens and "masked" in self.model.capabilities.settings
 
     def _read_rows(
         self,
@@ -204,7 +202,7 @@ class Reader:
             self.source_room()
             if len(sources) * each != len(rows):
                 raise UsageError(f"{len(rows):,} texts have {len(sources):,} sources: give each its own.")
-        elif self.model.source_longest:
+        elif self.model.capabilities.source_limit:
             raise UsageError(NO_SOURCE)
         found: list[torch.Tensor] = []
         order = [*range(len(rows))]
@@ -233,7 +231,7 @@ class Reader:
         place. A list of texts gives one list for each. Models trained on pairs need the source of each text, or one
         source for all."""
         rows, sources = self.encode(texts), []
-        if source is not None or self.model.source_longest:
+        if source is not None or self.model.capabilities.source_limit:
             sources = self.encode_sources(source) * (len(rows) if isinstance(source, str) else 1)
         found = [self.read_tokens(row, sources[n] if sources else (), k) for n, row in enumerate(rows)]
         return found[0] if isinstance(texts, str) else found
@@ -242,16 +240,15 @@ class Reader:
     def reads_tokens(self) -> bool:
         """Whether the model can say how likely a token is, given all others of its text at once. One that follows its
         teacher's paths cannot: on these the noise alone tells the text."""
-        model = self.model
-        known = isinstance(model, DiffusionModel) and not isinstance(model, BlockDiffusion) and not model.whole_text
-        return known and not model.reflow
+        able = self.model.capabilities
+        return able.position_beliefs and able.whole_canvas and not able.coupled
 
-    def check_reads_tokens(self) -> DiffusionModel:
+    def check_reads_tokens(self) -> LanguageModel:
         """Return the model if it sees all other tokens of a text at once, and refuse it otherwise."""
         model = self.model
-        if isinstance(model, DiffusionModel) and model.reflow:
+        if model.capabilities.coupled:
             raise UsageError(f"{self.name} was trained to write in few steps, and cannot tell how likely words are.")
-        if not self.reads_tokens or not isinstance(model, DiffusionModel):
+        if not self.reads_tokens:
             raise UsageError(
                 f"{self.name} ({self.config['method']}) does not see all other words of a text at once. "
                 "Ask a diffusion model of whole texts, or use lm.score for how likely a whole text is."

@@ -1,5 +1,6 @@
 """An autoencoder of texts: words → a few latent vectors → words, from left to right."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,8 +21,6 @@ class Autoencoder(Autoregressive):
     for VAEs); then each vector is scaled to length √dim. The decoder attends to them and decides itself where the text
     ends."""
 
-    whole_text = "latents"
-
     def __init__(
         self,
         encoder: nn.Module,
@@ -34,6 +33,7 @@ class Autoencoder(Autoregressive):
         dim: int,
     ) -> None:
         super().__init__(vocabulary, longest, hidden, 0, 0, 0.0, sampling, network=network)
+        self.capabilities = replace(self.capabilities, state="latents")
         self.encoder, self.latents, self.dim = encoder, latents, dim
         self.norm = nn.BatchNorm1d(latents * dim, affine=False, momentum=0.05)
 
@@ -63,7 +63,7 @@ class Autoencoder(Autoregressive):
     @torch.no_grad()
     def reconstruct(self, batch: Batch) -> Tensor:
         """Write the likeliest word at each step."""
-        source, mask = source_of(batch) if self.source_longest else (None, None)
+        source, mask = source_of(batch) if self.capabilities.source_limit else (None, None)
         steering = Steering(source=source, source_mask=mask, latents=self.encode(batch.ids, batch.lengths))
         noise, width = Noise(0, torch.arange(len(batch.ids), device=batch.ids.device)), batch.ids.shape[1] + 1
         *_, last = self.stream(noise, batch.lengths, min(width, self.longest), Sampling(temperature=0.0), steering)

@@ -17,7 +17,7 @@ from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
 from difflm.errors import UsageError
-from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies
+from difflm.models.base import Capabilities, Losses, Sampling, WordModel, start_from_frequencies
 from difflm.models.lengths import words_before_end
 from difflm.networks import EncoderDecoder, Transformer
 from difflm.networks.documents import NOTHING, document_ends
@@ -26,7 +26,7 @@ from difflm.networks.head import weigh_nats
 BANNED = (START, UNK, PAD)  # tokens that no text contains
 
 
-class Autoregressive(LanguageModel):
+class Autoregressive(WordModel):
     """START w₁ w₂ … → w₁ w₂ … END, one word at a time, with exact likelihood. Words to begin with may be given.
 
     With a `source_longest` every text has a source, which the network encodes once per generation. Without one, sources
@@ -34,9 +34,6 @@ class Autoregressive(LanguageModel):
     of a training target that is uniform over all words; it does not affect likelihoods. Another `network` must have the
     interface of a Transformer of these sizes."""
 
-    likelihood: Likelihood | None = "exact"
-    samplers = ("autoregressive",)
-    greedy = True
     captures_words = True  # whether the step that writes a word can be captured, if its network allows it
     start, end, pad = START, END, PAD
 
@@ -74,7 +71,10 @@ class Autoregressive(LanguageModel):
         else:
             self.network = Transformer(*sizes, time="none", causal=True)
         self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
-        self.source_longest, self.label_smoothing = source_longest, label_smoothing
+        self.label_smoothing = label_smoothing
+        self.capabilities = Capabilities(
+            step_rules=("autoregressive",), source_limit=source_longest, likelihood="exact", greedy=True
+        )
         self.view_dim = hidden
         self.ban_tokens(BANNED)
 

@@ -1,19 +1,22 @@
 """The interface of every model: what the trainer, the evaluation, the command and the server need of it."""
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.data.tokenfile import Room
+from difflm.diffusion.base import State
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, Steering
-from difflm.diffusion.samplers.steps import STEPS
+from difflm.diffusion.timesteps import TimeSampler
+from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Family, Sampling
 from difflm.runtime.kernels import TRITON, has_kernel
 
@@ -53,10 +56,47 @@ def sum_losses(found: Sequence[Losses]) -> Losses:
     return Losses(add(one.total for one in found), terms, add(one.count for one in found))
 
 
+@dataclass(frozen=True)
+class Capabilities:
+    """What a model can do. Whoever needs to know asks here, not for the model's class."""
+
+    state: State = "prefix"  # what is made a text step by step
+    step_rules: tuple[str, ...] = ()
+    settings: tuple[Family, ...] = ("any", "left-to-right", "tokens")  # families of settings that it understands
+    starts: tuple[str, ...] = ("noise",)  # what its texts can start from, in addition to a source
+    source_limit: int = 0  # tokens of a source; 0: it takes none
+    likelihood: Likelihood | None = None  # None: the figure is not a likelihood, and is not reported as one
+    predicts_words: bool = True  # whether a temperature has a meaning
+    greedy: bool = False  # whether temperature 0 means the likeliest word
+    length_beam: bool = False  # whether lengths are chosen before texts, so that candidates can have different ones
+    always_planned: bool = False  # whether some positions of every text are known, such as its first token
+    mixed_steps: bool = False  # whether texts with different numbers of steps can share a batch
+    coupled: bool = False  # whether it follows a teacher's paths, on which the noise alone tells the text
+    learned_gaps: bool = False  # whether masks between known words were trained
+    whole_canvas: bool = False  # whether each call of the network reads all positions of a text
+    one_by_one: bool = False  # whether a CPU makes the first texts of a seed one by one instead of in batches
+    syncs_with_device: bool = True  # whether sampling synchronises with the device
+
+    @property
+    def denoises(self) -> bool:
+        """Whether it denoises a canvas, so that it has a denoiser, a length policy and times."""
+        return self.state in ("vectors", "simplex", "tokens", "pixels")
+
+    @property
+    def position_beliefs(self) -> bool:
+        """Whether it has beliefs about single words, which controls can change."""
+        return self.denoises and not self.whole_text
+
+    @property
+    def whole_text(self) -> str:
+        """What it writes from, if words have no states of their own, else nothing."""
+        return self.state if self.state in ("latents", "pixels") else ""
+
+
 class Trainable(nn.Module):
     """What the trainer needs of a model."""
 
-    likelihood: Likelihood | None = None  # None: the figure is not a likelihood, and is not reported as one
+    capabilities = Capabilities()
 
     @abstractmethod
     def forward(self, batch: Batch) -> Losses:
@@ -86,23 +126,9 @@ class LanguageModel(Trainable):
     longest: int  # positions
     vocabulary: int
     sampling: Sampling
-    samplers: tuple[str, ...] = tuple(STEPS)  # step rules it understands
-    families: Collection[Family] = ("any", "left-to-right", "tokens")  # families of settings that it understands
-    greedy = False  # whether temperature 0 means the likeliest word
-    starts: tuple[str, ...] = ("noise",)  # what its texts can start from, in addition to a source
-    predicts_words = True  # whether a temperature has a meaning
-    precision: torch.dtype | None = None  # the dtype of its network's arithmetic; None: that of the weights
-    banned: Tensor
-    syncs_with_device = True  # whether sampling synchronises with the device
-    source_longest = 0  # the largest number of tokens of a source; 0: it has no sources
-    has_length_beam = False  # whether lengths are chosen before texts, so that candidates can have different ones
-    whole_text = ""  # what it writes from, "latents" or "pixels", if words have no states of their own
-    pieces: Sequence[str] = ()  # what its positions show, if they are not tokens
-    room: Room | None = None  # of a picture, if texts are drawn
-    whole_canvas = False  # whether each call of the network reads all positions of a text
-    one_by_one = False  # whether a CPU makes the first texts of a seed one by one instead of in batches
-    always_planned = False  # whether some positions of every text are known, such as its first token
-    allows_mixed_steps = False  # whether texts with different numbers of steps can share a batch
+    denoiser: Denoiser  # these three if it denoises
+    lengths: LengthPolicy
+    times: TimeSampler
 
     @property
     def max_words(self) -> int:
@@ -118,15 +144,19 @@ class LanguageModel(Trainable):
         """The number of network calls for the nats of a text, with this many draws of a bound."""
         return 1
 
+    @property
+    def pieces(self) -> Sequence[str]:
+        """What its positions show, if they are not tokens."""
+        return ()
+
+    @property
+    def room(self) -> Room | None:
+        """The room of a picture, if texts are drawn."""
+        return None
+
+    @abstractmethod
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
         """Run the network in `dtype`; weights stay as they are."""
-        self.precision = dtype
-
-    def ban_tokens(self, ids: Sequence[int]) -> None:
-        """Set `banned` [V], the tokens that no text contains."""
-        # A buffer, so that no step copies ids to the device; not persistent, so that it is not saved.
-        self.register_buffer("banned", torch.zeros(self.vocabulary, dtype=torch.bool), persistent=False)
-        self.banned[list(ids)] = True
 
     @abstractmethod
     def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
@@ -165,8 +195,36 @@ class LanguageModel(Trainable):
         """The words that are read from the latents or pixels of given texts, [B, L]."""
         raise TypeError("this model has neither latents nor pixels")
 
+    @property
+    def pair_readers(self) -> list[Any]:
+        """The parts that learn before training from how often each token follows each other (`read_pairs`)."""
+        return []
+
+    def start_from(self, initial: "LanguageModel", lengths: Tensor) -> None:
+        """Copy the weights and sampling defaults of another model. Only `lengths` are counted again: the heads' biases
+        are already trained."""
+        self.load_state_dict({**self.state_dict(), **initial.state_dict()})
+        self.sampling = initial.sampling
+
     def observe_pairs(self, counts: Tensor) -> None:
         """The same for pairs: how many have each length of source and text, [S + 1, L + 1]."""
+
+
+class WordModel(LanguageModel):
+    """A model whose own network writes words, without a denoiser."""
+
+    precision: torch.dtype | None = None  # the dtype of its network's arithmetic; None: that of the weights
+    banned: Tensor
+
+    def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
+        """Run the network in `dtype`; weights stay as they are."""
+        self.precision = dtype
+
+    def ban_tokens(self, ids: Sequence[int]) -> None:
+        """Set `banned` [V], the tokens that no text contains."""
+        # A buffer, so that no step copies ids to the device; not persistent, so that it is not saved.
+        self.register_buffer("banned", torch.zeros(self.vocabulary, dtype=torch.bool), persistent=False)
+        self.banned[list(ids)] = True
 
 
 @torch.no_grad()

@@ -117,7 +117,7 @@ def make_batches(
 ) -> Iterator[SampleBatch]:
     """Yield the rows as batches on `device`, sized for devices of `device_type`; None: for this device."""
     kind = device_type or device.type
-    first = ALONE if kind == "cpu" and model.one_by_one else 0
+    first = ALONE if kind == "cpu" and model.capabilities.one_by_one else 0
     alone = [row for row in rows if row.sample < first]
     yield from (pad_batch([row], row.layout.width, device, kind, size=1) for row in alone)
     others = [row for row in rows if row.sample >= first] if alone else rows

@@ -203,7 +203,6 @@ class BlockDiffusion(DiffusionModel):
     denoiser: BlockDenoiser
     lengths: BlockLengths
     times: BlockTimes
-    allows_mixed_steps = whole_canvas = False
     can_hide_known = False  # finished blocks are cached with their known words
 
     def __init__(
@@ -216,8 +215,14 @@ class BlockDiffusion(DiffusionModel):
         **parts: Any,
     ) -> None:
         super().__init__(codec, process, network, lengths=lengths, **parts)
-        self.follows_frames = self.syncs_with_device = True
-        self.samplers = tuple(name for name in process.steps if name != "heun")  # heun calls the network twice per step
+        self.follows_frames = True
+        self.capabilities = replace(
+            self.capabilities,
+            step_rules=tuple(name for name in process.steps if name != "heun"),  # which calls the network twice a step
+            mixed_steps=False,
+            whole_canvas=False,
+            syncs_with_device=True,
+        )
         window = lengths.positions(lengths.longest)
         self.denoiser = denoiser(network, codec, process, lengths.size, window, parts.get("conditioning"))
 

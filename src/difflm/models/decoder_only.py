@@ -1,6 +1,7 @@
 """A left-to-right model that reads a source before it writes, as language models read a prompt: one network, no
 encoder."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ class DecoderOnly(Autoregressive):
 
     def __init__(self, source_longest: int, **parts: Any) -> None:
         super().__init__(**parts)
-        self.source_longest = source_longest
+        self.capabilities = replace(self.capabilities, source_limit=source_longest)
 
     def lay_out(self, batch: Batch, memory: Memory | None = None) -> tuple[Tensor, Tensor, Tensor, Memory | None]:
         if batch.source is None or batch.source_lengths is None:

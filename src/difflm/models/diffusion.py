@@ -1,6 +1,6 @@
 """One model for every diffusion method: a denoiser and the parts around it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from difflm.data.batches import Batch
+from difflm.data.tokenfile import Room
 from difflm.data.tokenizers import END, PAD
-from difflm.diffusion.base import Belief, Levels, Process
+from difflm.diffusion.base import Belief, Levels, Process, State
 from difflm.diffusion.bounds import Bound, standard_error
-from difflm.diffusion.codecs import Codec, Embedding, Glyphs, Simplex, Tokens
+from difflm.diffusion.codecs import Codec, Embedding, Glyphs, Simplex
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import ConditionDrop, Conditioning, Denoiser, SelfConditioning
 from difflm.diffusion.given import GivenPositions
@@ -38,13 +39,14 @@ from difflm.diffusion.samplers.loop import (
 from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
 from difflm.diffusion.samplers.steps import VECTOR_STEPS, Order
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
-from difflm.models.base import LanguageModel, Likelihood, Losses, Sampling, start_from_frequencies, training_noise
+from difflm.models.base import Capabilities, LanguageModel, Losses, Sampling, start_from_frequencies, training_noise
 from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Family
 from difflm.models.word_nats import WordDenoiser, WordNats, has_linear_bound, is_linear, read_masked
 from difflm.networks.documents import document_ends
 from difflm.runtime.cuda_graphs import DelayedFlag
 
+OF_STATE: dict[State, Family] = {"vectors": "vectors", "pixels": "vectors", "simplex": "simplex", "tokens": "tokens"}
 STRETCH, LAG, X0_NOISE, TEXT_NOISE, DROP, COIN = 21, 22, 23, 24, 25, 26  # random streams in training
 
 
@@ -53,8 +55,6 @@ class DiffusionModel(LanguageModel):
     from the noise that a teacher made it from (Liu et al., 2023); such a model has no bound. `given` draws the
     positions of a training text that are given and have no loss. `noise_factor` multiplies the noise in training only
     (Gao et al., 2022)."""
-
-    allows_mixed_steps = whole_canvas = True
 
     def __init__(
         self,
@@ -79,21 +79,40 @@ class DiffusionModel(LanguageModel):
         self.denoiser = Denoiser(network, codec, process, conditioning, self_conditioning)
         self.objective, self.times, self.lengths, self.bound = objective, times, lengths, bound
         self.clean_context, self.reflow, self.drop = clean_context, reflow, drop or ConditionDrop()
-        self.noise_factor, self.has_length_beam = noise_factor, END in lengths.forbidden
+        self.noise_factor = noise_factor
         self._rows: dict[torch.Size, int] = {}  # rows of the head, by the shape of a batch
         if reflow:
             codec.requires_grad_(False)  # paths end at the teacher's words, which its classifiers know
-        # A bound needs noise that is independent of the text.
-        self.likelihood: Likelihood | None = "bound" if bound is not None and not reflow else None
         self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, lengths.vocabulary or codec.vocabulary
-        self.predicts_words, self.syncs_with_device = codec.predicts_tokens, codec.holds_tokens
-        self.follows_frames, self.whole_text = codec.holds_tokens, codec.whole_text
-        self.pieces, self.room, self.always_planned = lengths.pieces, lengths.room, lengths.continues
-        self.samplers, self.source_longest = process.steps, self.denoiser.conditioning.source_longest
-        kinds: list[Family] = ["any", "diffusion", "masks" if self.can_hide_known else "diffusion"]
-        states: dict[type[Codec], Family] = {Embedding: "vectors", Simplex: "simplex", Tokens: "tokens"}
-        kinds += [family for kind, family in states.items() if isinstance(codec, kind)]
-        self.families = [*kinds, "masked"] if process.mask_id >= 0 else kinds
+        settings: list[Family] = ["any", "diffusion"]
+        settings += [OF_STATE[codec.state]]
+        settings += ["masks"] if self.can_hide_known else []
+        settings += ["masked"] if process.mask_id >= 0 else []
+        self.capabilities = Capabilities(
+            state=codec.state,
+            step_rules=process.steps,
+            settings=tuple(settings),
+            source_limit=self.denoiser.conditioning.source_longest,
+            # A bound needs noise that is independent of the text.
+            likelihood="bound" if bound is not None and not reflow else None,
+            predicts_words=codec.predicts_tokens,
+            length_beam=END in lengths.forbidden,
+            always_planned=lengths.continues,
+            mixed_steps=True,
+            coupled=reflow,
+            learned_gaps=process.masks and clean_context > 0,
+            whole_canvas=True,
+            syncs_with_device=codec.holds_tokens,
+        )
+        self.follows_frames = codec.holds_tokens
+
+    @property
+    def pieces(self) -> Sequence[str]:
+        return self.lengths.pieces
+
+    @property
+    def room(self) -> Room | None:
+        return self.lengths.room
 
     @property
     def max_words(self) -> int:
@@ -106,7 +125,7 @@ class DiffusionModel(LanguageModel):
     @property
     def can_hide_known(self) -> bool:
         """Whether known words can be hidden from it, as a contrast requires."""
-        return getattr(self.process, "masks", False) or self.drop.share > 0
+        return self.process.masks or self.drop.share > 0
 
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
         self.denoiser.precision = dtype
@@ -282,15 +301,21 @@ class DiffusionModel(LanguageModel):
 
     @property
     def pair_readers(self) -> list[Any]:
-        """The parts that learn before training from how often each token follows each other (`read_pairs`)."""
-        return [part for part in (self.process, self.denoiser.codec) if getattr(part, "reads_pairs", False)]
+        return [part for part in (self.process, self.denoiser.codec) if part.reads_pairs]
+
+    def start_from(self, initial: LanguageModel, lengths: Tensor) -> None:
+        own = self.sampling
+        super().start_from(initial, lengths)
+        self.lengths.observe(lengths)
+        if self.capabilities.coupled:  # a student takes fewer steps than its teacher
+            self.sampling = own
 
     # -- likelihood ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
         """Without a bound, a cross-entropy at one time: it shows whether training helps, but is not a likelihood."""
-        if self.likelihood is not None:
+        if self.capabilities.likelihood is not None:
             return self.nats_and_error(batch, noise, draws)[0]
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
         condition = self.denoiser.conditioning.prepare(self.denoiser, self.condition_of(batch, ids))
@@ -308,7 +333,7 @@ class DiffusionModel(LanguageModel):
 
     @torch.no_grad()
     def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
-        if self.likelihood is None or self.bound is None:
+        if self.capabilities.likelihood is None or self.bound is None:
             return super().nats_and_error(batch, noise, draws)
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
         condition = self.condition_of(batch, ids)
@@ -455,7 +480,7 @@ class DiffusionModel(LanguageModel):
         return codec.picture(x[:, : self.longest]) if isinstance(codec, Glyphs) and x is not None else None
 
     def reconstruct(self, batch: Batch) -> Tensor:
-        if not self.whole_text:
+        if not self.capabilities.whole_text:
             return super().reconstruct(batch)
         codec, (ids, _) = self.denoiser.codec, self.lengths.canvas(batch.ids, batch.lengths)
         return codec.nearest(codec.encode(ids))

@@ -31,7 +31,7 @@ from difflm.diffusion.processes.edits import EditProcess
 from difflm.diffusion.samplers.left_to_right import truncate_logits
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import UsageError
-from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequencies, training_noise
+from difflm.models.base import Capabilities, Losses, Sampling, WordModel, start_from_frequencies, training_noise
 from difflm.models.editing import between_ends, fit_width, masked_mean, source_mask
 from difflm.models.lengths import DrawnLength
 from difflm.networks import EncoderDecoder, Transformer
@@ -56,17 +56,13 @@ class Revision:
     log_p: Tensor  # of all edits of a text, [R]
 
 
-class EditDiffusion(LanguageModel):
+class EditDiffusion(WordModel):
     """START words END on a canvas. A round of editing calls the tagger once, and the generator for each word of the new
     text, including the kept ones, since what it writes must follow them.
 
     The networks learn the fewest edits (`align`) from a corrupted text to the text itself, not to the text one step
     earlier: most of the noise was already there then, so the likeliest tag would keep it. Tags alone teach a tagger
     little, so in training it also predicts the correct word at each position."""
-
-    samplers = ("edits", "ancestral")
-    families = ("any", "diffusion", "left-to-right", "tokens", "edits")
-    greedy = True
 
     def __init__(
         self,
@@ -82,9 +78,16 @@ class EditDiffusion(LanguageModel):
         hidden, vocabulary = generator.input.in_features, process.vocabulary
         self.tagger, self.generator, self.process, self.lengths = tagger, generator, process, lengths
         self.embedding, self.tag_embedding = nn.Embedding(vocabulary, hidden), nn.Embedding(4, hidden)
-        self.vocabulary, self.longest, self.source_longest = vocabulary, lengths.longest, source_longest
+        self.vocabulary, self.longest = vocabulary, lengths.longest
         self.slot, self.sampling, self.shares_words = vocabulary, sampling, shares_words
-        self.starts = ("noise", "nothing", "source") if source_longest and shares_words else ("noise", "nothing")
+        self.capabilities = Capabilities(
+            state="edits",
+            step_rules=("edits", "ancestral"),
+            settings=("any", "diffusion", "left-to-right", "tokens", "edits"),
+            starts=("noise", "nothing", "source") if source_longest and shares_words else ("noise", "nothing"),
+            source_limit=source_longest,
+            greedy=True,
+        )
         self.ban_tokens(BANNED)
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
@@ -100,7 +103,7 @@ class EditDiffusion(LanguageModel):
 
     def encode_source(self, source: Tensor | None, mask: Tensor | None) -> list[Memory] | None:
         """Keys and values of sources for both networks; None for a model without sources."""
-        if not self.source_longest:
+        if not self.capabilities.source_limit:
             return None
         if source is None or mask is None:
             raise UsageError(NO_SOURCE)
@@ -181,7 +184,7 @@ class EditDiffusion(LanguageModel):
         taken = inner & (chosen < t.unsqueeze(1))
         shuffled = target.gather(1, torch.where(taken, order, 2.0).argsort(1))[:, :-2]
         starts = [(shuffled, taken.sum(1)), (shuffled, torch.zeros_like(batch.lengths))]
-        if "source" in self.starts and batch.source is not None and batch.source_lengths is not None:
+        if "source" in self.capabilities.starts and batch.source is not None and batch.source_lengths is not None:
             width = shuffled.shape[1]
             longer = F.pad(batch.source, (0, width), value=PAD)[:, :width]
             starts.append((longer, batch.source_lengths.clamp(max=width)))

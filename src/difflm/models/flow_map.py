@@ -15,7 +15,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.samplers.loop import BoundDenoiser, SamplerInputs, Steering
-from difflm.models.base import Losses, Sampling, training_noise
+from difflm.models.base import LanguageModel, Losses, Sampling, training_noise
 from difflm.models.diffusion import TEXT_NOISE, DiffusionModel
 
 JUMP = 27  # a random stream in training
@@ -44,6 +44,13 @@ class FlowMapModel(DiffusionModel):
     def __init__(self, *, path_temperature: float = 1.0, remembers: bool = True, **parts: Any) -> None:
         super().__init__(**parts)
         self.path_temperature, self.remembers = path_temperature, remembers
+
+    def start_from(self, initial: LanguageModel, lengths: Tensor) -> None:
+        """Keep the teacher's word vectors, so that its classifiers fit, and the student's own sampling."""
+        own = self.sampling
+        super().start_from(initial, lengths)
+        self.denoiser.codec.requires_grad_(False)
+        self.sampling = own
 
     def forward(self, batch: Batch) -> Losses:
         noise = training_noise(batch)

@@ -24,12 +24,11 @@ class GaussianVae(Autoencoder):
     `free_nats` of KL per component of z are free: otherwise a decoder that can do without z learns to ignore it (Kingma
     et al., 2016)."""
 
-    likelihood = "bound"
-
     def __init__(self, *parts: Any, free_nats: float, source_longest: int = 0) -> None:
         super().__init__(*parts)
         del self.norm  # the posterior has its own scale
-        self.free_nats, self.source_longest = free_nats, source_longest
+        self.free_nats = free_nats
+        self.capabilities = replace(self.capabilities, source_limit=source_longest, likelihood="bound")
 
     def posterior(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of q(z | text), [B, latents, dim] each."""
@@ -40,7 +39,7 @@ class GaussianVae(Autoencoder):
         return self.posterior(Batch(ids, lengths))[0]
 
     def draw_memory(self, noise: Noise, steering: Steering) -> Memory | None:
-        if self.source_longest and steering.source is None:
+        if self.capabilities.source_limit and steering.source is None:
             raise UsageError(NO_SOURCE)
         if steering.latents is None:
             steering = replace(steering, latents=noise.normal(0, self.latents, self.dim, stream=LATENTS))

@@ -6,6 +6,7 @@ are shown. For this, its words are sampled instead of taking the likeliest, beca
 would otherwise never be shown.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,13 +56,12 @@ class GlancingModel(DiffusionModel):
     """`shares` of the wrong words are shown in training, at first and after `settled_at` updates."""
 
     denoiser: StagedDenoiser
-    allows_mixed_steps = False
     can_hide_known = False  # the states of a stage depend on the known words
     share: Tensor
 
     def __init__(self, shares: tuple[float, float], settled_at: int, **parts: Any) -> None:
         super().__init__(**parts)
-        own = self.denoiser
+        self.capabilities, own = replace(self.capabilities, mixed_steps=False), self.denoiser
         self.denoiser = StagedDenoiser(own.network, own.codec, own.process, own.conditioning)
         self.shares, self.settled_at = shares, settled_at
         self.register_buffer("share", torch.tensor(shares[0]), persistent=False)

@@ -17,7 +17,7 @@ from difflm.diffusion.samplers.loop import BoundDenoiser, Decode, Frame, Sampler
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.models.autoencoder import Autoencoder, scale_to_sphere, source_of
-from difflm.models.base import LanguageModel, Losses, Sampling, training_noise
+from difflm.models.base import Capabilities, LanguageModel, Losses, Sampling, training_noise
 from difflm.models.diffusion import COIN, DROP, TEXT_NOISE
 from difflm.models.sampling import Family
 
@@ -37,8 +37,6 @@ class LatentDiffusion(LanguageModel):
     Self-conditioning is on for all texts of a batch or for none. `drop` is the share of texts trained without their
     source, for classifier-free guidance."""
 
-    greedy, whole_text = True, "latents"
-
     def __init__(
         self,
         autoencoder: Autoencoder,
@@ -55,10 +53,16 @@ class LatentDiffusion(LanguageModel):
         self.autoencoder = autoencoder
         self.objective, self.times, self.sampling = Objective({"mse": 1.0}), times, sampling
         self.longest, self.vocabulary = autoencoder.longest, autoencoder.vocabulary
-        self.samplers, self.source_longest = process.steps, self.denoiser.conditioning.source_longest
-        self.drop = ConditionDrop(drop if self.source_longest else 0.0)
+        limit = self.denoiser.conditioning.source_longest
+        self.drop = ConditionDrop(drop if limit else 0.0)
         guided: tuple[Family, ...] = ("masks",) if self.drop.share else ()
-        self.families = ("any", "diffusion", "left-to-right", "tokens", *guided)
+        self.capabilities = Capabilities(
+            state="latents",
+            step_rules=process.steps,
+            settings=("any", "diffusion", "left-to-right", "tokens", *guided),
+            source_limit=limit,
+            greedy=True,
+        )
 
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
         self.denoiser.precision = dtype

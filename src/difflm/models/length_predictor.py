@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.condition import Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.models.base import start_from_frequencies
 from difflm.models.batching import WIDTH, batch_rows
-from difflm.models.lengths import DrawnLength, draw_from, observed_counts
+from difflm.models.lengths import DrawnLength
 from difflm.runtime.cuda_graphs import CapturedCalls
 
 REACH = 128  # the largest difference between the lengths of text and source; larger ones count as this
@@ -117,28 +117,13 @@ class LengthPredictor(DrawnLength):
         """What copies and pickles have: not what was captured, which would bring the denoiser with it."""
         return {**self.__dict__, "_reader": None}
 
-    def chances(self, condition: Condition, overall: Tensor) -> Tensor:
-        """p(length), [B, longest], for texts whose sources the head has read, given the counts of all texts."""
-        assert condition.length_logits is not None and condition.source_mask is not None
+    def chances_given(self, condition: Condition, overall: Tensor) -> Tensor | None:
+        if condition.length_logits is None:
+            return None
+        assert condition.source_mask is not None
         length = torch.arange(1, self.longest + 1, device=condition.length_logits.device)
         offset = length - condition.source_mask.sum(-1, keepdim=True)
         chosen = condition.length_logits.double().gather(1, self.clip(offset))
         chosen = chosen.masked_fill(offset.abs() > self.reach, float("-inf"))
         overall = (overall / overall.sum()).to(chosen.device)
         return (1 - UNSEEN) * chosen.softmax(-1).nan_to_num(0.0) + UNSEEN * overall
-
-    def chances_between(self, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        if condition.length_logits is None:
-            return super().chances_between(low, high)
-        return self.chances(condition, observed_counts(self.host_counts))[:, low - 1 : high]
-
-    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        if condition.length_logits is None:
-            return super().draw_between(u, low, high)
-        return draw_from(self.chances_between(low, high, condition), u) + low
-
-    def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
-        if condition.length_logits is None:
-            return super().nats(lengths)
-        chances = self.chances(condition, self.counts.double())
-        return -chances.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1).log().float()

@@ -130,7 +130,13 @@ class DrawnLength(LengthPolicy):
     def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         return self.draw_between(u, 1, self.longest, condition)
 
+    def chances_given(self, condition: Condition, overall: Tensor) -> Tensor | None:
+        """p(length), [B, longest], given sources and the counts of all texts; None: sources say nothing."""
+        return None
+
     def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
+        if (chances := self.chances_given(condition, observed_counts(self.host_counts))) is not None:
+            return draw_from(chances[:, low - 1 : high], u) + low
         counts, shares = self._copy()
         if (low, high) != (1, len(counts)):
             shares = cumulative_shares(counts[low - 1 : high])
@@ -150,9 +156,14 @@ class DrawnLength(LengthPolicy):
 
     def chances_between(self, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         """p(length) up to a factor, for every length from `low` to `high`, [1 or B, high − low + 1]."""
+        chances = self.chances_given(condition, observed_counts(self.host_counts))
+        if chances is not None:
+            return chances[:, low - 1 : high]
         return observed_counts(self.host_counts[low - 1 : high]).unsqueeze(0)
 
     def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
+        if (chances := self.chances_given(condition, self.counts.double())) is not None:
+            return -chances.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1).log().float()
         return -(self.counts.double() / self.counts.double().sum()).log()[lengths - 1].float()
 
     def words(self, row: list[int]) -> list[int]:
@@ -231,30 +242,15 @@ class DrawnFromSource(DrawnLength):
         """Learn from how many training pairs have each length of source and text, [source_longest + 1, longest + 1]."""
         self.by_source.copy_(counts[: len(self.by_source), 1 : self.longest + 1])
 
-    def chances(self, source_lengths: Tensor, overall: Tensor) -> Tensor:
-        """p(length), [B, longest], for texts whose sources have these lengths, given the counts of all texts."""
+    def chances_given(self, condition: Condition, overall: Tensor) -> Tensor | None:
+        if condition.source_mask is None:
+            return None
+        source_lengths = condition.source_mask.sum(-1)
         there = torch.arange(len(self.by_source), device=source_lengths.device)
         weight = 0.5 ** (there - source_lengths.unsqueeze(1)).abs().double()
         # Lengths are drawn on the host, whatever the model's device.
         counts = weight @ self.by_source.to(weight) + (overall / overall.sum()).to(weight)
         return counts / counts.sum(-1, keepdim=True)
-
-    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        if condition.source_mask is None:
-            return super().draw_between(u, low, high)
-        return draw_from(self.chances_between(low, high, condition), u) + low
-
-    def chances_between(self, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        if condition.source_mask is None:
-            return super().chances_between(low, high)
-        overall = observed_counts(self.counts.double())
-        return self.chances(condition.source_mask.sum(-1), overall)[:, low - 1 : high]
-
-    def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
-        if condition.source_mask is None:
-            return super().nats(lengths)
-        chances = self.chances(condition.source_mask.sum(-1), self.counts.double())
-        return -chances.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1).log().float()
 
 
 class RandomPads(PadTokens):

@@ -16,7 +16,7 @@ from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import UsageError
-from difflm.models.base import LanguageModel, Losses, Sampling, start_from_frequencies, training_noise
+from difflm.models.base import Capabilities, Losses, Sampling, WordModel, start_from_frequencies, training_noise
 from difflm.models.editing import between_ends, fit_width, masked_mean, source_mask
 from difflm.networks import EncoderDecoder
 from difflm.networks.transformer import Memory
@@ -26,15 +26,11 @@ BANNED = (START, END, UNK, PAD)  # tokens that never fill a hole
 DELETE = 32  # the random stream that deletes words in training
 
 
-class LevenshteinModel(LanguageModel):
+class LevenshteinModel(WordModel):
     """START words END on a canvas. One decoder with three heads reads a text three times in each round of editing.
 
     Training imitates the fewest edits (`align`). Insertions are learned from texts with a random share of their words
     deleted, deletions from what the model itself writes into these."""
-
-    samplers = ("edits",)
-    families = ("any", "diffusion")
-    greedy = True
 
     def __init__(
         self, network: EncoderDecoder, vocabulary: int, longest: int, source_longest: int, sampling: Sampling
@@ -44,11 +40,13 @@ class LevenshteinModel(LanguageModel):
         self.network, self.hole = network, vocabulary
         self.embedding = nn.Embedding(vocabulary + 1, hidden)
         self.deletion, self.insertion = nn.Linear(hidden, 1), nn.Linear(2 * hidden, longest + 1)
-        self.vocabulary, self.longest, self.source_longest, self.sampling = (
-            vocabulary,
-            longest,
-            source_longest,
-            sampling,
+        self.vocabulary, self.longest, self.sampling = vocabulary, longest, sampling
+        self.capabilities = Capabilities(
+            state="edits",
+            step_rules=("edits",),
+            settings=("any", "diffusion"),
+            source_limit=source_longest,
+            greedy=True,
         )
         self.ban_tokens(BANNED)
 

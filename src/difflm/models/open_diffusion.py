@@ -46,13 +46,11 @@ class Prompt(Conditioning):
 
 
 class OpenDiffusion(DiffusionModel):
-    one_by_one = True
-
     def __init__(self, block: int, **parts: Any) -> None:
         """`block`: positions per block, for a network that does not attend to later ones; 0: it attends to all."""
         self.block = block
         super().__init__(conditioning=Prompt(), **parts)
-        self.greedy = self.process.mask_id >= 0
+        self.capabilities = replace(self.capabilities, greedy=self.process.mask_id >= 0, one_by_one=True)
 
     @property
     def can_hide_known(self) -> bool:

@@ -3,7 +3,7 @@
 None of their code is run, and nothing is unpickled. Every weight of the network must be there, and no other."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from difflm.errors import DifflmError, UsageError
 from difflm.models.lengths import OwnEnd
 from difflm.models.open_diffusion import OpenDiffusion
 from difflm.models.open_families import (
-    BERT_WORDS,
     BUFFERS,
     EMBEDDING,
     FAMILIES,
@@ -37,7 +36,7 @@ from difflm.models.open_families import (
     MASKS_OF_NAMES,
     Config,
     Family,
-    Stored,
+    Layout,
 )
 from difflm.runtime.files import read_json
 from difflm.runtime.hub import fetch_from_hub
@@ -103,7 +102,7 @@ def recognise(folder: Path, keys: Sequence[str]) -> tuple[Family, dict[str, Any]
     config = read_json(folder / "config.json")
     config = config if isinstance(config, dict) else {}
     kind = str(config.get("model_type", ""))
-    name = {"Dream": "dream", "llama": "diffullama", "Fast_dLLM_Qwen": "fast-dllm", "DUO": "duo"}.get(kind, kind)
+    name = next((family.name for family in FAMILIES.values() if kind in family.kinds), kind)
     if {"tokens", "graph", "noise", "model"} <= config.keys():
         name = "sedd"
     if kind == "gpt2" and any(key.startswith("denoise_model.") for key in keys):
@@ -129,14 +128,14 @@ def load_network(
     if family.noise == "gaussian":
         config["gumbel"] = take_gumbel(folder, weights)
     try:
-        vocabulary = family.vocabulary(config)
+        vocabulary = family.count_words(config)
         with torch.device("meta"):  # allocates nothing, whatever sizes a damaged config has
-            network = family.build_network(config, vocabulary)
+            network = family.layout.build_network(config, vocabulary)
     except UsageError as error:
         raise UsageError(f"{folder}/config.json: {error}.") from None
     except NOT_A_CONFIG as error:
         raise DifflmError(f"{folder}/config.json does not describe a {family.name} model ({error}).") from None
-    found = collect_weights(folder, weights, network, family.find_key, config)
+    found = collect_weights(folder, weights, network, family.layout, config)
     weights.clear()  # each is freed as soon as it is cast
     for name in [*found]:
         own = found[name]
@@ -149,7 +148,7 @@ def load_network(
         found[HEAD] = embedding[: len(found[HEAD])]  # one matrix for both
     if rows is not None:
         with torch.device("meta"):
-            network = family.build_network(config, len(rows))
+            network = family.layout.build_network(config, len(rows))
     network.load_state_dict(found, assign=True)
     return network.requires_grad_(False).eval(), embedding
 
@@ -165,12 +164,12 @@ def take_gumbel(folder: Path, weights: dict[str, Tensor]) -> tuple[float, float]
 
 
 def collect_weights(
-    folder: Path, weights: dict[str, Tensor], network: nn.Module, find_key: Callable[[str], Stored], config: Config
+    folder: Path, weights: dict[str, Tensor], network: nn.Module, layout: Layout, config: Config
 ) -> dict[str, Tensor]:
     """The weights of a network by name, and its token embedding; missing or surplus ones are an error."""
     shapes = {name: weight.shape for name, weight in network.named_parameters()}
     shapes[EMBEDDING] = network.get_parameter(HEAD).shape
-    stored = {name: find_key(name) for name in shapes}
+    stored = {name: layout.find_key(name) for name in shapes}
     if is_tied(config):
         tie_weights(folder, weights, stored[EMBEDDING].key, stored[HEAD].key)
     wanted, there = {one.key for one in stored.values()}, {key for key in weights if not BUFFERS.search(key)}
@@ -215,7 +214,7 @@ def find_mask(folder: Path, family: Family, config: Config, files: TokenizerFile
     said = {
         "its tokenizer": files.find("mask_token"),
         "its config.json": config.get("mask_token_id"),
-        "its family": family.mask(config),
+        "its family": family.find_mask(config),
         **{f"its token {files.encoder.id_to_token(found)}": found for found in files.find_among(MASKS)},
     }
     named = {who: number for who, number in said.items() if number is not None}
@@ -244,7 +243,7 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
     family, config = recognise(folder, [*stored_keys(folder)])
     files = TokenizerFiles(find_tokenizer(folder, family))
     try:
-        rows, context = family.vocabulary(config), family.context(config)
+        rows, context = family.count_words(config), family.count_positions(config)
     except NOT_A_CONFIG as error:
         raise DifflmError(f"{folder}/config.json does not describe a {family.name} model ({error}).") from None
     mask = find_mask(folder, family, config, files, rows) if family.noise == "masks" else None
@@ -267,7 +266,7 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
     more = [*files.find_among(family.ends), *(listed if isinstance(listed, list) else ())]
     ends = [one for one in dict.fromkeys([END, *map(tokenizer.our_id, more)]) if one not in (START, UNK, PAD)]
     forbidden = {START, UNK, PAD, *tokenizer.marks} - {*ends}
-    begins = getattr(shape, "shift", False) or starts[1] == start
+    begins = family.shifts or starts[1] == start
     lengths = OwnEnd(min(GENERATED, context), context, begins, ends, sorted(forbidden))
     block = min((size for size in (family.sampling.block, shape.block) if size), default=0)
     model = OpenDiffusion(
@@ -322,8 +321,8 @@ def describe_open_model(folder: Path) -> dict[str, Any]:
     sizes = stored_keys(folder)
     family, config = recognise(folder, [*sizes])
     try:
-        shape: Any = family.read_shape(config)
-        words, context = family.vocabulary(config), family.context(config)
+        shape: Any = family.layout.read_shape(config)
+        words, context = family.count_words(config), family.count_positions(config)
     except UsageError as error:
         raise UsageError(f"{folder}/config.json: {error}.") from None
     except NOT_A_CONFIG as error:
@@ -332,8 +331,8 @@ def describe_open_model(folder: Path) -> dict[str, Any]:
     there = any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
     # The bound does not hold after a token that is always given (`load_open_model`).
     bos, cls = (find_special(name, config, files) if there else None for name in ("bos", "cls"))
-    begins = cls is not None and bos in (None, cls) if there else family.tokenizer == BERT_WORDS
-    begins |= getattr(shape, "shift", False)
+    begins = cls is not None and bos in (None, cls) if there else family.begins
+    begins |= family.shifts
     named = ("hidden", "layers", "heads", "block")
     return {
         "family": family.name,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ def read_decoder(folder: str) -> tuple[dict[str, Any], Shape]:
 
 def shape_of(config: dict[str, Any]) -> Shape:
     try:
-        return CAUSAL[config["model_type"]][0](config)
+        return cast(Shape, CAUSAL[config["model_type"]].read_shape(config))
     except NOT_A_CONFIG as error:
         raise UsageError(
             f"model.pretrained: its config.json describes no {config['model_type']} model ({error})."
@@ -50,7 +50,7 @@ def read_causal(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     weights = {key.removeprefix("transformer."): weight for key, weight in read_weights(folder).items()}
     with torch.device("meta"):
         plain = OpenTransformer(shape, int(config["vocab_size"]))
-    return config, collect_weights(folder, weights, plain, CAUSAL[config["model_type"]][1], config)
+    return config, collect_weights(folder, weights, plain, CAUSAL[config["model_type"]], config)
 
 
 @torch.no_grad()

@@ -73,7 +73,8 @@ class QualityModel(DiffusionModel):
         super().__init__(**parts)
         own = self.denoiser
         self.denoiser = QualityDenoiser(own.network, own.codec, own.process, own.conditioning)
-        self.filled, self.samplers = filled, (*self.samplers, "prism")
+        self.filled = filled
+        self.capabilities = replace(self.capabilities, step_rules=(*self.capabilities.step_rules, "prism"))
 
     def further_losses(
         self, corrupted: Corrupted, seen: Tensor | None, condition: Condition, noise: Noise

@@ -45,7 +45,7 @@ def is_linear(objective: Objective, denoiser: Denoiser) -> bool:
 
 def has_linear_bound(denoiser: Denoiser) -> bool:
     """The same for the bound."""
-    return getattr(denoiser.process, "linear", False) and isinstance(denoiser.network, WordHead)
+    return denoiser.process.linear and isinstance(denoiser.network, WordHead)
 
 
 class WordDenoiser:

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from difflm.errors import DifflmError, UsageError
 from difflm.methods.rivals.prefix_classifier import LENGTH, PrefixClassifier, with_ends
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import NO_WORDS, LanguageModel, Losses, Trainable, training_noise
-from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import FORMAT, check_sha256, read_checked
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors
 from difflm.training import fit
@@ -75,8 +74,7 @@ class Learner(Trainable):
         """−log p(labels | x_t) of each text, [B], at times given by u in [0, 1); for tags and spans the mean over its
         words, so that every labelling has the same weight, however many positions it labels."""
         guided = self.frozen.model.to(batch.ids.device)
-        assert isinstance(guided, DiffusionModel)
-        codec, process, t = guided.denoiser.codec, guided.process, guided.times.time_of(u)
+        codec, process, t = guided.denoiser.codec, guided.denoiser.process, guided.times.time_of(u)
         canvas, mask = guided.lengths.canvas(batch.ids, batch.lengths)
         with torch.no_grad(), torch.autocast(canvas.device.type, enabled=False):
             own = process.draw_noise(noise, 1, codec.state_shape(canvas.shape[1]))
@@ -165,11 +163,11 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
     """Load the model that is guided, read the labelled texts, and build the classifier."""
     recipe, method = setup.recipe, setup.recipe.model
     guided, tokenizer, _ = load_run(method["guides"])
-    if guided.whole_text:
-        raise UsageError(NO_WORDS.format(method["guides"], guided.whole_text))
-    if not isinstance(guided, DiffusionModel | Autoregressive):
+    if guided.capabilities.whole_text:
+        raise UsageError(NO_WORDS.format(method["guides"], guided.capabilities.whole_text))
+    if not guided.capabilities.denoises and guided.capabilities.state != "prefix":
         raise UsageError(f"{method['guides']} is not one of difflm's own models: a classifier cannot see its texts.")
-    view = guided.denoiser if isinstance(guided, DiffusionModel) else guided
+    view: Guided = guided.denoiser if guided.capabilities.denoises else cast(Autoregressive, guided)
     limits = Limits(min(guided.max_words, guided.longest))  # blocks may generate more than they were trained on
     tokens = fit.read_tokens(setup, tokenizer, "train")
     selection = select_texts(tokens, limits, recipe.distinct)
@@ -294,8 +292,6 @@ def heads_of(folder: Path) -> set[str] | None:
 def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> Classifier | SentenceClassifier:
     """Load the classifier in a directory; one trained for another model is rejected. A sentence classifier of the
     Hugging Face library works with any model."""
-    if whole := getattr(guided, "codec", guided).whole_text:
-        raise UsageError(NO_WORDS.format("this model", whole))
     if not (folder / "config.json").is_file():
         what = "holds no classifier" if folder.exists() else "does not exist"
         raise UsageError(f"{folder} {what}. Give the directory that `difflm train classifier` wrote.")

@@ -72,7 +72,7 @@ def estimate_training(recipe: Recipe, kind: str) -> Estimate:
     if isinstance(model, DiffusionModel) and model.denoiser.self_conditioning:
         flops *= FIRST_ESTIMATE
     logits = rows * texts.vocabulary
-    in_parts = masks_words(model) or model.likelihood == "exact"
+    in_parts = masks_words(model) or model.capabilities.likelihood == "exact"
     parameters = sum(p.numel() for p in model.parameters())
     kept = INPUT if recipe.recompute is True else ACTIVATION[recipe.precision]
     if recipe.recompute == "light" and recipe.compile:

@@ -43,8 +43,6 @@ from difflm.errors import DifflmError, UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Trainable
-from difflm.models.diffusion import DiffusionModel
-from difflm.models.flow_map import FlowMapModel
 from difflm.networks import Transformer
 from difflm.runtime.distributed import current
 from difflm.runtime.files import FORMAT, locked, refuse_links, write_checked
@@ -194,14 +192,14 @@ def prepare_model(setup: Setup) -> Prepared:
         advice = "" if recipe.distinct or recipe.data in NAMES else "; distinct=true trains on each text once"
         setup.report(f"{overlap:,} of {len(held_out[1]):,} held-out texts also occur in training{advice}")
     lengths, words = histograms(tokens, subset, recipe.longest, tokenizer.size)
-    if isinstance(model, DiffusionModel) and not (initial and isinstance(model, type(initial[0]))):
+    if not (initial and isinstance(model, type(initial[0]))):
         for part in model.pair_readers:
             part.read_pairs(count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
     start_weights(setup, model, tokenizer, lengths, words, initial)
     if tokens.sources is not None:
         model.observe_pairs(pair_lengths(tokens, subset, recipe.longest, recipe.source_longest))
     origin: Origin | None = None
-    if isinstance(model, DiffusionModel) and model.reflow:
+    if model.capabilities.coupled:
         if not initial:
             raise UsageError("a coupled model starts from its teacher: give init=MODEL, which wrote the texts.")
         origin = read_pairs(corpus_path(recipe.data, setup.root), recipe.column or "text")
@@ -216,10 +214,10 @@ def prepare_model(setup: Setup) -> Prepared:
         **({"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)} if recipe.tells_labels else {}),
     }
     config = describe_run(recipe, model, tokenizer, counts)
-    noisy = {"vectors", "simplex"} & {*model.families} or model.whole_text
+    noisy = {"vectors", "simplex"} & {*model.capabilities.settings} or model.capabilities.whole_text
     others: Figure = "round_nats" if METHODS[recipe.method].family == "edits" else "masked_nats"
     unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else others
-    figure: Figure = "nats_per_token" if model.likelihood else unlikely
+    figure: Figure = "nats_per_token" if model.capabilities.likelihood else unlikely
     return Prepared(recipe, model, batches, validation, figure, config, tokenizer)
 
 
@@ -248,7 +246,7 @@ def start_weights(
     """Initialise a model with the weights of another, or with statistics of the texts, and with pretrained weights if
     its method has some."""
     if initial and isinstance(model, type(initial[0])):
-        copy_matching_weights(model, initial[0], lengths)
+        model.start_from(initial[0], lengths)
     else:
         model.observe(lengths, words)
         if not newest_checkpoint(setup.out):  # its weights would replace these
@@ -261,7 +259,7 @@ def start_weights(
 
 def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, counts: dict[str, Any]) -> dict[str, Any]:
     """The config of a run. The model gets the sampling defaults of its recipe."""
-    if recipe.temperature is not None and model.predicts_words:
+    if recipe.temperature is not None and model.capabilities.predicts_words:
         model.sampling = replace(model.sampling, temperature=recipe.temperature)
     return {
         "format": FORMAT,
@@ -307,25 +305,11 @@ def load_initial(recipe: Recipe) -> Initial | None:
     return model, tokenizer
 
 
-def copy_matching_weights(model: LanguageModel, initial: LanguageModel, lengths: torch.Tensor) -> None:
-    """Copy weights and sampling defaults of another model. Only the lengths are counted again: the heads' biases are
-    already trained. A student keeps its teacher's word vectors, so that the teacher's classifiers fit, and its
-    own sampling settings."""
-    model.load_state_dict({**model.state_dict(), **initial.state_dict()})
-    if isinstance(model, DiffusionModel):
-        model.lengths.observe(lengths)
-        if isinstance(model, FlowMapModel):
-            model.denoiser.codec.requires_grad_(False)
-        if model.reflow or isinstance(model, FlowMapModel):
-            return
-    model.sampling = initial.sampling
-
-
 @torch.no_grad()
 def begin_with_twin(model: LanguageModel, twin: LanguageModel) -> None:
     """Copy the network of a left-to-right model into one that denoises tokens: words, layers, the source's encoder. The
     mask is initialised with the mean word vector; learned positions, which the twin does not have, with zeros."""
-    assert isinstance(model, DiffusionModel) and isinstance(twin, Autoregressive)
+    assert isinstance(twin, Autoregressive)
     network, table = model.denoiser.network, model.denoiser.codec.get_parameter("raw")
     own = network.state_dict()
     fitting = {k: v for k, v in twin.network.state_dict().items() if k in own and own[k].shape == v.shape}

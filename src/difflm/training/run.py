@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,7 +198,8 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
         raise DifflmError(f"{run}/config.json does not describe a {config['method']} model ({reason}).") from None
     # Then one text makes products large enough. With bfloat16 units, loading weights takes longer: a batch shares it.
     large = sum(p.numel() for p in model.parameters()) >= ONE_BY_ONE
-    model.one_by_one = model.whole_canvas and large and not is_on("matrix_units")
+    one_by_one = model.capabilities.whole_canvas and large and not is_on("matrix_units")
+    model.capabilities = replace(model.capabilities, one_by_one=one_by_one)
     load_into(model, weights, path)
     check_sha256(path, config, advice)
     return model.to(device).eval(), tokenizer, config

@@ -294,14 +294,14 @@ class Trainer:
             counts.append((words + ends).double())
         nats, count = torch.cat(found), torch.cat(counts)
         value = nats.sum() / count.sum().clamp(min=1)
-        if self.model.likelihood != "bound" or len(nats) < 2:
+        if self.model.capabilities.likelihood != "bound" or len(nats) < 2:
             return float(value), None
         return float(value), float((nats - value * count).std() * math.sqrt(len(nats)) / count.sum())
 
     def validation_levels(self, batches: list[Batch]) -> int:
         """Noise levels over all held-out texts that give a precise figure, or fewer where a processor is slow."""
         texts, levels = sum(len(batch.lengths) for batch in batches), VALIDATION_DRAWS
-        if self.model.likelihood != "bound":
+        if self.model.capabilities.likelihood != "bound":
             return texts
         if self.device.type == "cpu":
             tokens = sum(batch.ids.size for batch in batches) / texts
@@ -465,7 +465,7 @@ class Trainer:
         """Record a validation, and keep the best weights if the recipe has a patience; return whether it ran out."""
         nats = round(nats, 6)  # rounded like the value that it is compared with
         best = bool(self.recipe.patience) and nats < self.validation.get(self.figure, math.inf)
-        now = Validation(self.step, nats, self.model.likelihood, best, self.figure, error)
+        now = Validation(self.step, nats, self.model.capabilities.likelihood, best, self.figure, error)
         if best or not self.recipe.patience:
             self.validation = now.figures()
         if best:

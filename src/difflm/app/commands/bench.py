@@ -19,7 +19,7 @@ def bench(
     from difflm.app.bench import measure
 
     lm = load_model(model, device, dtype)
-    if lm.model.source_longest:
+    if lm.model.capabilities.source_limit:
         raise UsageError(f"{model} writes from sources, which bench has none of: `difflm evaluate` times those.")
     lm.sampling(**settings)  # rejects what this model does not take before anything is measured
     with Bar("measuring") as bar:

@@ -337,7 +337,7 @@ def score(
     from difflm.data.tokenizers import UNK
 
     lm = load_model(run, device)
-    kind = lm.model.likelihood
+    kind = lm.model.capabilities.likelihood
     if kind is None:
         raise UsageError(f"{run} ({lm.config['method']}) has no likelihood and no bound: it cannot score.")
     for warning in lm.warn_of_language(" ".join(texts)):

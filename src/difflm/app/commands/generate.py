@@ -331,12 +331,12 @@ def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> 
     method = lm.config["method"]
     for key in request.settings():
         needed = FAMILIES[key] if FAMILIES[key] in ("left-to-right", "tokens") else "diffusion"
-        if FAMILIES[key] != "any" and needed not in lm.model.families:
+        if FAMILIES[key] != "any" and needed not in lm.model.capabilities.settings:
             kind = "diffusion" if needed == "diffusion" else "autoregressive"
             raise UsageError(f"--{option_name(key)} is for {kind} models, but {name} is {method}: leave it out.")
     given = request.settings()
     beams = given.get("beams", lm.model.sampling.beams)
-    if beams and "diffusion" not in lm.model.families:
+    if beams and "diffusion" not in lm.model.capabilities.settings:
         if ignored := next((key for key in ("temperature", "top_k", "top_p") if key in given), None):
             raise UsageError(f"a beam search draws nothing: leave --{option_name(ignored)} out, or --beams.")
         if request.mbr > 1:

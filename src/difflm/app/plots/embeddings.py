@@ -17,7 +17,6 @@ from difflm.data.tokenizers import SPECIALS, Bpe
 from difflm.data.words import split_words
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.pipeline import TextDiffusion
-from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import read_checked
 from difflm.training.run import find_run
 
@@ -52,7 +51,7 @@ class Tags:
 
 def word_vectors(name: str, lm: TextDiffusion) -> tuple[list[str], Floats]:
     """Return a model's words and their vectors [V, D] as they diffuse, without specials, blanks and single bytes."""
-    if not isinstance(lm.model, DiffusionModel) or lm.model.whole_text:
+    if not lm.model.capabilities.position_beliefs:
         raise UsageError(f"{name} ({lm.config['method']}) does not diffuse word vectors. Give a diffusion model.")
     table = lm.model.denoiser.codec.table().detach().double().cpu().numpy()
     words = {i: "".join(lm.tokenizer.tokens([i])).strip() for i in range(len(SPECIALS), lm.tokenizer.size)}

@@ -25,7 +25,6 @@ from difflm.app.studio.served import Models, Served
 from difflm.controls import Infill
 from difflm.errors import UsageError, say_in_request
 from difflm.generation.requests import MOST_SEED
-from difflm.models.diffusion import DiffusionModel
 
 
 def routes(serving: Models, engine: Engine) -> APIRouter:
@@ -44,12 +43,12 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
 
     def job_arguments(served: Served, one: Asked, gaps: Sequence[Gap], **more: Any) -> list[dict[str, Any]]:
         one.check(limits)
-        if one.top_p is not None and "tokens" not in served.lm.model.families:
+        if one.top_p is not None and "tokens" not in served.lm.model.capabilities.settings:
             raise UsageError("top_p has no effect on these models; leave it out.")
         if len(gaps) * one.n * one.each > limits.rows:
             raise UsageError(f"{len(gaps)} prompts × {one.n} choices: this server writes {limits.rows} texts at most.")
         job = one.job()
-        steered = isinstance(served.lm.model, DiffusionModel) and one.edit is None and one.infill is None
+        steered = served.lm.model.capabilities.denoises and one.edit is None and one.infill is None
         words = served.whole_words
         found = [{**job, **more, "controls": [*gap.controls(steered, words), *job["controls"]]} for gap in gaps]
         for own in found if one.candidates > 1 else ():  # with nothing else to choose by, the likeliest is the best
@@ -66,7 +65,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         **more: Any,
     ) -> Any:
         asked.check(limits)
-        greedy = served.lm.model.always_planned and served.lm.model.greedy
+        greedy = served.lm.model.capabilities.always_planned and served.lm.model.capabilities.greedy
         try:
             one, gaps, recording = asked.asked(about.seed, 0.0 if greedy else COLDEST), asked.gaps(), None
             arguments = job_arguments(served, one, gaps, **more)

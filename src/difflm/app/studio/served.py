@@ -22,7 +22,6 @@ from difflm.data.labels import NONE, Kind
 from difflm.data.tokenizers import UNK, Words
 from difflm.errors import UsageError, say_in_request
 from difflm.generation.pipeline import TextDiffusion
-from difflm.models.autoregressive import Autoregressive
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.leave_one_out import knows_evidence
 
@@ -81,7 +80,7 @@ class Served:
             "device": str(lm.device),
             "learned": describe_training(lm.config),
             "vocabulary": len(lm.tokenizer.pieces),
-            "left_to_right": isinstance(lm.model, Autoregressive),
+            "left_to_right": "diffusion" not in lm.model.capabilities.settings,
             "examples": [{"name": name, "request": request} for name, request in self.examples.items()],
         }
 
@@ -107,13 +106,13 @@ class Served:
     def controls(self, limits: Limits) -> dict[str, Any]:
         """What may be asked of each control, by its name; null if this model does not support it."""
         lm = self.lm
-        steered = isinstance(lm.model, DiffusionModel) and not lm.model.whole_text
+        steered = lm.model.capabilities.position_beliefs
         labels, tags, phrases = self.known("text"), self.known("tags").get(POS), self.known("spans").get(PHRASES)
         exact = steered and self.whole_words
         spelt = steered and spells_tokens(lm.tokenizer)  # so that words can be counted and kept
         unit = length_unit(lm.tokenizer) if steered and not lm.model.pieces else None
         return {
-            "source": {"most": lm.model.source_longest} if lm.model.source_longest else None,
+            "source": {"most": lm.model.capabilities.source_limit} if lm.model.capabilities.source_limit else None,
             "length": {"most": lm.model.max_words, "unit": unit} if unit else None,
             "field": {name: values for name, values in labels.items() if name in FIELDS} or None,
             "label": {name: values for name, values in labels.items() if name not in FIELDS} or None,
@@ -126,8 +125,8 @@ class Served:
             "json_schema": {} if spelt and UNK not in lm.tokenizer.encode(SOME_JSON) else None,
             "infill": {"sizes": spelt} if steered else None,
             "alternatives": {"most": OTHERS} if self.weighs_words else None,
-            "edit": {} if spelt else {"noise": "none"} if "edits" in lm.model.families else None,
-            "samplers": list(lm.model.samplers),
+            "edit": {} if spelt else {"noise": "none"} if "edits" in lm.model.capabilities.settings else None,
+            "samplers": list(lm.model.capabilities.step_rules),
             "limits": {"n": limits.n, "steps": limits.steps, "candidates": limits.candidates, "rows": limits.rows},
         }
 
@@ -140,7 +139,7 @@ class Served:
         model = self.lm.model
         found: dict[str, Any] = {"message": None, "lengths": [], "unit": self.info.unit}
         try:
-            if not isinstance(model, DiffusionModel) or model.whole_text:
+            if not model.capabilities.position_beliefs:
                 raise UsageError("pattern: this model cannot follow one.")
             asked = [Pattern(pattern)]
             with prepare_together(asked, self.info):
@@ -154,7 +153,7 @@ class Served:
         """Whether it can say how likely other words are at a position. Not on a GPU: it may be capturing another
         thread's steps, and accepts no other work then."""
         model = self.lm.model
-        if type(model) is not DiffusionModel or not self.whole_words or model.source_longest:
+        if type(model) is not DiffusionModel or not self.whole_words or model.capabilities.source_limit:
             return False
         return self.lm.reads_tokens and knows_evidence(model.denoiser) and self.lm.device.type == "cpu"
 

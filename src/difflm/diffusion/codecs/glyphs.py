@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from difflm.diffusion.base import State
 from difflm.diffusion.codecs.embedding import FixedEmbedding, Prediction
 
 LINE = 32  # cells per line of a displayed picture
@@ -13,7 +14,7 @@ class Glyphs(FixedEmbedding):
     """Pictures of glyphs [S, height, width], ink 1 and paper 0, that diffuse between −1 and 1. The ids of a canvas are
     glyphs, not words, so controls of words do not apply. The first glyph is the blank."""
 
-    whole_text = "pixels"
+    state: State = "pixels"
 
     def __init__(self, pictures: Tensor, prediction: Prediction | None = None) -> None:
         super().__init__(2 * pictures.flatten(1) - 1, prediction=prediction)

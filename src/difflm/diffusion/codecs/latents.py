@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import Belief, Codec, Levels, Process, expand_levels
+from difflm.diffusion.base import Belief, Codec, Levels, Process, State, expand_levels
 from difflm.diffusion.codecs.embedding import Prediction, V
 from difflm.diffusion.processes.gaussian import GaussianLevels
 
@@ -14,7 +14,8 @@ class Latents(Codec):
     """`count` vectors of `dim` numbers that together represent a text. No word has a vector of its own, so a belief
     says nothing about words; only the autoencoder's decoder can read them from the clean state."""
 
-    predicts_tokens, whole_text = False, "latents"
+    predicts_tokens = False
+    state: State = "latents"
 
     def __init__(self, count: int, dim: int, prediction: Prediction | None = None) -> None:
         super().__init__(vocabulary=1)

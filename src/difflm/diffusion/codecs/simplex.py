@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from difflm.diffusion.base import Belief, Codec, Levels, Process
+from difflm.diffusion.base import Belief, Codec, Levels, Process, State
 from difflm.diffusion.processes.discrete import one_hot_states
 
 
@@ -11,6 +11,8 @@ class Simplex(Codec):
     """A word is +1 in its own component and −1 in all others, [B, L, V]: the almost-one-hot logits ±K of Han et al.
     (2023) in units of K, so that noise of variance 1 is theirs of K². The network reads softmax(K x) as a mixture of
     word vectors."""
+
+    state: State = "simplex"
 
     def __init__(self, vocabulary: int, dim: int, scale: float = 5.0) -> None:
         super().__init__(vocabulary)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.diffusion.base import Belief, Codec, Levels, Process
+from difflm.diffusion.base import Belief, Codec, Levels, Process, State
 from difflm.diffusion.processes.discrete import DiscreteProcess, certain_logits, one_hot_states
 
 
@@ -36,6 +36,7 @@ class Tokens(Codec):
     logits. The table is the network's own input, one vector per state of the process."""
 
     holds_tokens = True
+    state: State = "tokens"
 
     def __init__(self, vocabulary: int, hidden: int, states: int) -> None:
         super().__init__(vocabulary)

@@ -22,8 +22,6 @@ class DiscreteProcess(Process):
     """Times s < t are [B] or [B, L] everywhere; nats are [B, L]."""
 
     steps: tuple[str, ...] = ("ancestral",)
-    reads_pairs = False
-    linear = False  # whether its losses are weighted cross-entropies of masked words, and nothing else
 
     def __init__(self, words: int, states: int) -> None:
         super().__init__()
@@ -64,10 +62,6 @@ class DiscreteProcess(Process):
     def settles(self) -> bool:
         """Whether a word, once written, is final."""
         return False
-
-    @property
-    def masks(self) -> bool:
-        return self.mask_id >= 0
 
     def describe(self, device: torch.device) -> list[float]:
         """How likely the middle word is still unchanged at five times."""

@@ -29,7 +29,7 @@ class MaskedLmGibbs(ControlDecoder):
     sampler = "gibbs"
 
     def __init__(self, model: Any, info: ModelInfo, controls: Sequence[Control], *more: Any) -> None:
-        if self.sampler not in model.samplers:
+        if self.sampler not in model.capabilities.step_rules:
             raise UsageError(f"{self.name} decodes {self.family}; this one has no masks.")
         super().__init__(model, info, controls, *more)
         self.plan = ControlPlan(model, model.denoiser, info, controls)
