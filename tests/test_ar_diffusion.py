@@ -152,7 +152,7 @@ def test_each_word_is_lost_and_counted_at_its_own_time():
     canvas, mask = model.lengths.canvas(ids, lengths)
     noise = Noise(3, torch.arange(64))
     t, _ = model.times.sample(noise, mask)
-    condition = model.denoiser.conditioning.prepare(model.denoiser, model.condition_of(batch, canvas))
+    condition = model.denoiser.prepare(model.condition_of(batch, canvas))
     corrupted = model.corrupt_batch(canvas, mask, t, noise, condition)
     level = model.process.at(t)
     expected = level.alpha.unsqueeze(-1) * corrupted.x0 + level.sigma.unsqueeze(-1) * corrupted.noise

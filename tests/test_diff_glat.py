@@ -75,7 +75,7 @@ def test_the_loss_is_that_of_each_stage_on_the_words_that_it_has_to_write():
     batch = pairs(source, source.flip(1))
     losses, denoiser = model(batch), model.denoiser
     mask = torch.ones_like(source, dtype=torch.bool)
-    condition = denoiser.conditioning.prepare(denoiser, model.condition_of(batch, batch.ids))
+    condition = denoiser.prepare(model.condition_of(batch, batch.ids))
     x = torch.full_like(source, MASK)
     states, first = denoiser.run_stage(0, None, x, mask, condition)
     fresh = Noise(batch.seed, batch.index).uniform(0, 6, 3, stream=GLANCE)
@@ -124,7 +124,7 @@ def test_the_network_by_itself_is_a_pass_whose_stages_read_the_same_text():
     model, source = build().eval(), words(4, 6)
     batch = pairs(source, source.flip(1))
     denoiser, mask = model.denoiser, torch.ones_like(source, dtype=torch.bool)
-    condition = denoiser.conditioning.prepare(denoiser, model.condition_of(batch, batch.ids))
+    condition = denoiser.prepare(model.condition_of(batch, batch.ids))
     x = torch.where(torch.rand(4, 6) < 0.5, MASK, batch.ids)
     states = None
     for stage in range(2):

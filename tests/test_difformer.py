@@ -33,7 +33,7 @@ def reversals(count: int, step: int, words: int = WORDS) -> Batch:
 
 def prepare(model: DiffusionModel, batch: Batch) -> Condition:
     """The condition of a batch with its sources encoded."""
-    return model.denoiser.conditioning.prepare(model.denoiser, model.condition_of(batch, batch.ids))
+    return model.denoiser.prepare(model.condition_of(batch, batch.ids))
 
 
 def train(model: DiffusionModel, steps: int, lr: float = 3e-3) -> None:

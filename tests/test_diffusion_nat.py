@@ -47,7 +47,7 @@ def asked(model: DiffusionModel, batch: Batch):
     """A batch at t = ½: its state, times, mask, and its encoded sources."""
     mask, t = torch.ones_like(batch.ids, dtype=torch.bool), torch.full((len(batch.ids),), 0.5)
     u = torch.rand(batch.ids.shape, generator=torch.Generator().manual_seed(0))
-    condition = model.denoiser.conditioning.prepare(model.denoiser, model.condition_of(batch, batch.ids))
+    condition = model.denoiser.prepare(model.condition_of(batch, batch.ids))
     return torch.where(u < 0.5, model.process.mask_id, batch.ids), t, mask, condition
 
 
@@ -94,7 +94,7 @@ def test_the_network_answers_of_the_source_and_twice_of_its_own_guess():
     for _ in range(2):
         joined = torch.cat([belief.tokens, condition.source], 1)
         told = replace(condition, source=joined, source_mask=torch.ones_like(joined, dtype=torch.bool))
-        belief = Denoiser.forward(denoiser, x, t, mask, denoiser.conditioning.prepare(denoiser, told))
+        belief = Denoiser.forward(denoiser, x, t, mask, denoiser.prepare(told))
     assert torch.allclose(denoiser(x, t, mask, condition).logits, belief.logits, atol=1e-4)
 
 

@@ -34,7 +34,7 @@ def sources(count: int, seed: int) -> Tensor:
 
 def prepare(model: DiffusionModel, batch: Batch) -> Condition:
     """The condition of a batch with its sources encoded."""
-    return model.denoiser.conditioning.prepare(model.denoiser, model.condition_of(batch, batch.ids))
+    return model.denoiser.prepare(model.condition_of(batch, batch.ids))
 
 
 def train(model: DiffusionModel, steps: int, lr: float, free: float = 0.0) -> None:
@@ -78,7 +78,7 @@ def test_a_step_of_training_clips_its_times_and_trains_both_passes():
 def distances(model: DiffusionModel, t: float, told: float) -> tuple[float, float]:
     """Squared distances of x̂_0 to the source's own target and to another one, of which the state was made."""
     source, mask = sources(128, 10_000), torch.ones(128, LENGTH, dtype=torch.bool)
-    condition = model.denoiser.conditioning.prepare(model.denoiser, Condition(source=source, source_mask=mask))
+    condition = model.denoiser.prepare(Condition(source=source, source_mask=mask))
     own, other = (model.denoiser.codec.encode(ids) for ids in (source.flip(1), source.roll(1, 0).flip(1)))
     noise = Noise(0, torch.arange(128)).normal(0, LENGTH, 16)
     x = model.process.corrupt(other, torch.full((128,), t), noise)

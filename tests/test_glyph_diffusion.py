@@ -213,7 +213,7 @@ def test_guidance_moves_the_picture_and_what_is_read_off_it_alike():
     nn.init.normal_(model.denoiser.network.head.weight, std=0.5)
     x, level = torch.randn(2, 4, 48), model.process.at(torch.tensor([0.5, 0.5]))
     told = Condition(torch.tensor([[4, 5, 6], [7, 7, 7]]), torch.ones(2, 3, dtype=torch.bool))
-    told = model.denoiser.conditioning.prepare(model.denoiser, told)
+    told = model.denoiser.prepare(told)
     mask = torch.ones(2, 4, dtype=torch.bool)
     with torch.no_grad():
         own, free = (model.denoiser(x, level, mask, condition).clean for condition in (told, told.null()))

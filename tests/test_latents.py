@@ -118,7 +118,7 @@ def test_who_knows_the_latents_of_a_text_writes_what_the_decoder_reads_off_them(
 def test_guidance_moves_the_estimate_away_from_the_one_without_a_source():
     model, level = build("ld4lg", source=4), torch.tensor([0.5, 0.5])
     source = Condition(torch.randint(5, WORDS, (2, 4)), torch.ones(2, 4, dtype=torch.bool))
-    condition = model.denoiser.conditioning.prepare(model.denoiser, source)
+    condition = model.denoiser.prepare(source)
     x, mask = torch.randn(2, 3, 4), torch.ones(2, 3, dtype=torch.bool)
     level = model.denoiser.process.at(level)
     told, dropped = (model.denoiser(x, level, mask, one).clean for one in (condition, condition.null()))

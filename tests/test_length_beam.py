@@ -41,7 +41,7 @@ def build(method: str = "difformer") -> DiffusionModel:
 
 def prepare(model: DiffusionModel, batch: Batch) -> Condition:
     """The condition of a batch with its sources encoded."""
-    return model.denoiser.conditioning.prepare(model.denoiser, model.condition_of(batch, batch.ids))
+    return model.denoiser.prepare(model.condition_of(batch, batch.ids))
 
 
 def told(logits: torch.Tensor, sources: list[int]) -> Condition:

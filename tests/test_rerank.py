@@ -587,7 +587,7 @@ def test_a_writer_expects_words_nearby():
     assert torch.allclose(found[0], other[0], atol=1e-5)  # whatever the words are
     process, denoiser = writer.model.process, writer.model.denoiser
     for k, (row, owner) in enumerate(zip(rows, owners, strict=True)):
-        told = denoiser.conditioning.prepare(denoiser, source_condition([sources[owner]]))
+        told = denoiser.prepare(source_condition([sources[owner]]))
         canvas, mask = writer.model.lengths.canvas(*pad_token_rows([[process.mask_id] * len(row)]))
         with torch.no_grad():
             log_p = denoiser(canvas, process.at(torch.ones(1)), mask, told).logits.log_softmax(-1)[0]

@@ -214,7 +214,7 @@ def test_without_a_bound_validation_is_the_cross_entropy_of_noisy_words(tmp_path
     )
     told = Condition(texts.source, torch.ones_like(texts.source, dtype=torch.bool))
     with torch.no_grad():
-        told = model.denoiser.conditioning.prepare(model.denoiser, told)
+        told = model.denoiser.prepare(told)
         log_p = model.denoiser(x, t, mask, told).logits.log_softmax(-1)
     expected = -log_p.gather(-1, ids.unsqueeze(-1)).sum((1, 2))
     assert model.nats(texts, noise).tolist() == pytest.approx(expected.tolist(), rel=1e-5)

@@ -162,7 +162,7 @@ def test_a_contrast_moves_beliefs_away_from_those_without_the_source():
     given = batch()
     mask = torch.ones(4, 8, dtype=torch.bool)
     told = Condition(source=given.source, source_mask=mask)
-    condition = model.denoiser.conditioning.prepare(model.denoiser, told)
+    condition = model.denoiser.prepare(told)
     noise, level = Noise(0, torch.arange(4)), model.process.at(torch.full((4,), 0.9))
     x = noise.normal(0, 8, 16)
     with torch.no_grad():

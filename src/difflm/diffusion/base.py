@@ -68,6 +68,7 @@ class Belief:
     draw: Callable[[Tensor], Tensor] | None = None
     draws_all: bool = False
     quality: Tensor | None = None  # [B, L], of models with such a head
+    total: Tensor | None = None  # the weighted sum of the losses, where the head itself computed it
 
     @cached_property
     def clean(self) -> Tensor:
@@ -183,6 +184,7 @@ class Codec(nn.Module):
     predicts_tokens = True  # whether the network predicts logits
     state: State = "vectors"
     reads_pairs = False  # whether it learns from which tokens follow each other
+    x0_std = 0.0  # how far x_0 spreads around the state of its token
     bias: Tensor  # [V] log-frequencies, learned
 
     def __init__(self, vocabulary: int) -> None:
@@ -239,6 +241,10 @@ class Codec(nn.Module):
     @abstractmethod
     def nearest(self, x: Tensor, banned: Tensor | None = None) -> Tensor:
         """Ids of the tokens nearest to a clean state, `banned` [V] ones left out."""
+
+    def picture(self, x: Tensor) -> Tensor | None:
+        """States as grey pictures [B, rows, columns] of bytes, if they consist of pixels."""
+        return None
 
     def token_mask(self, ids: Sequence[int]) -> Tensor:
         """True for these tokens, [V], on the codec's device; cached, since a copy from the host makes a GPU wait."""

@@ -84,7 +84,7 @@ class GaussianBound:
         neighbours tell it.
         """
         levels, pairs = place_levels(denoiser), count_pairs(denoiser, draws)
-        chain = Chain(denoiser, levels, pairs, denoiser.conditioning.prepare(denoiser, condition), self.certain_below)
+        chain = Chain(denoiser, levels, pairs, denoiser.prepare(condition), self.certain_below)
         vectors = denoiser.codec.encode(ids)
         coin = noise.uniform(0, stream=15) < 0.5
         found: list[Tensor] = []
@@ -374,7 +374,7 @@ class DiscreteBound:
         condition: Condition = UNCONDITIONAL,
     ) -> Tensor:
         """With `draws` times a text, one in each stratum, [B, draws]."""
-        process, condition = denoiser.process, denoiser.conditioning.prepare(denoiser, condition)
+        process, condition = denoiser.process, denoiser.prepare(condition)
         assert isinstance(process, DiscreteProcess)
         prior = (process.prior_nats(ids) * mask).sum(-1, keepdim=True).double()
         offset = noise.uniform(0, stream=10).double()

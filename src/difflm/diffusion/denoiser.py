@@ -221,6 +221,10 @@ class Denoiser(nn.Module):
                 return self.codec.belief(answer, canvas.x[text], canvas.level[text], evidence, self.process)
             return self.codec.belief(answer, canvas.x, canvas.level, evidence, self.process)
 
+    def prepare(self, condition: Condition) -> Condition:
+        """The condition with what is computed from it once, such as an encoder's states."""
+        return self.conditioning.prepare(self, condition)
+
     def view(self, x: Tensor, t: Times) -> Tensor:
         """The input of a classifier for x_t."""
         return self.codec.view(x, self.process.at(t))

@@ -55,4 +55,4 @@ class SelfPrompting(Denoiser):
         if condition.source is None or condition.source_mask is None:
             raise UsageError(NO_SOURCE)
         source, mask = join_texts(guess, lengths, condition.source, condition.source_mask.sum(-1))
-        return self.conditioning.prepare(self, replace(condition, source=source, source_mask=mask))
+        return self.prepare(replace(condition, source=source, source_mask=mask))

@@ -30,6 +30,7 @@ class TimeSampler(nn.Module):
     are clipped to them: the integrand of a discrete process is not finite at the ends."""
 
     observed_term: str | None = None  # the loss term that it observes; None: the weighted sum of all
+    usual = 0.5  # the time of most training
     ignored_token = -1  # a token whose losses it does not observe, such as padding
 
     def __init__(self, steps: int | None = None, limits: tuple[float, float] = (0.0, 1.0)) -> None:
@@ -109,11 +110,11 @@ class MostlyAt(LowDiscrepancy):
 
     def __init__(self, time: float, limits: tuple[float, float] = (0.0, 1.0)) -> None:
         super().__init__(limits=limits)
-        self.time = time
+        self.usual = time
 
     def draw(self, noise: Noise, each: int = 1) -> Tensor:
         t = super().draw(noise, each)
-        t[::2] = self.time
+        t[::2] = self.usual
         return t
 
 

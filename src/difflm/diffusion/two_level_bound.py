@@ -48,7 +48,7 @@ class TwoLevelBound:
         codec, process = denoiser.codec, denoiser.process
         assert isinstance(times, TwoLevelTimes) and isinstance(codec, Embedding) and isinstance(process, Gaussian)
         assert codec.x0_std, "the chain ends in an x_0 that is spread around its word"
-        condition, vectors = denoiser.conditioning.prepare(denoiser, condition), codec.encode(ids)
+        condition, vectors = denoiser.prepare(condition), codec.encode(ids)
         every = times.between_levels(spread_indices(times, ids.device), ids.shape[1]) / (times.chain - 1)  # [I, L]
         alpha, sigma = codec.word_noise(process.at(every))
         snr = torch.cat([torch.full_like(every[:1], codec.x0_std**-2), (alpha / sigma) ** 2])

@@ -222,7 +222,7 @@ def unwritten_log_probs(
     if source is not None and source_lengths is not None:
         inside = torch.arange(source.shape[1], device=ids.device) < source_lengths.unsqueeze(1)
         owners = torch.arange(len(source), device=ids.device).repeat_interleave(len(ids) // len(source))
-        condition = denoiser.conditioning.prepare(denoiser, Condition(source=source, source_mask=inside))[owners]
+        condition = denoiser.prepare(Condition(source=source, source_mask=inside))[owners]
     canvas, mask = policy.canvas(ids, lengths)
     place = torch.arange(canvas.shape[1], device=ids.device) - policy.first
     x = canvas.masked_fill((place >= 0) & (place < lengths.unsqueeze(1)), denoiser.process.mask_id)

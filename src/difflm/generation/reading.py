@@ -262,7 +262,7 @@ class Reader:
         """Logits of each token from `begin` to `end` (0: the last) of one text, given all its other tokens, [L, V]."""
         model, end = self.check_reads_tokens(), end or len(ids)
         denoiser, condition = model.denoiser, source_condition([source]) if source else UNCONDITIONAL
-        condition = denoiser.conditioning.prepare(denoiser, condition.to(self.device))
+        condition = denoiser.prepare(condition.to(self.device))
         canvas, mask = model.lengths.canvas(*(part.to(self.device) for part in pad_token_rows([list(ids)])))
         places = slice(model.lengths.first + begin, model.lengths.first + end)
         if denoiser.process.mask_id >= 0:

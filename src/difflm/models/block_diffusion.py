@@ -237,7 +237,7 @@ class BlockDiffusion(DiffusionModel):
             return super().nats_and_error(batch, noise, draws)
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
         hidden, t = torch.full_like(ids, self.process.mask_id), torch.ones(len(ids), device=ids.device)
-        condition = self.denoiser.conditioning.prepare(self.denoiser, self.condition_of(batch, ids))
+        condition = self.denoiser.prepare(self.condition_of(batch, ids))
         logits = self.denoiser(hidden, t, mask, condition).logits
         nats = (cross_entropy(logits, ids) * mask).sum(-1)
         return nats, torch.zeros_like(nats)
@@ -261,7 +261,7 @@ class BlockDiffusion(DiffusionModel):
         usual, back = self.lengths.positions(self.longest), None
         if mask.shape[1] > usual:  # by the text's length, not its batch's: a text does not depend on its neighbours
             back = torch.where(mask.sum(-1) > usual, self.lengths.seen_back, denoiser.window)
-        condition = denoiser.conditioning.prepare(denoiser, Condition(steering.source, steering.source_mask))
+        condition = denoiser.prepare(Condition(steering.source, steering.source_mask))
         steps = steering.spans[0].steps if steering.spans else sampling.steps
         return BlockwiseDenoiser(denoiser, steps, back, denoiser.memory_of(condition))
 

@@ -13,7 +13,7 @@ from difflm.data.tokenfile import Room
 from difflm.data.tokenizers import END, PAD
 from difflm.diffusion.base import Belief, Levels, Process, State
 from difflm.diffusion.bounds import Bound, standard_error
-from difflm.diffusion.codecs import Codec, Embedding, Glyphs, Simplex
+from difflm.diffusion.codecs import Codec, Embedding, Simplex
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import ConditionDrop, Conditioning, Denoiser, SelfConditioning
 from difflm.diffusion.given import GivenPositions
@@ -138,8 +138,7 @@ class DiffusionModel(LanguageModel):
         with torch.autocast(ids.device.type, enabled=False):
             self.times.observe_words(self.denoiser.codec)
             t, weight = self.times.sample(noise, mask)
-        condition = self.give_positions(self.condition_of(batch, ids), ids, mask, noise)
-        prepared = self.denoiser.conditioning.prepare(self.denoiser, condition)
+        prepared = self.denoiser.prepare(self.give_positions(self.condition_of(batch, ids), ids, mask, noise))
         condition, dropped = self.drop_condition(prepared, noise)
         full = batch.full and ids is batch.ids
         corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin, dropped, weight, full)
@@ -157,18 +156,12 @@ class DiffusionModel(LanguageModel):
             watched = total if self.times.observed_term is None else terms[self.times.observed_term]
             ignored = self.times.ignored_token
             self.times.observe(t, watched.detach(), counted & (ids != ignored) if ignored >= 0 else counted)
-            own: Tensor | None = getattr(corrupted.belief, "total", None)  # of `WordNats`
-            descended = sums[-1] if own is None else own
+            descended = sums[-1] if corrupted.belief.total is None else corrupted.belief.total
             fit, length_ce = self.times.fit_loss(t, total, counted), self.lengths.fit_loss(batch.lengths, prepared)
-            if fit is not None:
-                named["warp"] = fit * count
-                descended = descended + named["warp"]
-            if length_ce is not None:
-                named["length_ce"] = length_ce * count
-                descended = descended + self.lengths.weight * named["length_ce"]
-            for name, mean in further.items():
-                named[name] = mean * count
-                descended = descended + named[name]
+            for name, mean in {"warp": fit, "length_ce": length_ce, **further}.items():
+                if mean is not None:
+                    named[name] = mean * count
+                    descended = descended + (self.lengths.weight if name == "length_ce" else 1.0) * named[name]
             return Losses(descended, named, count)
 
     def further_losses(
@@ -228,9 +221,8 @@ class DiffusionModel(LanguageModel):
             if self.given is not None and condition.given is not None:
                 counted = counted & (condition.given == FREE)
             level = process.at(at)
-            clean = codec.encode(ids)
-            x0 = clean
-            if isinstance(codec, Embedding) and codec.x0_std:  # x_0 ~ N(e_w, x0_std²), if the codec spreads words
+            x0 = clean = codec.encode(ids)
+            if codec.x0_std:  # x_0 ~ N(e_w, x0_std²), if the codec spreads words
                 x0 = clean + codec.x0_std * noise.normal(0, *clean.shape[1:], stream=X0_NOISE)
             shape = codec.state_shape(ids.shape[1])
             own = process.draw_noise(noise if origin is None else Noise(*origin), 0, shape, 0 if origin else TEXT_NOISE)
@@ -318,13 +310,13 @@ class DiffusionModel(LanguageModel):
         if self.capabilities.likelihood is not None:
             return self.nats_and_error(batch, noise, draws)[0]
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
-        condition = self.denoiser.conditioning.prepare(self.denoiser, self.condition_of(batch, ids))
+        condition = self.denoiser.prepare(self.condition_of(batch, ids))
         if self.reflow:  # along the teacher's path
             t = self.times.time_of(noise.uniform(0))
             corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin)
             return (cross_entropy(corrupted.belief.logits, ids) * corrupted.mask).sum(-1)
         # At the time of most training. Of masked words there are then as many as words; of vectors, all are noisy.
-        t = self.times.time_of(torch.full((len(ids),), getattr(self.times, "time", 0.5), device=ids.device))
+        t = self.times.time_of(torch.full((len(ids),), self.times.usual, device=ids.device))
         shape = self.denoiser.codec.state_shape(ids.shape[1])
         own = self.process.draw_noise(noise, 0, shape, stream=11)
         x_t = self.process.corrupt(self.denoiser.codec.encode(ids), t, own)
@@ -339,7 +331,7 @@ class DiffusionModel(LanguageModel):
         condition = self.condition_of(batch, ids)
         asked = WordDenoiser(self.denoiser, ids) if has_linear_bound(self.denoiser) else self.denoiser
         estimates = self.bound(cast(Denoiser, asked), self.times, ids, mask, noise, draws, condition)
-        read = self.lengths.predict(self.denoiser, self.denoiser.conditioning.prepare(self.denoiser, condition))
+        read = self.lengths.predict(self.denoiser, self.denoiser.prepare(condition))
         if batch.documents is None:
             return estimates.mean(1) + self.lengths.nats(batch.lengths, read), standard_error(estimates)
         first, last = document_ends(batch.documents)  # each document of a packed row has a length
@@ -385,7 +377,7 @@ class DiffusionModel(LanguageModel):
         if sampling.stop_at:  # as many steps, which end there
             grid = grid + sampling.stop_at * (1 - grid / grid[0])
         banned = codec.token_mask(self.lengths.forbidden)
-        transforms: list[Transform] = [ClipPixels()] if isinstance(codec, Glyphs) else [BanTokens(banned)]
+        transforms: list[Transform] = [ClipPixels()] if codec.state == "pixels" else [BanTokens(banned)]
         transforms += [Temperature(sampling.temperature)] if sampling.temperature not in (0, 1) else []
         if isinstance(codec, Embedding):
             if sampling.draw:
@@ -438,7 +430,7 @@ class DiffusionModel(LanguageModel):
         """With a contrast w, w (log p(· | known words) − log p(· | none of them)) is added to log p: classifier-free
         guidance (Ho & Salimans, 2022; Nie et al., 2025) with the known words as the label. It costs a second call."""
         condition = Condition(steering.source, steering.source_mask, given=steering.known)
-        condition = denoiser.conditioning.prepare(denoiser, condition)
+        condition = denoiser.prepare(condition)
         if self.drop.share:
             drop = self.drop
             return BoundDenoiser(denoiser, mask, condition, sampling.contrast, drop.self_condition, drop.scores)
@@ -476,8 +468,7 @@ class DiffusionModel(LanguageModel):
         return self.lengths.words(row)
 
     def draw_pictures(self, frame: Frame) -> Tensor | None:
-        codec, x = self.denoiser.codec, frame.clean
-        return codec.picture(x[:, : self.longest]) if isinstance(codec, Glyphs) and x is not None else None
+        return None if frame.clean is None else self.denoiser.codec.picture(frame.clean[:, : self.longest])
 
     def reconstruct(self, batch: Batch) -> Tensor:
         if not self.capabilities.whole_text:

@@ -55,7 +55,7 @@ class FlowMapModel(DiffusionModel):
     def forward(self, batch: Batch) -> Losses:
         noise = training_noise(batch)
         ids, mask = self.lengths.training_canvas(batch.ids, batch.lengths, noise)
-        prepared = self.denoiser.conditioning.prepare(self.denoiser, self.condition_of(batch, ids))
+        prepared = self.denoiser.prepare(self.condition_of(batch, ids))
         condition, _ = self.drop_condition(prepared, noise)
         with torch.autocast(ids.device.type, enabled=False):
             paths = self.draw_paths(ids, mask, noise, batch.origin)

@@ -74,7 +74,7 @@ class GlancingModel(DiffusionModel):
         """The cross-entropy of the words that each stage has to write, summed over all stages."""
         noise = training_noise(batch)
         ids, mask = self.lengths.training_canvas(batch.ids, batch.lengths, noise)
-        condition = self.denoiser.conditioning.prepare(self.denoiser, self.condition_of(batch, ids))
+        condition = self.denoiser.prepare(self.condition_of(batch, ids))
         x, states = torch.where(mask, self.process.mask_id, ids), None
         ce, count = torch.zeros((), device=ids.device), torch.zeros((), dtype=torch.int64, device=ids.device)
         for stage in range(len(self.denoiser.network.stages)):
@@ -95,7 +95,7 @@ class GlancingModel(DiffusionModel):
 
     def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
         assert isinstance(denoiser, StagedDenoiser)
-        condition = denoiser.conditioning.prepare(denoiser, Condition(steering.source, steering.source_mask))
+        condition = denoiser.prepare(Condition(steering.source, steering.source_mask))
         return StageByStage(denoiser, mask, condition, steering.spans[0].steps if steering.spans else sampling.steps)
 
 

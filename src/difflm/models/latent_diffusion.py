@@ -78,7 +78,7 @@ class LatentDiffusion(LanguageModel):
         latents = self.autoencoder.encode(batch.ids, batch.lengths)
         memory = self.autoencoder.encode_latents(latents)
         nats, there = self.autoencoder.token_nats(batch.ids, batch.lengths, memory)
-        condition = self.denoiser.conditioning.prepare(self.denoiser, Condition(*source_of(batch)))
+        condition = self.denoiser.prepare(Condition(*source_of(batch)))
         if self.drop.share:
             condition = condition.null(noise.uniform(0, stream=DROP) < self.drop.share)
         corrupted = self.corrupt_latents(batch.ids, latents.detach(), noise, condition)
@@ -106,7 +106,7 @@ class LatentDiffusion(LanguageModel):
         """There is no bound. −log p(text | the denoiser's estimate at the middle time) shows whether training helps,
         but is not a likelihood."""
         latents, process = self.autoencoder.encode(batch.ids, batch.lengths), self.denoiser.process
-        condition = self.denoiser.conditioning.prepare(self.denoiser, Condition(*source_of(batch)))
+        condition = self.denoiser.prepare(Condition(*source_of(batch)))
         t = self.times.time_of(torch.full((len(latents),), 0.5, device=latents.device))
         own = process.draw_noise(noise, 0, self.denoiser.codec.state_shape(0), stream=11)
         clean = scale_to_sphere(self.denoiser(process.corrupt(latents, t, own), t, None, condition).clean)
@@ -152,7 +152,7 @@ class LatentDiffusion(LanguageModel):
         mask = torch.ones(texts, codec.state_shape(0)[0], dtype=torch.bool, device=noise.samples.device)
         grid = self.times.grid(steering.spans or [StepSpan(sampling.steps)], mask.shape[1], mask.device)
         return SamplerInputs(
-            BoundDenoiser(denoiser, mask, denoiser.conditioning.prepare(denoiser, condition), sampling.contrast),
+            BoundDenoiser(denoiser, mask, denoiser.prepare(condition), sampling.contrast),
             denoiser.process,
             grid.unsqueeze(1).expand(-1, texts),
             Sampler(STEPS[sampling.sampler], [OnSphere()]),

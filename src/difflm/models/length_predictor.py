@@ -106,7 +106,7 @@ class LengthPredictor(DrawnLength):
 
     def read_lengths(self, denoiser: Denoiser, source: Tensor, mask: Tensor) -> Tensor:
         """Logits of offsets for sources and their mask, [B, S] each."""
-        return self.logits(denoiser.conditioning.prepare(denoiser, Condition(source, mask)))
+        return self.logits(denoiser.prepare(Condition(source, mask)))
 
     def clear_recorded(self) -> None:
         found, self._reader = self._reader, None

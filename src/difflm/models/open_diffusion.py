@@ -66,5 +66,5 @@ class OpenDiffusion(DiffusionModel):
     def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
         if steering.source is None or not sampling.contrast:
             return super().bind_denoiser(denoiser, mask, sampling, steering)
-        condition = denoiser.conditioning.prepare(denoiser, Condition(steering.source, steering.source_mask))
+        condition = denoiser.prepare(Condition(steering.source, steering.source_mask))
         return BoundDenoiser(denoiser, mask, condition, sampling.contrast)

@@ -31,8 +31,6 @@ class WordNats(Belief):
     """Cross-entropies of the text's own words [B, L] instead of logits, 0 at positions without a mask. They have no
     gradient; `total`, their weighted sum in the loss, has."""
 
-    total: Tensor | None = None
-
     def cross_entropy(self, ids: Tensor, smoothing: float = 0.0) -> Tensor:
         return self.logits
 
