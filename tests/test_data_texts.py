@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from difflm.data.corpora import corpus, corpus_path
-from difflm.data.e2e import E2EPair, e2e_path, read_e2e
+from difflm.data.known_corpora import E2EPair, e2e_path, read_e2e
 from difflm.data.texts import read_chunks, read_texts
 from difflm.errors import DifflmError, UsageError
 

@@ -143,7 +143,7 @@ def test_long_sources_are_left_out_and_counted(tmp_path, capsys):
     ("files", "changes", "code", "said"),
     [
         ({"a.en": "x\ny\n", "a.de": "x\n"}, ["data=a.en,a.de"], 1, "a.en has 2 lines and a.de has 1"),
-        ({"a.en": "x\n\n", "a.de": "x\ny\n"}, ["data=a.en,a.de"], 1, "line 2 of a.de: the source is empty"),
+        ({"a.en": "x\n\n", "a.de": "x\ny\n"}, ["data=a.en,a.de"], 1, "line 2 of a.en: the source is empty"),
         ({"a.en": "x\ny\n", "a.de": "x\n \n"}, ["data=a.en,a.de"], 1, "line 2 of a.de: the target is empty"),
         ({"a.en": "x\n", "a.de": "x\n"}, ["data=a.en,a.de", "column=x,y"], 2, "leave column=x,y out"),
         ({"a.en": "x\n"}, ["data=a.en,a.fr"], 2, "a.fr does not exist"),

@@ -18,7 +18,7 @@ from difflm.annotators.trees import phrases, shapes
 from difflm.app.cli import main
 from difflm.controls.learned import checking_tagger
 from difflm.controls.plan import check_text
-from difflm.data.e2e import E2EPair, read_e2e
+from difflm.data.known_corpora import E2EPair, read_e2e
 from difflm.data.tokenizers import UNK
 from difflm.data.words import split_words
 from difflm.errors import UsageError

@@ -139,9 +139,9 @@ def test_sources_of_a_seed_are_the_same_whatever_number_is_asked_for():
     [
         ({"s": "a\nb\n", "t": "a\n"}, ("--pairs", "s,t"), 1, "s has 2 lines and t has 1: they are not parallel"),
         ({"s": "a\nb\n", "t": "a\nb\n", "u": "a\n"}, ("--pairs", "s,t,u"), 1, "s has 2 lines and u has 1"),
-        ({"s": "a\nb\n", "t": "a\n\n", "u": "a\nb\n"}, ("--pairs", "s,t,u"), 1, "line 2 of t is empty"),
+        ({"s": "a\nb\n", "t": "a\n\n", "u": "a\nb\n"}, ("--pairs", "s,t,u"), 1, "line 2 of t: the target"),
         ({"a.csv": "src,trg\na,b\n"}, ("--pairs", "a.csv", "--column", "src,tgt"), 2, "Did you mean 'trg'?"),
-        ({"a.jsonl": '{"src": "a", "trg": []}\n'}, ("--pairs", "a.jsonl"), 1, "line 1 of a.jsonl lacks a text"),
+        ({"a.jsonl": '{"src": "a", "trg": []}\n'}, ("--pairs", "a.jsonl"), 1, "line 1 of a.jsonl: the target"),
         ({"a.jsonl": '{"src": "a", "trg": "b"}\n'}, ("--pairs", "a.jsonl", "--column", "src"), 2, "two columns"),
         ({"a.jsonl": '{"src": "a"}\n'}, ("--pairs", "a.jsonl"), 2, "no column 'trg' in line 1"),
         ({"a.jsonl": ""}, ("--pairs", "a.jsonl"), 1, "there is no text in a.jsonl"),

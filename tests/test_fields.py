@@ -201,7 +201,7 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 def test_the_known_values_are_those_of_the_corpus():
     if "DIFFLM_DATA" not in os.environ:
         pytest.skip("needs E2E: set DIFFLM_DATA")
-    from difflm.data.e2e import e2e_path, read_e2e
+    from difflm.data.known_corpora import e2e_path, read_e2e
 
     seen: dict[str, set[str]] = {}
     for pair in read_e2e(e2e_path(Path(os.environ["DIFFLM_DATA"]), "train")):

@@ -8,7 +8,7 @@ import pytest
 from test_bad_input import complaint
 
 from difflm.data.corpora import NAMES, corpus, corpus_examples, corpus_paths, describe_texts
-from difflm.data.pair_corpora import PAIRS
+from difflm.data.known_corpora import PAIRS
 from difflm.data.texts import Example
 from difflm.errors import DifflmError, UsageError
 from difflm.training.recipe import check, known_recipes, load_recipe
@@ -100,8 +100,12 @@ def test_questions_and_sets_of_words_are_read(tmp_path):
             {f"multi30k/task2.train.{k}.en": [["a"], [""]][k == 3] for k in range(1, 6)},
             "line 1 of",
         ),
-        ("simplification", {"simplification/wiki_auto_valid.tsv": ["a\tb", "a b"]}, "line 2 of .* a tab"),
-        ("commongen", {"commongen/train.jsonl": ['{"concept_set": "a#b", "scene": "c"}']}, "line 1 of .*concept_set"),
+        ("simplification", {"simplification/wiki_auto_valid.tsv": ["a\tb", "a b"]}, "line 2 of .* has 1 of 2 columns"),
+        (
+            "commongen",
+            {"commongen/train.jsonl": ['{"concept_set": "a#b", "scene": ["c", 1]}']},
+            "'scene' in line 1",
+        ),
         ("commongen", {"commongen/train.jsonl": ["nothing"]}, "line 1 of .* is not JSON"),
         ("sgd", {"sgd/sgd.txt": [""]}, "there is no text in"),
         ("qqp", {}, "no Quora question pairs in .* none of qqp/train.jsonl"),

@@ -9,16 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from difflm.data.corpora import corpus, counted_texts
+from difflm.data.known_corpora import KNOWN, anlg_path
 from difflm.data.stories import (
     ANSWER,
     BLANK,
     Gap,
-    anlg_path,
     asked,
     read_anlg,
     read_stories,
     rearranged,
-    roc_path,
     sentences,
     story_gaps,
     with_excerpts,
@@ -103,7 +102,7 @@ def test_gaps_depend_on_seed_and_story_alone():
 
 def test_stories_are_found_under_their_names(tmp_path):
     path = write_roc(tmp_path, [TOLD, f" {TOLD}  "])
-    assert roc_path(tmp_path, "train") == path
+    assert KNOWN["roc"].paths(tmp_path, "train") == [path]
     assert list(corpus("roc", tmp_path)) == [TOLD, TOLD]
     (tmp_path / "ROCstory").mkdir()
     released = tmp_path / "ROCstory" / "roc_valid.json.gz"
@@ -140,7 +139,7 @@ def test_a_line_that_is_no_story_is_named(tmp_path, line):
 
 def test_missing_stories_say_where_they_belong(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"no ROCStories in .*roc/valid\.json"):
-        roc_path(tmp_path, "valid")
+        KNOWN["roc"].paths(tmp_path, "valid")
     monkeypatch.delenv("DIFFLM_DATA", raising=False)
     with pytest.raises(UsageError, match="where is aNLG"):
         anlg_path(None)

@@ -22,9 +22,9 @@ from difflm.app.console import Bar, note, put_json, put_table
 from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.learned import checking_tagger
 from difflm.data.corpora import NAMES, corpus, corpus_path, resolve_data
-from difflm.data.e2e import E2EPair, e2e_path, read_e2e
+from difflm.data.known_corpora import E2EPair, anlg_path, e2e_path, read_e2e
 from difflm.data.references import read_pair_set
-from difflm.data.stories import anlg_path, read_anlg, story_gaps, whole
+from difflm.data.stories import read_anlg, story_gaps, whole
 from difflm.errors import UsageError, suggest
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.control import Protocol, System, evaluate_control

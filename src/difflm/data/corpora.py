@@ -2,16 +2,14 @@
 
 import glob
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from difflm.data.e2e import Split, e2e_path, read_e2e
-from difflm.data.pair_corpora import PAIRS
+from difflm.data.known_corpora import KNOWN, PAIRS, Split
 from difflm.data.prompts import read_prompted
 from difflm.data.remote import fetch_remote, is_remote, resolve_remote
-from difflm.data.stories import marked, read_stories, rearranged, roc_path, with_excerpts
 from difflm.data.texts import (
     FORMATS,
     NO_TEXT,
@@ -30,38 +28,9 @@ from difflm.data.texts import (
 )
 from difflm.errors import UsageError, suggest
 
-Texts = Iterator[str]
 REARRANGED = "roc-rearranged"  # stories from which a left-to-right model learns to fill gaps
-
-STORIES = "five-sentence stories"
 ALSO = "|"  # between several files of texts; no name of a file on Windows has it
-
-
-@dataclass(frozen=True)
-class Known:
-    """A corpus that has a name: how its file is found and read."""
-
-    about: str  # what its texts are, in a few words
-    path: Callable[[Path | None, Split], Path]
-    read: Callable[[Path], Texts]
-    words: Callable[[Path], Texts] | None = None  # texts whose words are counted, if they differ from these
-    examples: Callable[[Path], Iterator[Example]] | None = None  # texts with their sources, if they have some
-
-
-KNOWN = {
-    "e2e": Known(
-        "restaurant descriptions",
-        e2e_path,
-        lambda path: (pair.text for pair in read_e2e(path)),
-        examples=lambda path: (Example(pair.text, pair.source) for pair in read_e2e(path)),
-    ),
-    "roc": Known(STORIES, roc_path, read_stories),
-    "roc-excerpts": Known(STORIES, roc_path, lambda path: with_excerpts(read_stories(path)), read_stories),
-    REARRANGED: Known(
-        STORIES, roc_path, lambda path: rearranged(read_stories(path)), lambda path: marked(read_stories(path))
-    ),
-}
-NAMES = (*KNOWN, *PAIRS)
+NAMES = tuple(KNOWN)
 # What a bundled model was trained on, by the name of its data.
 BUNDLED = {
     "english": "passages of everyday English",
@@ -72,7 +41,7 @@ BUNDLED = {
 def describe_texts(name_or_path: str) -> str:
     """Describe the texts of a corpus; for files only their names, since a path would reveal more about the user's
     machine."""
-    known = KNOWN.get(name_or_path) or PAIRS.get(name_or_path)
+    known = KNOWN.get(name_or_path)
     return known.about if known else BUNDLED.get(name_or_path) or file_names(name_or_path)
 
 
@@ -143,21 +112,16 @@ def corpus(
 ) -> Iterator[str]:
     """Yield the texts of a split of a known corpus, or all texts of a file, which has no splits; with `chunk`, the file
     is cut into texts of this many characters."""
-    if len(split_paths(name_or_path)) > 1:
-        raise UsageError(f"{file_names(str(name_or_path))}: name one file: sources are not read here.")
-    if str(name_or_path) in PAIRS:
-        return (example.target for example in PAIRS[str(name_or_path)].examples(root, split))
     name = str(name_or_path)
-    if known := KNOWN.get(name):
-        path = known.path(root, split)
-        return check_any(read_chunks(path, chunk), f"there is no text in {path}.") if chunk else known.read(path)
+    if len(split_paths(name)) > 1:
+        raise UsageError(f"{file_names(name)}: name one file: sources are not read here.")
+    if name in KNOWN:
+        return KNOWN[name].texts(root, split, chunk)
     files = find_files(name, root)
     if chunk:
         pieces = (piece for file in files for piece in read_chunks(file, chunk))
         return check_any(pieces, f"there is no text in {file_names(name)}.")
-    if len(files) == 1:
-        return read_texts(files[0], column)
-    return (text for file in files for text in read_texts(file, column))
+    return chain.from_iterable([read_texts(file, column) for file in files])
 
 
 def corpus_examples(
@@ -171,18 +135,13 @@ def corpus_examples(
     """Yield the texts of a split, with their `sources` or alone."""
     if not sources:
         return map(Example, corpus(name_or_path, root, split, column, chunk))
-    if name_or_path in PAIRS:
-        return PAIRS[name_or_path].examples(root, split)
     if known := KNOWN.get(name_or_path):
-        if not known.examples:
+        if not known.sources:
             raise UsageError(f"the texts of {name_or_path} have no sources. Give data=multi30k, or pairs of your own.")
-        return known.examples(known.path(root, split))
+        return known.examples(root, split)
     if len(split_paths(name_or_path)) > 1:
         return read_examples(corpus_paths(name_or_path, root, split), column)
-    files = find_files(name_or_path, root)
-    if len(files) == 1:
-        return read_examples(files, column)
-    return (example for file in files for example in read_examples([file], column))
+    return chain.from_iterable([read_examples([file], column) for file in find_files(name_or_path, root)])
 
 
 def plain_texts(
@@ -191,14 +150,13 @@ def plain_texts(
     """Yield the texts of a split; for a corpus of pairs those of both sides, each once; for parallel files all texts of
     the first, then all of the second."""
     if name_or_path in PAIRS:  # its files may hold both splits
-        pairs = PAIRS[name_or_path].examples(root, split)
+        pairs = KNOWN[name_or_path].examples(root, split)
         return iter(dict.fromkeys(text for pair in pairs for text in (pair.source, pair.target) if text))
     if len(split_paths(name_or_path)) == 1:
         return corpus(name_or_path, root, split, column, chunk)
-    paths = corpus_paths(name_or_path, root, split)
     if column is not None or chunk:
         raise UsageError(f"{file_names(name_or_path)} have one text per line: leave column and chunk out.")
-    return (text for path in paths for text in read_line_texts(path))
+    return chain.from_iterable([read_line_texts(path) for path in corpus_paths(name_or_path, root, split)])
 
 
 def cut_examples(
@@ -226,33 +184,26 @@ def counted_texts(
         return (text for pair in pairs for side in sides if (text := getattr(pair, side)))
     known = KNOWN.get(name_or_path)
     if known and known.words:
-        return known.words(known.path(root, "train"))
+        return (example.target for example in known.examples(root, "train", known.words))
     return corpus(name_or_path, root, "train", column, chunk)
 
 
 def corpus_paths(name_or_path: str, root: Path | None, split: Split = "train") -> list[Path]:
     """The files of a corpus, two parallel files, or several files of texts."""
-    if name_or_path in PAIRS:
-        return PAIRS[name_or_path].paths(root, split)
+    if name_or_path in KNOWN:
+        return KNOWN[name_or_path].paths(root, split)
     if list_parts(name_or_path) or is_pattern(name_or_path):
         return find_files(name_or_path, root)
-    return [corpus_path(part, root, split) for part in split_paths(name_or_path)]
+    paths = [find_file(part, root) for part in split_paths(name_or_path)]
+    for path in paths:
+        for file in text_files(path) if path.is_dir() else [path]:
+            check_readable(file)
+    return paths
 
 
 def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "train") -> Path:
     """The file that `corpus` reads, the first of several."""
-    if is_remote(str(name_or_path)):
-        return fetch_remote(str(name_or_path), root)
-    if str(name_or_path) in PAIRS:
-        return PAIRS[str(name_or_path)].paths(root, split)[0]
-    if str(name_or_path) in KNOWN:
-        return KNOWN[str(name_or_path)].path(root, split)
-    if list_parts(str(name_or_path)) or is_pattern(str(name_or_path)):
-        return find_files(str(name_or_path), root)[0]
-    path = find_file(str(name_or_path), root)
-    for file in text_files(path) if path.is_dir() else [path]:
-        check_readable(file)
-    return path
+    return corpus_paths(str(name_or_path), root, split)[0]
 
 
 def find_file(name: str, root: Path | None) -> Path:

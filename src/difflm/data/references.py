@@ -1,16 +1,15 @@
 """Sources with all references that people wrote for them."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 
 from difflm.data.corpora import NAMES, corpus_examples, corpus_path
-from difflm.data.e2e import Split
-from difflm.data.pair_corpora import is_text, read_aligned
-from difflm.data.texts import Example, check_any, file_kind, known_columns, no_column, read_examples, read_jsonl
-from difflm.errors import DifflmError, UsageError
+from difflm.data.known_corpora import Split
+from difflm.data.texts import Example, read_examples
+from difflm.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -54,35 +53,10 @@ def read_pair_set(given: str, column: str | None, root: Path | None, split: Spli
     if given in NAMES:
         return PairSet.group(given, split, corpus_examples(given, root, split, column))
     paths = find_pair_files(given, root)
-    return PairSet.group(",".join(path.name for path in paths), "file", read_references(paths, column))
+    return PairSet.group(",".join(path.name for path in paths), "file", read_examples(paths, column))
 
 
 def find_pair_files(given: str, root: Path | None) -> list[Path]:
     """A file with two columns, or parallel files with commas between them."""
     parts = [given] if Path(given).exists() else given.split(",")  # a name may have a comma
     return [corpus_path(part.strip(), root) for part in parts]
-
-
-def read_references(paths: Sequence[Path], column: str | None) -> Iterator[Example]:
-    """Yield each source with each of its targets, in the order of the files."""
-    if len(paths) > 2 and column is None:
-        return (Example(target, source) for source, *targets in read_aligned(paths) for target in targets)
-    if len(paths) == 1 and file_kind(paths[0]) == ".jsonl":
-        return check_any(read_target_lists(paths[0], column), f"there is no text in {paths[0]}.")
-    return read_examples(paths, column)
-
-
-def read_target_lists(path: Path, column: str | None) -> Iterator[Example]:
-    """Lines with a source and one target or a list of them."""
-    names = [name.strip() for name in column.split(",")] if column else [*known_columns(path, ".jsonl", 2)]
-    if len(names) != 2 or not all(names):
-        raise UsageError(f"--column {column} does not name two columns. Give SOURCE,TARGET.")
-    for number, row in read_jsonl(path, names[0]):
-        for name in names:
-            if name not in row:
-                raise no_column(path, name, list(row), number)
-        source, target = (row[name] for name in names)
-        targets = target if isinstance(target, list) else [target]
-        if not is_text(source) or not targets or not all(map(is_text, targets)):
-            raise DifflmError(f"line {number} of {path} lacks a text as its {names[0]} or {names[1]}.")
-        yield from (Example(text.strip(), source.strip()) for text in targets)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from difflm.data.e2e import Split, find_corpus_file
 from difflm.data.texts import check_any, check_readable, file_kind, read_columns, read_jsonl, read_lines
 from difflm.errors import DifflmError
 
@@ -31,17 +30,6 @@ class Gap:
 def sentences(text: str) -> list[str]:
     """Split a text into sentences: one ends at . ! or ? (and closing quotation marks) before a capital or a digit."""
     return _BETWEEN.sub(lambda end: f"{end['close']}\n", " ".join(text.split())).split("\n")
-
-
-def roc_path(root: Path | None, split: Split) -> Path:
-    """Find the file of a split under `root` ($DIFFLM_DATA where None); releases name it differently."""
-    stems = (f"roc/{split}.json", f"roc/{split}.csv", f"ROCstory/roc_{split}.json")
-    return find_corpus_file(root, "ROCStories", stems, f"roc/{split}.json[.gz], roc/{split}.csv", split)
-
-
-def anlg_path(root: Path | None) -> Path:
-    stems = ("anlg/dev.json", "anlg/dev.jsonl", "anlg/dev-w-comet-preds.jsonl")
-    return find_corpus_file(root, "aNLG", stems, "anlg/dev.json[.gz], anlg/dev.jsonl[.gz]")
 
 
 def read_stories(path: Path) -> Iterator[str]:

@@ -80,16 +80,16 @@ def _skip_blank(texts: Iterable[str], path: Path) -> Iterator[str]:
 
 
 def read_examples(paths: Sequence[Path], column: str | None = None) -> Iterator[Example]:
-    """Yield sources and targets: two columns of a .csv or .jsonl file, named by `column` as SOURCE,TARGET; or two
-    parallel files, in which line k of the first is the source of line k of the second."""
+    """Yield each source with each of its targets: two columns of a .csv, .tsv or .jsonl file, named by `column` as
+    SOURCE,TARGET; or parallel files, in which line k of the first is the source of line k of all others. In a .jsonl
+    file a source may have a list of targets."""
     for path in paths:
         check_readable(path)
-    if len(paths) == 2:
+    if len(paths) > 1:
         if column is not None:
-            raise UsageError(
-                f"{paths[0]} and {paths[1]} have one text per line and no columns: leave column={column} out."
-            )
-        return check_any(_pair_rows(_parallel_rows(*paths), paths[1]), f"there is no text in {paths[1]}.")
+            given = " and ".join(map(str, paths))
+            raise UsageError(f"{given} have one text per line and no columns: leave column={column} out.")
+        return check_any(_pair_rows(read_parallel(paths), paths), f"there is no text in {paths[1]}.")
     (path,), kind = paths, file_kind(paths[0])
     if kind not in ROWS:
         raise UsageError(
@@ -99,7 +99,7 @@ def read_examples(paths: Sequence[Path], column: str | None = None) -> Iterator[
     names = tuple(name.strip() for name in column.split(",")) if column else known_columns(path, kind, 2)
     if len(names) != 2 or not all(names):
         raise UsageError(f"column={column} does not name two columns. Give column=SOURCE,TARGET.")
-    return check_any(_pair_rows(ROWS[kind](path, names), path), f"there is no text in {path}.")
+    return check_any(_pair_rows(ROWS[kind](path, names), paths), f"there is no text in {path}.")
 
 
 def read_sources(path: Path, column: str | None = None) -> Iterator[tuple[int, str]]:
@@ -258,24 +258,27 @@ def check_any(items: Iterable[Item], message: str) -> Iterator[Item]:
         raise DifflmError(message)
 
 
-def _pair_rows(rows: Iterable[Row], path: Path) -> Iterator[Example]:
-    """Skip lines without source and target; half a pair is an error."""
-    for number, pair in rows:
-        source, target = map(str.strip, pair)
-        if bool(source) != bool(target):
-            missing, other = ("source", "target") if target else ("target", "source")
+def _pair_rows(rows: Iterable[Row], paths: Sequence[Path]) -> Iterator[Example]:
+    """Skip lines without source and targets; half a pair is an error."""
+    for number, texts in rows:
+        source, *targets = pair = [text.strip() for text in texts]
+        if not any(pair):
+            continue
+        if not targets or not all(pair):
+            missing, other = ("target", "source") if source else ("source", "target")
+            path = paths[min(pair.index(""), len(paths) - 1) if targets else 0]
             raise DifflmError(f"line {number} of {path}: the {missing} is empty. Give one, or remove its {other} too.")
-        if source:
-            yield Example(target, source)
+        yield from (Example(target, source) for target in targets)
 
 
-def _parallel_rows(sources: Path, targets: Path) -> Iterator[Row]:
-    lines = zip_longest(read_lines(sources), read_lines(targets), fillvalue=None)
-    for source, target in lines:
-        if source is None or target is None:
-            first, second = (sum(1 for _ in read_lines(path)) for path in (sources, targets))
-            raise DifflmError(f"{sources} has {first:,} lines and {targets} has {second:,}: they are not parallel.")
-        yield source[0], (source[1], target[1])
+def read_parallel(paths: Sequence[Path]) -> Iterator[Row]:
+    """Yield line k of all files together."""
+    for lines in zip_longest(*map(read_lines, paths)):
+        if None in lines:
+            counts = [sum(1 for _ in read_lines(path)) for path in paths]
+            path, count = next((path, count) for path, count in zip(paths, counts, strict=True) if count != counts[0])
+            raise DifflmError(f"{paths[0]} has {counts[0]:,} lines and {path} has {count:,}: they are not parallel.")
+        yield lines[0][0], tuple(line for _, line in lines)
 
 
 def known_columns(path: Path, kind: str, count: int = 1) -> tuple[str, ...]:
@@ -377,15 +380,19 @@ def read_jsonl(path: Path, column: str = "text") -> Iterator[tuple[int, dict[str
 
 
 def _jsonl_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
+    """Yield the texts of some columns; the second may have a list of them."""
     for number, row in read_jsonl(path, columns[0]):
+        texts = list[str]()
         for column in columns:
             if column not in row:
                 raise no_column(path, column, list(row), number)
+            listed = texts and isinstance(row[column], list)
+            texts += row[column] if listed else [row[column]]
             try:
-                row[column].encode()  # JSON can spell half of a surrogate pair, which is not Unicode
-            except (AttributeError, UnicodeEncodeError):
+                "".join(texts).encode()  # JSON can spell half of a surrogate pair, which is not Unicode
+            except (TypeError, UnicodeEncodeError):
                 raise DifflmError(f"{column!r} in line {number} of {path} is not a text.") from None
-        yield number, tuple(row[column] for column in columns)
+        yield number, tuple(texts)
 
 
 READERS = {".csv": read_csv, ".tsv": read_tsv}

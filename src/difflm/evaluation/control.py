@@ -25,7 +25,7 @@ from difflm.controls.guidance import ORIGINAL, GuidanceSettings
 from difflm.controls.learned import POS
 from difflm.controls.plan import check_text
 from difflm.controls.syntax import parse_ahead
-from difflm.data.e2e import E2EPair
+from difflm.data.known_corpora import E2EPair
 from difflm.data.text_metrics import distinct_n, self_bleu
 from difflm.data.texts import read_lines
 from difflm.data.words import join_words, split_words

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from difflm.data.batches import Permutation, held_out
 from difflm.data.corpora import BUNDLED, NAMES, corpus, corpus_examples, file_names
-from difflm.data.e2e import THREE_SPLITS, TWO_SPLITS, Split
+from difflm.data.known_corpora import THREE_SPLITS, TWO_SPLITS, Split
 from difflm.data.references import PairSet
 from difflm.data.texts import MOST_CHARACTERS, Example, split_long
 from difflm.data.tokenfile import is_new

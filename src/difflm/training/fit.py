@@ -21,7 +21,7 @@ from difflm.data.corpora import (
     prompted_examples,
     resolve_data,
 )
-from difflm.data.e2e import Split as SplitName
+from difflm.data.known_corpora import Split as SplitName
 from difflm.data.pairs import read_pairs
 from difflm.data.prompts import labels_told
 from difflm.data.remote import fetch_remote, is_remote

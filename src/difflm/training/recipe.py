@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from difflm.data.corpora import split_paths
-from difflm.data.pair_corpora import PAIRS
+from difflm.data.known_corpora import PAIRS
 from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
 from difflm.data.texts import LONGEST, MOST_TOKENS
 from difflm.errors import DifflmError, UsageError, explain_faults, suggest

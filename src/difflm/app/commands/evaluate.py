@@ -369,14 +369,14 @@ def score(
 def read_given(run: str, given: str, column: str | None, source: str | None) -> tuple[list[str], list[str]]:
     """The texts to score: one that is given, those of a file, or of standard input; and their sources, if they have
     any."""
-    from difflm.data.references import find_pair_files, read_references
-    from difflm.data.texts import read_texts
+    from difflm.data.references import find_pair_files
+    from difflm.data.texts import read_examples, read_texts
 
     reads_sources = bool(peek_config(run).get("recipe", {}).get("source_longest"))
     if source is None and reads_sources:
         if given == "-" or is_text(given):
             raise UsageError(f"{run} scores texts that have sources: give --source TEXT, or a file of pairs.")
-        pairs = list(read_references(find_pair_files(given, None), column))
+        pairs = list(read_examples(find_pair_files(given, None), column))
         return [pair.target for pair in pairs], [str(pair.source) for pair in pairs]
     if given == "-":
         texts = [line.strip() for _, line in read_stdin("text") if line.strip()]
