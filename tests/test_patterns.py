@@ -29,7 +29,6 @@ from difflm.controls.patterns.token_automata import (
     find_phrase,
     intersect,
     learn_spacing,
-    readable_pieces,
     smallest_automaton,
 )
 from difflm.data.tokenizers import Bpe, Characters
@@ -120,7 +119,7 @@ def test_sets_that_re_warns_of_are_refused():
 # -- tokens ----------------------------------------------------------------------------------------------------------
 
 E2E = TextDiffusion.from_pretrained("e2e").tokenizer
-SPACING = learn_spacing((*readable_pieces(E2E),))
+SPACING = learn_spacing((*E2E.readable_pieces(),))
 SIGNS = [w for w in E2E.pieces if not w.isalpha()]
 
 

@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from difflm.data.labels import Kind, Labelling
-from difflm.data.tokenizers import Tokenizer, Words
+from difflm.data.tokenizers import Tokenizer
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ class ModelInfo:
     @property
     def whole_words(self) -> bool:
         """Whether one token is one word, so that words can be counted in advance."""
-        return isinstance(self.tokenizer, Words)
+        return self.tokenizer.whole_words
 
     @property
     def unit(self) -> str:
         """The name of its tokens."""
-        return self.tokenizer.kind if self.tokenizer.kind in ("words", "characters") else "tokens"
+        return self.tokenizer.unit
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_number, need_text
 from difflm.controls.patterns.regular import Chars, Node, Repeated, Sequenced, literal
 from difflm.controls.patterns.token_automata import ANY, GAP, TokenAutomaton, compile_pattern
-from difflm.data.tokenizers import SPECIALS, UNK, Characters, Tokenizer, Words
+from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer
 from difflm.data.words import Given, has_phrase, is_letter, space_words, split_words, touches
 from difflm.errors import UsageError
 
@@ -172,7 +172,7 @@ class Infill(Control):
 
     def prepare(self, info: ModelInfo) -> None:
         self.check_value()
-        if isinstance(info.tokenizer, Characters):
+        if info.unit == "characters":
             unknown = [one for part in self.parts for one in part if info.tokenizer.encode(one) == [UNK]]
             if unknown:
                 raise UsageError(f"infill: this model has no character {unknown[0]!r}.")
@@ -358,7 +358,7 @@ def fits_between(sizes: Sequence[int], runs: Sequence[int]) -> bool:
 def spell_variants(word: str, info: ModelInfo) -> list[list[int]]:
     """The ways in which the model can spell a word: all of them or, with byte pairs, the usual ones."""
     word = word.strip()
-    if isinstance(info.tokenizer, Words):
+    if info.whole_words:
         known = [*enumerate(info.tokenizer.pieces, len(SPECIALS))]
         ways = [[i for i, other in known if other.lower() == one] for one in split_words(word.lower())]
         return [list(way) for way in product(*ways)]

@@ -11,7 +11,7 @@ from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_text
 from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
 from difflm.controls.patterns.token_automata import TokenAutomaton, compile_pattern, find_phrase
 from difflm.controls.pieces import hold_phrase, sort_followers, spaced_pieces
-from difflm.data.tokenizers import UNK, Words
+from difflm.data.tokenizers import UNK
 from difflm.data.words import Given, has_phrase, is_letter, join_words, space_words, split_words, touches
 from difflm.errors import UsageError
 
@@ -52,10 +52,7 @@ class Contains(Control):
             )
 
     def ids(self, info: ModelInfo) -> list[int]:
-        # Inside a text, subword tokens spell a word with the space before it.
-        plain = isinstance(info.tokenizer, Words) or info.tokenizer.adds_space
-        text = self.phrase.strip() if plain else f" {self.phrase.strip()}"
-        return info.tokenizer.encode(text)
+        return info.tokenizer.encode_inside(self.phrase)
 
     def verbatim(self, info: ModelInfo) -> str:
         return self.phrase
@@ -226,6 +223,6 @@ def drop_contained(asked: Sequence[Contains], known: Sequence[str]) -> list[Cont
 
 def nearest_words(word: str, info: ModelInfo) -> str:
     """A hint with similarly spelt words."""
-    known = getattr(info.tokenizer, "words", [])
+    known = info.tokenizer.known_words
     near = difflib.get_close_matches(word, known, n=3) or difflib.get_close_matches(word.capitalize(), known, n=3)
     return f" Near: {', '.join(near)}." if near else ""

@@ -13,7 +13,7 @@ from difflm.controls.exact import ANYTHING, NOTHING, Infill, Length
 from difflm.controls.patterns.pattern import WordCount
 from difflm.controls.patterns.regular import Chars, Either, Node, Repeated, Sequenced, literal, parse_pattern
 from difflm.controls.patterns.token_automata import TokenAutomaton, compile_pattern
-from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
+from difflm.data.tokenizers import SPECIALS, Tokenizer
 from difflm.data.words import CJK, FUSED, UNITS, has_phrase, is_letter, split_words
 from difflm.errors import UsageError
 from difflm.runtime.work import spend_work
@@ -161,7 +161,7 @@ def find_kept(phrase: str, text: str, tokenizer: Tokenizer) -> list[range]:
     starts = [i for i in range(len(words) - len(asked) + 1) if words[i : i + len(asked)] == asked]
     if not asked or not starts:
         raise UsageError(f"keep: {phrase!r} is not in the text to edit.")
-    if isinstance(tokenizer, Words):
+    if tokenizer.whole_words:
         return [range(start, start + len(asked)) for start in starts]
     places, end = list[tuple[int, int]](), 0
     for word in words:

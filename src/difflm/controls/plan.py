@@ -29,8 +29,7 @@ from difflm.controls.pieces import PieceInfill, avoid_words, can_pass, find_kept
 from difflm.controls.rules import ForbidSpecials
 from difflm.controls.sentence_classifier import SentenceClassifier, SentenceGuidance
 from difflm.controls.shared_batches import merge_last, merge_rules, merge_targets
-from difflm.data.open_tokenizer import OpenTokenizer
-from difflm.data.tokenizers import END, SPECIALS, START, UNK, Characters, Tokenizer, Words
+from difflm.data.tokenizers import END, SPECIALS, START, UNK
 from difflm.data.words import Given, join_words, space_words, split_words
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
@@ -72,15 +71,6 @@ class Edit:
             raise UsageError(f"--strength must be greater than 0 and at most 1, not {self.strength}.")
 
 
-def length_unit(tokenizer: Tokenizer) -> str | None:
-    """What `Length` counts in texts of this tokenizer; None if lengths are not supported."""
-    if isinstance(tokenizer, Characters):
-        return "characters"
-    if isinstance(tokenizer, OpenTokenizer):
-        return "tokens"
-    return "words" if isinstance(tokenizer, Words) or tokenizer.byte_level else None
-
-
 class ControlPlan:
     """The controls of a request, bound to a model."""
 
@@ -94,9 +84,9 @@ class ControlPlan:
         classifiers: Sequence[Classifier | SentenceClassifier] = (),
         guidance: GuidanceSettings = STANDARD,
     ) -> None:
-        if isinstance(info.tokenizer, Characters):
+        if info.tokenizer.length_unit == "characters":
             controls = [Letters(control.words) if type(control) is Length else control for control in controls]
-        if isinstance(info.tokenizer, OpenTokenizer):
+        if info.tokenizer.length_unit == "tokens":
             own = info.tokenizer
             controls = [Pieces(control.words, own) if type(control) is Length else control for control in controls]
         if info.tokenizer.spells:
@@ -276,7 +266,7 @@ class ControlPlan:
         codec, rules = self.denoiser.codec, list[Transform]()
         if not self.open_ended:
             # A vocabulary of words may contain a newline; a text does not begin or end with it.
-            words = self.info.tokenizer.words[len(SPECIALS) :] if isinstance(self.info.tokenizer, Words) else []
+            words = self.info.tokenizer.known_words
             newline = words.index("\n") + len(SPECIALS) if "\n" in words else None
             rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
         rules += [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]

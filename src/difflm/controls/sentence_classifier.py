@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from difflm.controls.guidance import GuidanceTarget
 from difflm.data.labels import NONE, NOTHING, Labelling
-from difflm.data.tokenizers import END, SPECIALS, Characters, Tokenizer, Words
+from difflm.data.tokenizers import END, SPECIALS, Tokenizer
 from difflm.data.words import join_words
 from difflm.diffusion.base import Belief
 from difflm.diffusion.denoiser import autocast_to
@@ -117,7 +117,7 @@ class SentenceGuidance:
 
 def load_sentence_classifier(folder: Path, tokenizer: Tokenizer) -> SentenceClassifier:
     """Load the classifier of a directory; its label has the directory's name."""
-    if isinstance(tokenizer, Characters):
+    if tokenizer.unit == "characters":
         raise UsageError(f"{folder}: a sentence classifier reads words; this model writes characters.")
     library = transformers()
     with explained(f"{folder} cannot be read"):
@@ -145,11 +145,11 @@ def load_sentence_classifier(folder: Path, tokenizer: Tokenizer) -> SentenceClas
 def spell_words(tokenizer: Tokenizer, pieces: Any) -> list[list[int]]:
     """The classifier's tokens for each of the model's tokens, as in a printed text."""
     texts = ["".join(tokenizer.tokens([token])) for token in range(len(SPECIALS), tokenizer.size)]
-    if isinstance(tokenizer, Words):
+    if tokenizer.whole_words:
         texts = [join_words(["a", text])[1:] if text else "" for text in texts]  # with a space before it, or without
     found: list[list[int]] = pieces(texts, add_special_tokens=False)["input_ids"]
     known = pieces.get_vocab()
     for k, text in enumerate(texts):  # the continuation of a word, which some vocabularies write this way
-        if not isinstance(tokenizer, Words) and f"##{text}" in known:
+        if not tokenizer.whole_words and f"##{text}" in known:
             found[k] = [known[f"##{text}"]]
     return [[]] * len(SPECIALS) + found

@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difflm.data.pretrained_tokenizer import explain_library, make_encoder, unreadable
-from difflm.data.tokenizers import END, SPECIALS, UNK, Tokenizer, byte_alphabet
+from difflm.data.pretrained_tokenizer import LibraryTokenizer, explain_library, make_encoder, unreadable
+from difflm.data.tokenizers import END, SPECIALS
 from difflm.errors import DifflmError
 from difflm.runtime.files import read_json
 
@@ -100,48 +100,31 @@ def read_byte_pairs(vocabulary: Path, merges: Path, settings: Mapping[str, Any])
     return encoder
 
 
-class OpenTokenizer(Tokenizer):
+class OpenTokenizer(LibraryTokenizer):
     """All tokens of a model but its mask. START, END, UNK and PAD are its own tokens of that kind, `specials`, and the
-    others follow in their order. No text can spell a special token; `encode_marked` reads those of a chat template."""
+    others follow in their order. `encode_marked` reads the special tokens of a chat template."""
 
     kind = "open"
+    length_unit = "tokens"
 
     def __init__(
         self, definition: Any, specials: Sequence[int], left_out: Iterable[int], rows: int, where: Path
     ) -> None:
-        self.definition, self.where = definition, where
-        self._encoder = load_encoder(definition, where)
-        self._encoder.encode_special_tokens = True
-        vocabulary = self._encoder.get_vocab(with_added_tokens=True)
-        apart = {*specials, *left_out}
-        kept = sorted((number, piece) for piece, number in vocabulary.items() if number not in apart and number < rows)
-        super().__init__([piece for _, piece in kept])
-        self.theirs = [*specials, *(number for number, _ in kept)]  # theirs[our id]
-        self._ours = {number: own for own, number in reversed([*enumerate(self.theirs)])}
+        self.where, encoder = where, load_encoder(definition, where)
+        beyond = {number for number in encoder.get_vocab(with_added_tokens=True).values() if number >= rows}
+        super().__init__(definition, encoder, specials, {*specials, *left_out, *beyond})
         self._ours[specials[END]] = END  # which may be START, UNK and PAD as well
-        added = self._encoder.get_added_tokens_decoder()
+        added = encoder.get_added_tokens_decoder()
         # Further special tokens: marks of a chat, which no text contains.
         special = {number for number, token in added.items() if token.special}
         self.marks = [own for own, number in enumerate(self.theirs) if number in special and own >= len(SPECIALS)]
         self._marks = frozenset(self.marks)
         inside, alone = self.encode_batch([" a", "a"])
         self.adds_space = len(inside) > len(alone) and inside[-len(alone) :] == alone
-        self.byte_level = self.spells = (
-            isinstance(definition, dict) and (definition.get("decoder") or {}).get("type") == "ByteLevel"
-        )
 
     @cached_property
     def _marked_encoder(self) -> "tokenizers.Tokenizer":
         return load_encoder(self.definition, self.where)
-
-    def our_id(self, number: int) -> int:
-        """Our id for one of theirs."""
-        return self._ours.get(number, UNK)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        with explain_library(unreadable):  # such as an unknown word, if there is no token for it
-            encoded = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [[self.our_id(number) for number in one.ids] for one in encoded]
 
     def encode_marked(self, text: str) -> list[int]:
         """Ids of a rendered chat template, whose marks are special tokens."""
@@ -154,30 +137,13 @@ class OpenTokenizer(Tokenizer):
         added = self._encoder.get_added_tokens_decoder().values()
         return [token.content for token in added if token.special and token.content in text]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        theirs = [self.theirs[i] for i in ids if i >= len(SPECIALS)]
-        with explain_library(unreadable):
-            text: str = self._encoder.decode(theirs, skip_special_tokens=False)
-        return text
-
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        return [self.decode([i]) for i in ids if i >= len(SPECIALS) and i not in self._marks]
+        return super().tokens(i for i in ids if i not in self._marks)
 
     def spellings(self) -> list[str]:
         """Spellings of byte pairs; a mark is spelt with a character that no text contains."""
-        byte = byte_alphabet()
-        return [
-            "\udc00" if own in self._marks else bytes(byte[sign] for sign in piece).decode("utf-8", "surrogateescape")
-            for own, piece in enumerate(self.pieces, len(SPECIALS))
-        ]
-
-    def spans(self, text: str) -> list[tuple[int, int]]:
-        return list(self._encoder.encode(text, add_special_tokens=False).offsets)
-
-    def unknown(self, text: str) -> list[str]:
-        found = self._encoder.encode(text, add_special_tokens=False)
-        spans = zip(found.ids, found.offsets, strict=True)
-        return [text[begin:end] for number, (begin, end) in spans if self.our_id(number) == UNK]
+        texts = enumerate(super().spellings(), len(SPECIALS))
+        return ["\udc00" if own in self._marks else text for own, text in texts]
 
     def contents(self) -> dict[str, Any]:
         return {"tokenizer": self.definition, "theirs": self.theirs}

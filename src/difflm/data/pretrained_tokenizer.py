@@ -3,7 +3,7 @@
 import base64
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,49 +35,37 @@ def unreadable(reason: str) -> UsageError:
     return UsageError(f"this tokenizer cannot read the texts: {reason}. Choose one that can.")
 
 
-class PretrainedTokenizer(Tokenizer):
-    """The pieces of a `tokenizer.json`, in their order, after difflm's own START, END, UNK and PAD. Its own special
-    tokens are left out: no model here needs them, and no text can spell them. What it does not know is UNK."""
+class LibraryTokenizer(Tokenizer):
+    """Tokens of an encoder of the tokenizers library, but for those `left_out`. `specials` are its own START, END, UNK
+    and PAD, if they are used. No text can spell a special token."""
 
-    kind = "pretrained"
-
-    def __init__(self, definition: Any) -> None:
-        self.definition = definition
+    def __init__(
+        self, definition: Any, encoder: "tokenizers.Tokenizer", specials: Sequence[int], left_out: Collection[int]
+    ) -> None:
+        self.definition, self._encoder = definition, encoder
+        encoder.encode_special_tokens = True  # in a text, its spelling is plain text
+        vocabulary = encoder.get_vocab(with_added_tokens=True)
+        kept = sorted((number, piece) for piece, number in vocabulary.items() if number not in left_out)
+        super().__init__([piece for _, piece in kept])
+        self.theirs = [*specials, *(number for number, _ in kept)]
+        self._offset = len(SPECIALS) - len(specials)  # theirs[our id - offset]
+        self._ours = [UNK] * (1 + max([*vocabulary.values(), *specials], default=0))
+        for own, number in reversed([*enumerate(self.theirs, self._offset)]):
+            self._ours[number] = own
         decoder = definition.get("decoder") if isinstance(definition, dict) else None
         self.byte_level = self.spells = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
-        encoder = make_encoder(definition)
-        encoder.encode_special_tokens = True  # in a text, its spelling is plain text
-        self._encoder = encoder
-        special = {number for number, token in encoder.get_added_tokens_decoder().items() if token.special}
-        if (unknown := _unknown_piece(definition, encoder)) is not None:
-            special.add(unknown)
-        vocabulary = encoder.get_vocab(with_added_tokens=True)
-        kept = sorted((number, piece) for piece, number in vocabulary.items() if number not in special)
-        super().__init__([piece for _, piece in kept])
-        self.theirs = [number for number, _ in kept]  # theirs[our id - 4]
-        self._ours = [UNK] * (1 + max(vocabulary.values(), default=0))
-        for own, number in enumerate(self.theirs, len(SPECIALS)):
-            self._ours[number] = own
 
-    @classmethod
-    def read(cls, path: Path) -> "PretrainedTokenizer":
-        """Read the tokenizer of a directory, or a `tokenizer.json` itself."""
-        file = path / "tokenizer.json" if path.is_dir() else path
-        try:
-            return cls(read_json(file))
-        except ValueError as error:
-            raise DifflmError(f"{file} is not a tokenizer: {error}.") from None
+    def our_id(self, number: int) -> int:
+        """Our id for one of theirs."""
+        return self._ours[number] if number < len(self._ours) else UNK
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         with explain_library(unreadable):  # such as an unknown word, if there is no token for it
             encoded = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [[self._ours[number] for number in one.ids] for one in encoded]
 
-    def tokens(self, ids: Iterable[int]) -> list[str]:
-        return [self.decode([i]) for i in ids if i >= len(SPECIALS)]
-
     def decode(self, ids: Iterable[int]) -> str:
-        theirs = [self.theirs[i - len(SPECIALS)] for i in ids if i >= len(SPECIALS)]
+        theirs = [self.theirs[i - self._offset] for i in ids if i >= len(SPECIALS)]
         with explain_library(unreadable):
             text: str = self._encoder.decode(theirs, skip_special_tokens=False)
         return text
@@ -92,6 +80,30 @@ class PretrainedTokenizer(Tokenizer):
         found = self._encoder.encode(text, add_special_tokens=False)
         spans = zip(found.ids, found.offsets, strict=True)
         return [text[begin:end] for number, (begin, end) in spans if self._ours[number] == UNK]
+
+
+class PretrainedTokenizer(LibraryTokenizer):
+    """The pieces of a `tokenizer.json`, in their order, after difflm's own START, END, UNK and PAD. Its own special
+    tokens are left out: no model here needs them. What it does not know is UNK."""
+
+    kind = "pretrained"
+
+    def __init__(self, definition: Any) -> None:
+        encoder = make_encoder(definition)
+        special = {number for number, token in encoder.get_added_tokens_decoder().items() if token.special}
+        if (unknown := _unknown_piece(definition, encoder)) is not None:
+            special.add(unknown)
+        super().__init__(definition, encoder, (), special)
+        self.length_unit = "words" if self.byte_level else None
+
+    @classmethod
+    def read(cls, path: Path) -> "PretrainedTokenizer":
+        """Read the tokenizer of a directory, or a `tokenizer.json` itself."""
+        file = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            return cls(read_json(file))
+        except ValueError as error:
+            raise DifflmError(f"{file} is not a tokenizer: {error}.") from None
 
     def contents(self) -> dict[str, Any]:
         return {"tokenizer": self.definition}

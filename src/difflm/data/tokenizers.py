@@ -6,13 +6,13 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difflm.data.words import Given, join_words, split_words
+from difflm.data.words import Given, join_words, split_words, word_shape
 from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import read_json, write_atomic
 
@@ -27,6 +27,8 @@ class Tokenizer(ABC):
     """Text ⇄ ids, the first four of which are specials. `encode` adds none of them; `decode` and `tokens` drop them."""
 
     kind: str
+    unit = "tokens"  # what one token is
+    length_unit: str | None = None  # what the length of a text counts; None: it cannot be asked for
     between = ""  # what separates the pieces of a text
     adds_space = False  # whether it adds a space before every text
     byte_level = False  # whether pieces are in the byte alphabet, a space before a word as its first sign
@@ -44,19 +46,47 @@ class Tokenizer(ABC):
         """Number of ids, specials included."""
         return len(SPECIALS) + len(self.pieces)
 
+    @property
+    def whole_words(self) -> bool:
+        """Whether one token is one word, so that words can be counted in advance."""
+        return self.unit == "words"
+
+    @property
+    def known_words(self) -> list[str]:
+        """The words that have a token of their own, if tokens are words."""
+        return self.pieces if self.whole_words else []
+
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_inside(self, phrase: str) -> list[int]:
+        """The ids of a phrase inside of a text, where subwords spell a word with the space before it."""
+        plain = self.whole_words or self.adds_space
+        return self.encode(phrase.strip() if plain else f" {phrase.strip()}")
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str: ...
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """The readable pieces of the text, in order."""
-        return [self.pieces[i - len(SPECIALS)] for i in ids if i >= len(SPECIALS)]
+        return [self.decode([i]) for i in ids if i >= len(SPECIALS)]
+
+    def fill_words(self, ids: Iterable[int], given: Given) -> tuple[list[str], Given]:
+        """The words of a text, with those that are given in their places; and what is given by their new places."""
+        return self.tokens(ids), {}
 
     def spellings(self) -> list[str]:
         """Every piece as text; bytes that are no text by themselves as Python's surrogates (PEP 383)."""
         return self.pieces
+
+    def readable_pieces(self) -> list[str | None]:
+        """Every piece as text; None if it is none by itself, or if its spacing depends on a whole text."""
+        if not self.spells:
+            raise UsageError(f"pattern: the {self.kind} tokenizer of this model does not say how its tokens are spelt.")
+        return [None if any("\ud800" <= one <= "\udfff" for one in text) else text for text in self.spellings()]
 
     @abstractmethod
     def contents(self) -> dict[str, Any]:
@@ -79,9 +109,6 @@ class Tokenizer(ABC):
     def foreign_share(self, text: str) -> float:
         """The share of a text's letters that no piece spells, so that the model has hardly seen them."""
         return 0.0
-
-    def encode(self, text: str) -> list[int]:
-        return self.encode_batch([text])[0]
 
     def fingerprint(self) -> str:
         """Equal for equal tokenizers, on any machine."""
@@ -106,20 +133,9 @@ class Tokenizer(ABC):
     def from_json(data: Any) -> "Tokenizer":
         """The inverse of `to_json`; anything else raises a ValueError that explains it."""
         kind = data.get("kind") if isinstance(data, dict) else None
-        made: Tokenizer
-        if kind == Words.kind:
-            made = Words(_strings(data, "words"))
-        elif kind == Bpe.kind:
-            made = Bpe(_strings(data, "pieces"), [_pair(merge) for merge in _strings(data, "merges")])
-        elif kind == Characters.kind:
-            made = Characters(_strings(data, "characters"))
-        elif kind == "pretrained":
-            from difflm.data.pretrained_tokenizer import PretrainedTokenizer
-
-            made = PretrainedTokenizer(data.get("tokenizer"))
-        else:
-            kinds = f"{Words.kind!r}, {Bpe.kind!r}, {Characters.kind!r} or 'pretrained'"
-            raise ValueError(f"its kind is {kind!r}, not {kinds}")
+        if kind not in KINDS:
+            raise ValueError(f"its kind is {kind!r}, not {', '.join(map(repr, KINDS))}")
+        made = KINDS[kind](data)
         if "for_sources" in data:
             made.for_sources = Tokenizer.from_json(data["for_sources"])
         return made
@@ -128,7 +144,7 @@ class Tokenizer(ABC):
 class Words(Tokenizer):
     """One id per word of `split_words`, case kept; a word that is not in `words` is UNK."""
 
-    kind = "words"
+    kind = unit = length_unit = "words"
     between = " "
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -162,7 +178,6 @@ class Words(Tokenizer):
         return self.fill_words(ids, {})[0]
 
     def fill_words(self, ids: Iterable[int], given: Given) -> tuple[list[str], Given]:
-        """The words of a text, with those that are given in their places; and what is given by their new places."""
         words = [given.get(k, ("", None))[1] or ("" if i < len(SPECIALS) else self.words[i]) for k, i in enumerate(ids)]
         inside = [k for k, word in enumerate(words) if word not in ("", "\n")]  # a text does not end in a newline
         kept = [k for k in range(inside[0], inside[-1] + 1) if words[k]] if inside else []
@@ -172,6 +187,9 @@ class Words(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         return join_words(self.tokens(ids))
 
+    def readable_pieces(self) -> list[str | None]:
+        return [None if word_shape(word) is None else word for word in self.pieces]
+
     def contents(self) -> dict[str, Any]:
         return {"words": self.words}
 
@@ -179,7 +197,7 @@ class Words(Tokenizer):
 class Characters(Tokenizer):
     """One id per character; one that is not in `pieces` is UNK."""
 
-    kind = "characters"
+    kind = unit = length_unit = "characters"
     spells = True
 
     def __init__(self, pieces: Sequence[str]) -> None:
@@ -200,7 +218,7 @@ class Characters(Tokenizer):
         return [(k, k + 1) for k in range(len(text))]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return "".join(self.tokens(ids))
+        return "".join(self.pieces[i - len(SPECIALS)] for i in ids if i >= len(SPECIALS))
 
     def contents(self) -> dict[str, Any]:
         return {"characters": self.pieces}
@@ -213,6 +231,7 @@ class Bpe(Tokenizer):
     """
 
     kind = "bpe"
+    length_unit = "words"
     byte_level = spells = True
 
     def __init__(self, pieces: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
@@ -256,13 +275,10 @@ class Bpe(Tokenizer):
     def spans(self, text: str) -> list[tuple[int, int]]:
         return list(self._encoder.encode(text, add_special_tokens=False).offsets)
 
-    def tokens(self, ids: Iterable[int]) -> list[str]:
-        return [self.decode([i]) for i in ids if i >= len(SPECIALS)]
-
     def decode(self, ids: Iterable[int]) -> str:
         from tokenizers.decoders import ByteLevel
 
-        text: str = ByteLevel().decode(super().tokens(ids))
+        text: str = ByteLevel().decode([self.pieces[i - len(SPECIALS)] for i in ids if i >= len(SPECIALS)])
         return text
 
     def spellings(self) -> list[str]:
@@ -316,3 +332,17 @@ def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
     """A merge as the two pieces it joins. A space is no piece of the byte alphabet, so "a b" is not ambiguous."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right
+
+
+def _read_pretrained(data: dict[str, Any]) -> Tokenizer:
+    from difflm.data.pretrained_tokenizer import PretrainedTokenizer
+
+    return PretrainedTokenizer(data.get("tokenizer"))
+
+
+KINDS: Mapping[Any, Callable[[dict[str, Any]], Tokenizer]] = {
+    "words": lambda data: Words(_strings(data, "words")),
+    "bpe": lambda data: Bpe(_strings(data, "pieces"), [_pair(merge) for merge in _strings(data, "merges")]),
+    "characters": lambda data: Characters(_strings(data, "characters")),
+    "pretrained": _read_pretrained,
+}

@@ -15,7 +15,7 @@ from difflm.controls import Control
 from difflm.controls.guidance import STANDARD, GuidanceSettings
 from difflm.controls.plan import ControlPlan, Edit, check_text, steering_for
 from difflm.data.corpora import describe_texts
-from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer, Words
+from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.data.words import Given
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.noise import Noise
@@ -190,7 +190,7 @@ def explain_unknown(unknown: Sequence[str], name: str, tokenizer: Tokenizer, dat
     """Warn of words that a model does not know, if there are any; `data` are the texts that it was trained on."""
     if not unknown:
         return []
-    size = sum(bool(w.strip()) for w in tokenizer.words[len(SPECIALS) :]) if isinstance(tokenizer, Words) else 0
+    size = sum(bool(w.strip()) for w in tokenizer.known_words)
     named = ", ".join(repr(word) for word in unknown[:SHOWN])
     more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
     them = "it" if len(unknown) == 1 else "them"

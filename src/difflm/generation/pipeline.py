@@ -15,7 +15,7 @@ from difflm.controls.sentence_classifier import SentenceClassifier
 from difflm.data.chat import Chat, Message, encode_messages
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
-from difflm.data.tokenizers import UNK, Tokenizer, Words
+from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.data.words import split_words
 from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import UsageError
@@ -406,7 +406,7 @@ class TextDiffusion(Pretrained, Reader):
         self, row: FinishedRow, job: GenerationJob, seconds: float, ids: list[int] | None = None
     ) -> Generation:
         ids = row.ids if ids is None else ids
-        if isinstance(self.tokenizer, Words) and job.plan is not None:
+        if self.tokenizer.whole_words and job.plan is not None:
             words, given = self.tokenizer.fill_words(ids, job.given.get(row.sample, {}))
             text = job.plan.print_words(words, given)
         else:

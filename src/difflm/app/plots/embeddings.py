@@ -13,7 +13,7 @@ from difflm.app.plots.canvas import need_plot_extra, open_figure
 from difflm.controls.learned import checking_tagger
 from difflm.data.texts import MOST_TOKENS
 from difflm.data.tokenfile import TokenFile
-from difflm.data.tokenizers import SPECIALS, Bpe
+from difflm.data.tokenizers import SPECIALS
 from difflm.data.words import split_words
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.pipeline import TextDiffusion
@@ -55,7 +55,7 @@ def word_vectors(name: str, lm: TextDiffusion) -> tuple[list[str], Floats]:
         raise UsageError(f"{name} ({lm.config['method']}) does not diffuse word vectors. Give a diffusion model.")
     table = lm.model.denoiser.codec.table().detach().double().cpu().numpy()
     words = {i: "".join(lm.tokenizer.tokens([i])).strip() for i in range(len(SPECIALS), lm.tokenizer.size)}
-    shortest = 2 if isinstance(lm.tokenizer, Bpe) else 1
+    shortest = 2 if lm.tokenizer.byte_level else 1
     shown = [i for i, word in words.items() if len(word) >= shortest and word.isprintable() and "\ufffd" not in word]
     shown = shown[:MAX_WORDS]
     if len(shown) < 3:
@@ -82,7 +82,7 @@ def word_tags(name_or_path: str, lm: TextDiffusion, words: Sequence[str]) -> Tag
         kept = read_checked(folder / "tags.json")
         return Tags(kept["tags"], kept["tagger"])
     sentences = training_sentences(folder, lm)
-    if not sentences and isinstance(lm.tokenizer, Bpe):
+    if not sentences and lm.tokenizer.byte_level:
         return None
     sentences, tagger = sentences or [[word] for word in words], checking_tagger()
     return Tags(most_frequent(sentences, tagger.tags(sentences)), tagger.name)

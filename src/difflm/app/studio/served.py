@@ -13,13 +13,11 @@ from difflm.app.studio.limits import Limits
 from difflm.controls.base import ModelInfo
 from difflm.controls.learned import POS
 from difflm.controls.patterns.pattern import Pattern, join_patterns, prepare_together
-from difflm.controls.patterns.token_automata import spells_tokens
 from difflm.controls.phrases import MOST
-from difflm.controls.plan import length_unit
 from difflm.controls.syntax import PHRASES
 from difflm.data.corpora import describe_training
 from difflm.data.labels import NONE, Kind
-from difflm.data.tokenizers import UNK, Words
+from difflm.data.tokenizers import UNK
 from difflm.errors import UsageError, say_in_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.diffusion import DiffusionModel
@@ -101,7 +99,7 @@ class Served:
     @property
     def whole_words(self) -> bool:
         """Whether positions are words, not pieces of words or characters of a picture."""
-        return isinstance(self.lm.tokenizer, Words) and not self.lm.model.pieces
+        return self.lm.tokenizer.whole_words and not self.lm.model.pieces
 
     def controls(self, limits: Limits) -> dict[str, Any]:
         """What may be asked of each control, by its name; null if this model does not support it."""
@@ -109,8 +107,8 @@ class Served:
         steered = lm.model.capabilities.position_beliefs
         labels, tags, phrases = self.known("text"), self.known("tags").get(POS), self.known("spans").get(PHRASES)
         exact = steered and self.whole_words
-        spelt = steered and spells_tokens(lm.tokenizer)  # so that words can be counted and kept
-        unit = length_unit(lm.tokenizer) if steered and not lm.model.pieces else None
+        spelt = steered and (lm.tokenizer.spells or lm.tokenizer.whole_words)  # so that words can be counted and kept
+        unit = lm.tokenizer.length_unit if steered and not lm.model.pieces else None
         return {
             "source": {"most": lm.model.capabilities.source_limit} if lm.model.capabilities.source_limit else None,
             "length": {"most": lm.model.max_words, "unit": unit} if unit else None,

@@ -17,9 +17,8 @@ from difflm.controls.patterns.regular import (
     number_rows,
     refine,
 )
-from difflm.data.tokenizers import SPECIALS, Tokenizer, Words
+from difflm.data.tokenizers import SPECIALS, Tokenizer
 from difflm.data.words import extend_run, reads_back, word_shape
-from difflm.errors import UsageError
 from difflm.runtime.work import Refused, refuse_work, share_budget, spend_work
 
 MAX_SIZE = 200_000  # states times classes of tokens
@@ -139,7 +138,7 @@ def _compile_pattern(
         raise Refused(f"pattern: no text of this model's {tokenizer.kind} matches {named}.")
     columns = spell_columns(characters, spelt)
     accepting = characters.accepting
-    if isinstance(tokenizer, Words):
+    if tokenizer.whole_words:
         columns, accepting = space_words(characters, pieces, columns)
     found = columns.smallest(accepting)
     if len(found.table) == 1:
@@ -150,27 +149,12 @@ def _compile_pattern(
 @lru_cache(maxsize=8)
 def read_vocabulary(tokenizer: Tokenizer, as_bytes: bool) -> tuple[Sequence[str | None], frozenset[str]]:
     """The texts of tokens that are no specials, and all characters of them."""
-    pieces = tokenizer.spellings() if as_bytes else readable_pieces(tokenizer)
+    pieces = tokenizer.spellings() if as_bytes else tokenizer.readable_pieces()
     return pieces, find_letters(pieces)
 
 
 def find_letters(texts: Sequence[str | None]) -> frozenset[str]:
     return frozenset({" ", *(char for text in texts if text for char in text)})
-
-
-def spells_tokens(tokenizer: Tokenizer) -> bool:
-    """Whether the spelling of its tokens is known."""
-    return tokenizer.spells or isinstance(tokenizer, Words)
-
-
-def readable_pieces(tokenizer: Tokenizer) -> list[str | None]:
-    """The text of every token except the specials; None if it is not a text by itself, or if its spacing depends on a
-    whole text."""
-    if isinstance(tokenizer, Words):
-        return [None if word_shape(word) is None else word for word in tokenizer.pieces]
-    if tokenizer.spells:
-        return [None if any("\ud800" <= one <= "\udfff" for one in text) else text for text in tokenizer.spellings()]
-    raise UsageError(f"pattern: the {tokenizer.kind} tokenizer of this model does not say how its tokens are spelt.")
 
 
 def spell_columns(automaton: CharacterAutomaton, texts: Sequence[str | None]) -> Columns:

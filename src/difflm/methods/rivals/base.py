@@ -17,7 +17,7 @@ from difflm.controls.base import Control, ModelInfo
 from difflm.controls.exact import Avoid, Infill, Length, Letters, spell_variants
 from difflm.controls.phrases import Contains, join_given
 from difflm.controls.plan import agree_on_length, check_avoided
-from difflm.data.tokenizers import END, Characters
+from difflm.data.tokenizers import END
 from difflm.data.words import Given
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
@@ -58,7 +58,7 @@ class ControlDecoder(ABC):
         classifiers: Sequence[Any] = (),
         strength: float | None = None,
     ) -> None:
-        if isinstance(info.tokenizer, Characters):
+        if info.unit == "characters":
             controls = [Letters(control.words) if type(control) is Length else control for control in controls]
         self.model, self.info, self.controls = model, info, list(controls)
         # By the labels that they know; if two know the same label, the later one.
