@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from difflm.app.commands.options import check_names, report_errors
 from difflm.app.console import note
 from difflm.app.studio.examples import EXAMPLES
-from difflm.app.studio.player import HERE as STUDIO
-from difflm.app.studio.player import read_page
 from difflm.data.corpora import describe_training
 from difflm.data.tokenizers import Bpe, Characters, Words
 from difflm.diffusion.codecs import Tokens
@@ -37,12 +35,14 @@ from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import DrawnLength
 from difflm.models.sampling import SETTINGS, Sampling
 from difflm.networks import Transformer
+from difflm.player.page import HERE as PLAYER
+from difflm.player.page import read_page
 from difflm.runtime.files import explain_write_errors
 from difflm.runtime.tensors import quantise_rows, save_tensors
 
 HERE = Path(__file__).parent
 OWN = (".css", ".js", ".wasm")  # files of this folder
-SHARED = ("look.css", "player.js", "parts.js", "time.js", "icon.svg")  # with the studio
+SHARED = ("look.css", "player.js", "parts.js", "time.js", "icon.svg")  # with the player
 SAMPLERS = {"vectors": ("ancestral", "ddim"), "masks": ("ancestral", "first-hitting", "confidence")}
 WIDEST = 16384  # inputs of a layer (kernels.c)
 
@@ -62,7 +62,7 @@ def write_page(lm: TextDiffusion, name: str, folder: Path) -> int:
             (made / "model.json").write_text(told, encoding="utf-8")
             (made / "index.html").write_text(read_page(HERE / "index.html"), encoding="utf-8")
             own = [path for path in HERE.iterdir() if path.suffix in OWN]
-            for path in [*own, *(STUDIO / one for one in SHARED)]:
+            for path in [*own, *(PLAYER / one for one in SHARED)]:
                 shutil.copyfile(path, made / path.name)
             made.chmod(0o755)
             if folder.exists():

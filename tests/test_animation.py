@@ -9,10 +9,10 @@ from test_player import HOSTILE, WORDS, drafts, four_texts, text_of
 
 from difflm.app.cli import main
 from difflm.app.live_view import draw_words
-from difflm.app.studio import PlayedText
 from difflm.app.studio.animation import FRAMES, HELD, PLAYED, draw_animation
 from difflm.errors import UsageError
 from difflm.generation.jobs import Draft, Generation
+from difflm.player.page import PlayedText
 
 SVG = "{http://www.w3.org/2000/svg}"
 

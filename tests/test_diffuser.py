@@ -21,7 +21,6 @@ from torch import Tensor
 from difflm import TextDiffusion
 from difflm.app.live_view import mark_word
 from difflm.app.studio.api import streamed
-from difflm.app.studio.frames import Packer
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.schemas import Asked
 from difflm.controls.plan import Edit
@@ -45,6 +44,7 @@ from difflm.generation.jobs import Draft
 from difflm.methods import METHODS, TextSpec
 from difflm.models.edit_diffusion import EditDiffusion, keep_best
 from difflm.models.editing import between_ends
+from difflm.player.frames import Packer
 from difflm.runtime.cuda_graphs import DelayedFlag
 
 assert opened  # a fixture

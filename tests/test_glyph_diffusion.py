@@ -22,7 +22,6 @@ from tiny import assert_resumed_to_the_bit, tiny_run, write_grammar
 from torch import nn
 
 from difflm.app.cli import main
-from difflm.app.studio import Recording
 from difflm.data.batches import Batch
 from difflm.data.glyphs import BYTES, UNKNOWN, Spelling, builtin_font, draw_byte, picture_url
 from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
@@ -39,6 +38,7 @@ from difflm.methods import METHODS, TextSpec
 from difflm.models.batching import pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.pictures import PictureLengths
+from difflm.player.page import Recording
 from difflm.training.run import load_run
 
 assert complaint and opened  # fixtures

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.app.studio import PlayedText, Recording, write_player
-from difflm.app.studio.frames import SIGNS, spaces
-from difflm.app.studio.player import MOST_FRAMES, MOST_TEXTS, page
 from difflm.data.words import join_words
 from difflm.errors import UsageError, speak_command
 from difflm.generation.jobs import Draft, Generation
+from difflm.player.frames import SIGNS, spaces
+from difflm.player.page import MOST_FRAMES, MOST_TEXTS, PlayedText, Recording, page, write_player
 
 STEPS = 12
 WORDS = ["Zizzi", "is", "a", "cheap", "pub", "near", "the", "river", "."]

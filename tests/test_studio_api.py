@@ -18,13 +18,13 @@ from tiny import tiny_runs
 
 from difflm.app.cli import main
 from difflm.app.studio.examples import EXAMPLES
-from difflm.app.studio.frames import written
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.schemas import Asked
 from difflm.app.studio.served import Served
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import generation_to_json
+from difflm.player.frames import written
 
 assert tiny_runs  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn")

@@ -25,7 +25,6 @@ from benchmarks.faults.files import damage_bytes, damage_json
 from difflm.annotators.trees import parse_tree
 from difflm.app.studio.api import event, streamed
 from difflm.app.studio.completions import CompletionAsked
-from difflm.app.studio.frames import Packer, spaces, written
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.schemas import Asked
 from difflm.controls import Infill, Span, Tags, WordCount, parse_control
@@ -39,6 +38,7 @@ from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError
 from difflm.generation.jobs import Draft
 from difflm.generation.requests import parse_request
+from difflm.player.frames import Packer, spaces, written
 from difflm.runtime.files import read_json
 from difflm.runtime.tensors import load_tensors
 from difflm.training.recipe import load_recipe

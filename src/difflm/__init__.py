@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from difflm.version import __version__
+
 if TYPE_CHECKING:
     from difflm.api import Run, evaluate, train
     from difflm.controls import (
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from difflm.generation.pipeline import TextDiffusion
     from difflm.generation.texts import Draft, Generation, Texts, TokenBelief
 
-__version__ = "0.1.0"
 __all__ = [
     "Avoid",
     "Contains",

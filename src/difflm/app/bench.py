@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from difflm import __version__
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import SPECIALS
 from difflm.generation.pipeline import TextDiffusion
@@ -24,6 +23,7 @@ from difflm.models.base import LanguageModel
 from difflm.models.batching import CPU_BATCH, GPU_BATCH
 from difflm.training.recipe import Recipe, check
 from difflm.training.trainer import Trainer
+from difflm.version import __version__
 
 REPEATS, MAX_SECONDS = 5, 2.5  # repeats of a measurement; none starts after this many seconds
 CPU_TEXTS = 16  # the most texts of a training step on a CPU: 512 would take a minute

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from difflm import __version__
 from difflm.app.commands.bench import bench
 from difflm.app.commands.data import data_app
 from difflm.app.commands.evaluate import compare, evaluate, score
@@ -24,6 +23,7 @@ from difflm.app.commands.train import train
 from difflm.app.commands.translate import translate
 from difflm.app.console import complain
 from difflm.errors import is_unicode
+from difflm.version import __version__
 
 app = typer.Typer(
     pretty_exceptions_enable=False,

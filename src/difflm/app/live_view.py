@@ -5,7 +5,6 @@ import sys
 import time
 import unicodedata
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console, Group
@@ -14,10 +13,7 @@ from rich.style import Style
 from rich.text import Text
 
 from difflm.app.console import strip_controls
-from difflm.app.studio.frames import made_of_pieces, spaces
-
-if TYPE_CHECKING:
-    from difflm.generation.jobs import Draft
+from difflm.player.frames import Draft, made_of_pieces, spaces
 
 PAUSE = 0.05  # seconds between two redraws; steps that come faster are not drawn
 SETTLED = 0.5  # the confidence above which a word shows all its letters
@@ -59,7 +55,7 @@ class TerminalView:
             self._live.update(Text(""))
             self._live.stop()
 
-    def frame(self, drafts: "Sequence[Draft]") -> None:
+    def frame(self, drafts: Sequence[Draft]) -> None:
         """Show one step of the texts of a batch."""
         if not drafts:
             return
@@ -135,12 +131,12 @@ class TerminalView:
         header.truncate(self.console.width, overflow="ellipsis")
         return header
 
-    def _time(self, draft: "Draft") -> str:
+    def _time(self, draft: Draft) -> str:
         total = f"/{self.steps}" if self.steps > draft.step else ""
         return f"step {draft.step + 1:>{len(str(self.steps))}}{total}  t {draft.t:.3f}"
 
 
-def draw_words(draft: "Draft", styles: Sequence[Style | str]) -> Text:
+def draw_words(draft: Draft, styles: Sequence[Style | str]) -> Text:
     """The words of a draft, each in the style of its confidence; `styles` run from low to high."""
     tokens = [printable(token) for token in draft.tokens]
     apart = spaces(tokens, made_of_pieces(tokens))

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from difflm import __version__
 from difflm.annotators.parser import Parser, load_parser, own_parser, parse_texts
 from difflm.annotators.tagger import Tagger, own_tagger
 from difflm.annotators.trees import Tree, agreement, agreements
@@ -20,6 +19,7 @@ from difflm.controls.learned import POS, checking_tagger
 from difflm.controls.syntax import span_in_tree
 from difflm.data.words import split_words
 from difflm.evaluation.targets import Target
+from difflm.version import __version__
 
 Words = list[str]
 Texts = Sequence[tuple[Target, Sequence[Words]]]  # targets with their generated texts

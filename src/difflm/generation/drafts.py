@@ -7,9 +7,9 @@ import torch
 from difflm.data.glyphs import picture_url
 from difflm.diffusion.alignment import EDITS
 from difflm.diffusion.samplers.loop import Frame
-from difflm.generation.texts import Draft, DrawnDraft
 from difflm.models.base import LanguageModel
 from difflm.models.batching import SampleBatch
+from difflm.player.frames import Draft, DrawnDraft
 
 
 def read_drafts(

@@ -4,33 +4,11 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 from difflm.errors import UsageError
-
-
-@dataclass(frozen=True)
-class Draft:
-    """One text at one denoising step."""
-
-    sample: int
-    step: int
-    t: float  # the time; the mean if every position has its own
-    tokens: list[str]  # one per position; with byte pairs, pieces of words
-    confidence: list[float]
-    changed: list[bool]
-    edits: list[str] = field(default_factory=list)  # models that edit: what the next step does with each token
-
-    def __repr__(self) -> str:
-        return f"Draft(step {self.step}: {' '.join(token or '_' for token in self.tokens)})"
-
-
-@dataclass(frozen=True, repr=False)
-class DrawnDraft(Draft):
-    """A draft of a model that denoises pixels; its tokens are the characters read from the pixels."""
-
-    picture: str = ""  # the pixels, as the address of a PNG that holds it
+from difflm.player.frames import Draft
+from difflm.player.page import PlayedText, page
 
 
 @dataclass(frozen=True)
@@ -109,7 +87,5 @@ def show_texts(texts: Sequence[Generation]) -> str:
     """HTML for a notebook: the player for texts with drafts, plain paragraphs for others."""
     if not texts or not all(text.drafts for text in texts):
         return "".join(f"<p>{html.escape(text.text)}</p>" for text in texts)
-    player: Any = import_module("difflm.app.studio.player")  # by name: the library works without its app
-    page: bytes = player.page([player.PlayedText(text, text.drafts) for text in texts], {})
-    framed = html.escape(page.decode("utf-8"))
+    framed = html.escape(page([PlayedText(text, text.drafts) for text in texts], {}).decode("utf-8"))
     return f'<iframe srcdoc="{framed}" style="width: 100%; height: 38em; border: 0"></iframe>'

@@ -42,10 +42,10 @@ MOST_SCHEMA = 1 << 20  # bytes
 
 if TYPE_CHECKING:
     from difflm.app.live_view import TerminalView
-    from difflm.app.studio import Recording
     from difflm.controls.guidance import GuidanceSettings
     from difflm.generation.jobs import Draft, Generation, GenerationJob, Watch
     from difflm.generation.pipeline import TextDiffusion
+    from difflm.player.page import Recording
 
 AT_ONCE, AT_ONCE_CPU = 1024, 16  # the most texts of several requests that are generated together
 # Options that serve as defaults for keys that a line of --input leaves out.
@@ -115,7 +115,7 @@ def generate(
         writer.write(many)
         return
     from difflm.app.live_view import TerminalView
-    from difflm.app.studio import Recording, write_player
+    from difflm.player.page import Recording, write_player
 
     size = one.n, lm.frames(one.controls(), **one.settings()), one.each
     recording = Recording(*size) if files else None

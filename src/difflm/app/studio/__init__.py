@@ -1,5 +1,1 @@
-"""The studio and the player: texts while they are denoised, as frames and on a page."""
-
-from difflm.app.studio.player import PlayedText, Recording, write_player
-
-__all__ = ["PlayedText", "Recording", "write_player"]
+"""The studio: a page and an HTTP API that generate texts."""

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from difflm.app.live_view import ON_DARK, ON_LIGHT, draw_words, printable
-from difflm.app.studio.player import PlayedText
 from difflm.errors import UsageError
+from difflm.player.page import PlayedText
 from difflm.runtime.files import write_atomic
 
 COLUMNS, MOST_TEXTS, MOST_LINES = 76, 8, 32

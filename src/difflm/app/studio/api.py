@@ -15,14 +15,14 @@ from starlette.types import Receive, Scope, Send
 
 from difflm.app.studio import schemas
 from difflm.app.studio.engine import Engine
-from difflm.app.studio.frames import spaces
 from difflm.app.studio.job import Done, Frames, Job, Text
 from difflm.app.studio.metrics import TYPE
-from difflm.app.studio.player import Recording, page
 from difflm.app.studio.served import Models, Served
 from difflm.errors import DifflmError, say_in_request
 from difflm.generation.jobs import Draft, Generation
 from difflm.generation.requests import generation_to_json
+from difflm.player.frames import spaces
+from difflm.player.page import Recording, page
 
 
 def one_event(*names: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -9,19 +10,21 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
-from difflm import __version__
 from difflm.app.studio import api, openai_routes
 from difflm.app.studio.engine import Engine
 from difflm.app.studio.guard import Guard, error_response
 from difflm.app.studio.job import Unavailable
 from difflm.app.studio.limits import Limits
-from difflm.app.studio.player import HERE, read_page
 from difflm.app.studio.reference import render_reference
 from difflm.app.studio.served import Models
 from difflm.errors import DifflmError, UsageError, explain_faults, say_in_request
+from difflm.player.page import HERE as PLAYER
+from difflm.player.page import read_page
+from difflm.version import __version__
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-ASSETS = {path.name: path for path in sorted(HERE.iterdir()) if path.suffix in KINDS}
+HERE = Path(__file__).parent
+ASSETS = {path.name: path for path in sorted([*HERE.iterdir(), *PLAYER.iterdir()]) if path.suffix in KINDS}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

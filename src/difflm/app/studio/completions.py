@@ -14,7 +14,6 @@ from difflm.app.studio.formats import LogProbabilities, ResponseFormat, log_prob
 from difflm.app.studio.guard import error_object
 from difflm.app.studio.job import Job, Text
 from difflm.app.studio.limits import Limits
-from difflm.app.studio.player import Recording
 from difflm.app.studio.schemas import Asked, ControlAnswer, check_size, shown
 from difflm.controls import Control, Infill, Pattern
 from difflm.controls.exact import BLANK
@@ -23,6 +22,7 @@ from difflm.data.words import is_letter, join_words, split_words
 from difflm.errors import DifflmError, UsageError, say_in_request
 from difflm.generation.jobs import Generation
 from difflm.generation.requests import MOST_SEED
+from difflm.player.page import Recording
 
 COLDEST = 0.01  # what a temperature of 0 means here: the likeliest words, while the noise still varies
 NO_EFFECT: dict[str, tuple[Any, ...]] = {  # unsupported keys of the OpenAI API, and their neutral values

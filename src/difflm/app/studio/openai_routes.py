@@ -19,12 +19,12 @@ from difflm.app.studio.completions import (
     OneModel,
 )
 from difflm.app.studio.engine import Engine
-from difflm.app.studio.player import Recording
 from difflm.app.studio.schemas import Asked, ErrorAnswer, check_size
 from difflm.app.studio.served import Models, Served
 from difflm.controls import Infill
 from difflm.errors import UsageError, say_in_request
 from difflm.generation.requests import MOST_SEED
+from difflm.player.page import Recording
 
 
 def routes(serving: Models, engine: Engine) -> APIRouter:

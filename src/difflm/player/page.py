@@ -10,14 +10,11 @@ from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from difflm.app.studio.frames import Packer, made_of_pieces, written
 from difflm.errors import UsageError
+from difflm.player.frames import Draft, Packer, made_of_pieces, written
 from difflm.runtime.files import write_atomic
-
-if TYPE_CHECKING:
-    from difflm.generation.jobs import Draft, Generation
 
 MOST_TEXTS = 100  # few enough for a browser
 MOST_FRAMES = 250  # the most drafts of a text; of more steps, only every second, third … is kept
@@ -25,12 +22,27 @@ HERE = Path(__file__).parent
 MODULES = ["player.js", "parts.js", "time.js"]  # shared by the player and the studio
 
 
+class Finished(Protocol):
+    """What the page says of a finished text: a `Generation`, which lies above this package."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def controls(self) -> list[dict[str, Any]]: ...
+    @property
+    def warnings(self) -> list[str]: ...
+
+
 @dataclass(frozen=True)
 class PlayedText:
     """A finished text and the drafts it went through."""
 
-    generation: "Generation"
-    drafts: "list[Draft]"
+    generation: Finished
+    drafts: list[Draft]
 
 
 class Recording:
@@ -44,7 +56,7 @@ class Recording:
         self._kept: dict[int, list[Draft]] = {}
         self._passing: dict[int, Draft] = {}  # the latest draft, if it is not kept
 
-    def frame(self, drafts: "Sequence[Draft]") -> None:
+    def frame(self, drafts: Sequence[Draft]) -> None:
         for draft in drafts:
             if skipped := self._passing.pop(draft.sample, None):  # the lengths of a text's drafts may differ
                 earlier = dict(enumerate(skipped.changed))
@@ -55,16 +67,16 @@ class Recording:
             else:
                 self._passing[draft.sample] = draft
 
-    def texts(self, generations: "Sequence[Generation]") -> list[PlayedText]:
+    def texts(self, generations: Sequence[Finished]) -> list[PlayedText]:
         """Pair the texts with their drafts; of several candidates, with those of the chosen one."""
         return [PlayedText(made, self.drafts_of(number, made)) for number, made in enumerate(generations)]
 
-    def drafts_of(self, number: int, made: "Generation") -> "list[Draft]":
+    def drafts_of(self, number: int, made: Finished) -> list[Draft]:
         first = number * self._candidates
         every = [self._drafts(sample) for sample in range(first, first + self._candidates)]
         return next((drafts for drafts in every if drafts and count_spelling(drafts[-1], made.text)), every[0])
 
-    def _drafts(self, sample: int) -> "list[Draft]":
+    def _drafts(self, sample: int) -> list[Draft]:
         """All drafts that were kept, and always the last."""
         last = [self._passing[sample]] if sample in self._passing else []
         return self._kept.get(sample, []) + last
@@ -128,7 +140,7 @@ def pack_text(played: PlayedText, packer: Packer) -> dict[str, Any]:
     }
 
 
-def count_spelling(draft: "Draft", text: str, pieces: bool | None = None) -> int:
+def count_spelling(draft: Draft, text: str, pieces: bool | None = None) -> int:
     """Count the first tokens that spell `text`; 0 where none do."""
     pieces = made_of_pieces(draft.tokens) if pieces is None else pieces
     ends = range(len(draft.tokens), 0, -1)

@@ -11,7 +11,7 @@ export const Player = (() => {
     /^[^\p{L}]*[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
   const CONDENSE = [{ opacity: 0.15, filter: "blur(3px)" }, { opacity: 1, filter: "blur(0)" }];
 
-  // The frames of a packed text (see studio/frames.py): each holds only what differs from the one before.
+  // The frames of a packed text (see frames.py): each holds only what differs from the one before.
   function unpack(frames, tokens) {
     const cells = [];
     return frames.map((packed) => {

@@ -1,15 +1,36 @@
 """The drafts of a text as frames: plain objects for a stream, packed ones for a page that holds all of them."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from difflm.data.words import join_words
 
-if TYPE_CHECKING:
-    from difflm.generation.jobs import Draft
-
 # One character per confidence, 64 levels: an error of at most 1/126, which is invisible.
 SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One text at one denoising step."""
+
+    sample: int
+    step: int
+    t: float  # the time; the mean if every position has its own
+    tokens: list[str]  # one per position; with byte pairs, pieces of words
+    confidence: list[float]
+    changed: list[bool]
+    edits: list[str] = field(default_factory=list)  # models that edit: what the next step does with each token
+
+    def __repr__(self) -> str:
+        return f"Draft(step {self.step}: {' '.join(token or '_' for token in self.tokens)})"
+
+
+@dataclass(frozen=True, repr=False)
+class DrawnDraft(Draft):
+    """A draft of a model that denoises pixels; its tokens are the characters read from the pixels."""
+
+    picture: str = ""  # the pixels, as the address of a PNG that holds it
 
 
 def made_of_pieces(tokens: Sequence[str]) -> bool:
@@ -45,7 +66,7 @@ class Packer:
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}  # one per token, in order
 
-    def frames(self, drafts: "Sequence[Draft]", pieces: bool) -> list[dict[str, Any]]:
+    def frames(self, drafts: Sequence[Draft], pieces: bool) -> list[dict[str, Any]]:
         packed: list[dict[str, Any]] = []
         before: list[int] = []
         for draft in drafts:

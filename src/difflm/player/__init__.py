@@ -1,0 +1,1 @@
+"""Texts while they are denoised, as frames, and the page that plays them again."""
