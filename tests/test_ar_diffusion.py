@@ -25,12 +25,12 @@ from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt
 from difflm.diffusion.samplers.loop import Clamp, Denoise, Frame, Sampler, Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
-from difflm.diffusion.two_level import TwoLevelTimes
-from difflm.diffusion.two_level_bound import TwoLevelBound
 from difflm.fast.inference import Inference
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.ar_diffusion.bound import TwoLevelBound
+from difflm.methods.ar_diffusion.network import TimeAttentionDecoder
+from difflm.methods.ar_diffusion.times import TwoLevelTimes
 from difflm.models.diffusion import DiffusionModel
-from difflm.networks import TimeAttentionDecoder
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from difflm.diffusion.base import Belief
-from difflm.diffusion.clipped_times import ROWS, ClippedTimes, nearest_distances, smallest_sigma
 from difflm.diffusion.codecs import FixedEmbedding
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.gaussian import Gaussian, SigmaTime
@@ -15,6 +14,7 @@ from difflm.diffusion.samplers.loop import Sampler, SamplerInputs, Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.dinoiser.times import ROWS, ClippedTimes, nearest_distances, smallest_sigma
 
 VOCABULARY = 10_000
 

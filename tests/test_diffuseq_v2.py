@@ -17,11 +17,12 @@ from difflm.diffusion.base import Belief, expand_levels
 from difflm.diffusion.codecs import CentredEmbedding
 from difflm.diffusion.denoiser import clean_state
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Gaussian, SoftAbsorbing
+from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Sqrt
 from difflm.diffusion.samplers.loop import Steering
 from difflm.diffusion.samplers.steps import STEPS, StepState
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.diffuseq.process import SoftAbsorbing
 from difflm.models.diffusion import DiffusionModel
 from difflm.training.fit import train_run
 from difflm.training.recipe import check

@@ -26,7 +26,14 @@ from difflm.app.studio.schemas import Asked
 from difflm.controls.plan import Edit
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.diffusion.alignment import (
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers.loop import Steering
+from difflm.errors import UsageError
+from difflm.generation.jobs import Draft
+from difflm.methods import METHODS, TextSpec
+from difflm.methods.diffuser.model import EditDiffusion, keep_best
+from difflm.methods.diffuser.process import PAPER_STEP, EditProcess
+from difflm.methods.levt.alignment import (
     DELETE,
     INSERT,
     KEEP,
@@ -36,14 +43,7 @@ from difflm.diffusion.alignment import (
     name_edits,
     open_slots,
 )
-from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes.edits import PAPER_STEP, EditProcess
-from difflm.diffusion.samplers.loop import Steering
-from difflm.errors import UsageError
-from difflm.generation.jobs import Draft
-from difflm.methods import METHODS, TextSpec
-from difflm.models.edit_diffusion import EditDiffusion, keep_best
-from difflm.models.editing import between_ends
+from difflm.methods.levt.editing import between_ends
 from difflm.player.frames import Packer
 from difflm.runtime.cuda_graphs import DelayedFlag
 
@@ -305,7 +305,7 @@ def test_beams_find_the_likeliest_texts_of_an_enumeration():
 def test_many_texts_are_searched_in_parts(monkeypatch):
     model, steering = unlearned(), sourced(reversals(6, 0, 6))
     whole = generate(model, steering, 6, steps=1, beams=2, revisions=2)
-    monkeypatch.setattr("difflm.models.edit_diffusion.MOST_ROWS", 8)
+    monkeypatch.setattr("difflm.methods.diffuser.model.MOST_ROWS", 8)
     parts = generate(model, steering, 6, steps=1, beams=2, revisions=2)
     assert torch.equal(whole[0].tokens, parts[0].tokens) and torch.equal(whole[0].calls, parts[0].calls)
 

@@ -20,8 +20,8 @@ from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, FEW
 from difflm.diffusion.samplers.loop import Steering
 from difflm.diffusion.samplers.steps import StepState
-from difflm.diffusion.self_prompting import SelfPrompting, join_texts
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.diffusion_nat.self_prompting import SelfPrompting, join_texts
 from difflm.models.diffusion import DiffusionModel
 
 WORDS, LENGTH = 12, 6

@@ -17,7 +17,6 @@ from torch import nn
 from difflm.app.cli import main
 from difflm.data.batches import Batch
 from difflm.diffusion.denoiser import SelfConditioning, autocast_to
-from difflm.diffusion.flow_map import JumpDenoiser, JumpLevels, TwoJumps, draw_jumps, first_share, jump_levels
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.precision import avoid_onednn
@@ -28,8 +27,9 @@ from difflm.diffusion.samplers.steps import StepState, euler, heun, jump
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.fast.inference import Inference
 from difflm.methods import FlowMap, TextSpec
+from difflm.methods.flow_map.jumps import JumpDenoiser, JumpLevels, TwoJumps, draw_jumps, first_share, jump_levels
+from difflm.methods.flow_map.model import FlowMapModel
 from difflm.models.base import Sampling
-from difflm.models.flow_map import FlowMapModel
 from difflm.models.lengths import DrawnLength
 from difflm.training.run import load_run
 

@@ -23,10 +23,8 @@ from torch import nn
 
 from difflm.app.cli import main
 from difflm.data.batches import Batch
-from difflm.data.glyphs import BYTES, UNKNOWN, Spelling, builtin_font, draw_byte, picture_url
 from difflm.data.tokenizers import UNK, Bpe, Characters, Tokenizer, Words
 from difflm.data.words import split_words
-from difflm.diffusion.codecs import Glyphs
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import BoundDenoiser, ClipPixels, Steering
@@ -35,9 +33,11 @@ from difflm.evaluation.language import evaluate_language
 from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.glyph_diffusion.codec import Glyphs
+from difflm.methods.glyph_diffusion.glyphs import BYTES, UNKNOWN, Spelling, builtin_font, draw_byte, picture_url
+from difflm.methods.glyph_diffusion.lengths import PictureLengths
 from difflm.models.batching import pad_token_rows
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.pictures import PictureLengths
 from difflm.player.page import Recording
 from difflm.training.run import load_run
 

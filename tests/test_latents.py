@@ -21,7 +21,7 @@ from difflm.fast import inference
 from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
-from difflm.models.gaussian_vae import kl_from_standard
+from difflm.methods.gpvae.model import kl_from_standard
 
 assert complaint  # a fixture
 BOTH = ["ld4lg", "gpvae"]

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START
-from difflm.diffusion.alignment import align, insert_holes, keep_words
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Steering
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.levt.alignment import align, insert_holes, keep_words
+from difflm.methods.levt.model import LevenshteinModel, between_ends
 from difflm.models.batching import pad_token_rows
-from difflm.models.levenshtein import LevenshteinModel, between_ends
 
 WORDS, LENGTH, HOLE = 12, 6, 99
 SMALL = {"hidden": 32, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}

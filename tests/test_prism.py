@@ -28,7 +28,7 @@ from difflm.errors import UsageError
 from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
-from difflm.models.quality import QualityModel
+from difflm.methods.mdlm.quality import QualityModel
 from difflm.training.run import load_run
 
 assert tiny_runs  # a fixture

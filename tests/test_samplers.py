@@ -17,7 +17,7 @@ from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt, Table
 from difflm.diffusion.samplers.loop import BanTokens, BoundDenoiser, Clamp, Draw, Frame, Sampler, Temperature
 from difflm.diffusion.samplers.steps import STEPS, StepState, ancestral, ddim, euler
-from difflm.diffusion.two_level import TwoLevelTimes
+from difflm.methods.ar_diffusion.times import TwoLevelTimes
 
 DETERMINISTIC = ["ddim", "euler", "heun", "dpm-solver"]
 DRAWS = 20_000

@@ -14,15 +14,14 @@ from difflm import Infill, TextDiffusion
 from difflm.app.cli import main
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import SPECIALS, Words
-from difflm.data.word_vectors import read_word_vectors
-from difflm.diffusion.codecs import ReadoutEmbedding
-from difflm.diffusion.codecs.readout import cooccurrence_vectors, main_directions
 from difflm.diffusion.condition import FREE, Condition
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.samplers.loop import BoundDenoiser
 from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.sed.codec import ReadoutEmbedding, cooccurrence_vectors, main_directions
+from difflm.methods.sed.word_vectors import read_word_vectors
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 from difflm.training.run import load_run, read_config

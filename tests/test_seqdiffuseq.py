@@ -15,7 +15,6 @@ from difflm.app.cli import main
 from difflm.app.plots.schedules import POINTS, sample_curve
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import PAD
-from difflm.diffusion.adaptive import PositionGaussian, PositionLosses, equalise
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
@@ -24,6 +23,7 @@ from difflm.diffusion.samplers.loop import Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.seqdiffuseq.schedule import PositionGaussian, PositionLosses, equalise
 from difflm.networks import EncoderDecoder
 from difflm.runtime.tensors import load_tensors
 

@@ -35,9 +35,9 @@ from difflm.evaluation.corpora import MOST_TEXTS, Corpus, fits
 from difflm.evaluation.reports import LANGUAGE, Report, Row
 from difflm.generation.jobs import check_request
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods.ld4lg.model import LatentDiffusion
 from difflm.models.base import Sampling
 from difflm.models.batching import draw_rows, make_batches, pad_token_rows
-from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.models.sampling import FAMILIES, understood_by
 
 Nats = NDArray[np.float64]

@@ -27,10 +27,9 @@ from difflm.fast.recorded_blocks import recorder_of
 from difflm.fast.repairs import GROWTH, Repairs, expect_nearby, unwritten_log_probs
 from difflm.machine import is_on
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.base import LanguageModel, Sampling
+from difflm.models.base import DenoisingModel, LanguageModel, Sampling
 from difflm.models.batching import WIDTH
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.latent_diffusion import LatentDiffusion
 from difflm.networks.transformer import Transformer
 from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, is_capturing, records_steps
 from difflm.runtime.tensors import module_tensors, storage_addresses, submodules
@@ -76,7 +75,7 @@ class Inference:
     @property
     def denoiser(self) -> Denoiser:
         """The denoiser for generating. Networks of other libraries, which may have other tables, are not copied."""
-        assert isinstance(self.model, DiffusionModel | LatentDiffusion)
+        assert isinstance(self.model, DenoisingModel)
         source = self.model.denoiser
         if not getattr(source.network, "capturable", True):
             return source
@@ -91,7 +90,7 @@ class Inference:
     def sync_weights(self) -> None:
         """Update the copy from the model's weights. On a CPU, running texts keep the copy that they began with; on a
         GPU it is overwritten in place, after all queued work."""
-        if not isinstance(self.model, DiffusionModel | LatentDiffusion):
+        if not isinstance(self.model, DenoisingModel):
             return
         source = self.model.denoiser
         if self.denoiser is source:
@@ -127,19 +126,16 @@ class Inference:
             yield from steering.decode(noise, width, sampling, steering)
         elif isinstance(model, Autoregressive):
             yield from self._decode(model, noise, width, sampling, steering)
-        elif isinstance(model, DiffusionModel):
+        elif isinstance(model, DenoisingModel):
             inputs = model.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
             recorder = recorder_of(inputs) if self._records(lengths.device) else None
             frames = inputs.frames() if recorder is None else self._replay(recorder, inputs, steering)
+
+            def decode(part: Autoregressive, how: Sampling, steering: Steering) -> Iterator[Frame]:
+                return self._decode(part, noise, width, how, steering)
+
             follow = model.follows_frames
-            yield from model.follow_frames(frames, lengths, sampling, steering) if follow else frames
-        elif isinstance(model, LatentDiffusion):
-            inputs = model.sampler_inputs(self.denoiser, noise, sampling, steering)
-            recorder = recorder_of(inputs) if self._records(lengths.device) else None
-            frames = inputs.frames() if recorder is None else self._replay(recorder, inputs, steering)
-            yield from model.write_frames(
-                frames, partial(self._decode, model.autoencoder), noise, width, sampling, steering
-            )
+            yield from model.follow_frames(frames, lengths, sampling, steering, decode) if follow else frames
         else:
             yield from model.stream(noise, lengths, width, sampling, steering)
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-from difflm.data.glyphs import picture_url
-from difflm.diffusion.alignment import EDITS
 from difflm.diffusion.samplers.loop import Frame
+from difflm.methods.glyph_diffusion.glyphs import picture_url
+from difflm.methods.levt.alignment import EDITS
 from difflm.models.base import LanguageModel
 from difflm.models.batching import SampleBatch
 from difflm.player.frames import Draft, DrawnDraft

@@ -60,9 +60,9 @@ class TokenMethod(Method):
         from difflm.diffusion.codecs import Tokens
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.timesteps import LowDiscrepancy
+        from difflm.methods.mdlm.quality import QualityModel
         from difflm.models.base import Sampling
         from difflm.models.diffusion import DiffusionModel
-        from difflm.models.quality import QualityModel
 
         network, reads = self.body(texts, time)
         return (QualityModel if quality_head else DiffusionModel)(

@@ -1,7 +1,7 @@
 """The interface of every model: what the trainer, the evaluation, the command and the server need of it."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from difflm.diffusion.base import State
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.loop import Frame, Steering
+from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Family, Sampling
@@ -24,6 +24,7 @@ if TRITON:
     from difflm.runtime.kernels.uniform import draw_uniform
 
 Likelihood = Literal["exact", "bound"]
+PartDecoder = Callable[[Any, Sampling, Steering], Iterator[Frame]]  # runs a left-to-right part of a model
 NO_WORDS = "{} writes from {} of a whole text, which no control and no classifier reaches."  # an error message
 
 
@@ -225,6 +226,38 @@ class WordModel(LanguageModel):
         # A buffer, so that no step copies ids to the device; not persistent, so that it is not saved.
         self.register_buffer("banned", torch.zeros(self.vocabulary, dtype=torch.bool), persistent=False)
         self.banned[list(ids)] = True
+
+
+class DenoisingModel(LanguageModel):
+    """A model whose texts come from a denoiser."""
+
+    denoiser: Denoiser
+    times: TimeSampler
+    follows_frames = True  # whether frames of the sampling loop are not yet those of texts
+
+    @abstractmethod
+    def sampler_inputs(
+        self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering
+    ) -> SamplerInputs:
+        """The inputs of the sampling loop."""
+
+    @abstractmethod
+    def follow_frames(
+        self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering, decode: PartDecoder
+    ) -> Iterator[Frame]:
+        """The frames of texts, by those of the sampling loop."""
+
+    def stream(
+        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
+    ) -> Iterator[Frame]:
+        """Yield frames with this model's own denoiser."""
+
+        def decode(part: LanguageModel, sampling: Sampling, steering: Steering) -> Iterator[Frame]:
+            return part.stream(noise, lengths, width, sampling, steering)
+
+        steering = steering or Steering()
+        frames = self.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering).frames()
+        return self.follow_frames(frames, lengths, sampling, steering, decode) if self.follows_frames else frames
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.samplers.loop import Denoise, Frame, Steering, impose_tokens
 from difflm.diffusion.timesteps import BlockTimes
-from difflm.models.base import Sampling
+from difflm.models.base import PartDecoder, Sampling
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import DrawnLength, LengthPolicy, observed_counts
 from difflm.networks import EncoderDecoder, Transformer
@@ -273,7 +273,7 @@ class BlockDiffusion(DiffusionModel):
         return blocks * (sampling.steps + 1) - 1  # one more call for the cache of each block except the last
 
     def follow_frames(
-        self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering
+        self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering, decode: PartDecoder
     ) -> Iterator[Frame]:
         """Yield the frames until the last block that is needed; blocks not reached yet are shown as PAD."""
         size, steps = self.denoiser.size, sampling.steps

@@ -39,7 +39,16 @@ from difflm.diffusion.samplers.loop import (
 from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
 from difflm.diffusion.samplers.steps import VECTOR_STEPS, Order
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
-from difflm.models.base import Capabilities, LanguageModel, Losses, Sampling, start_from_frequencies, training_noise
+from difflm.models.base import (
+    Capabilities,
+    DenoisingModel,
+    LanguageModel,
+    Losses,
+    PartDecoder,
+    Sampling,
+    start_from_frequencies,
+    training_noise,
+)
 from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Family
 from difflm.models.word_nats import WordDenoiser, WordNats, has_linear_bound, is_linear, read_masked
@@ -50,7 +59,7 @@ OF_STATE: dict[State, Family] = {"vectors": "vectors", "pixels": "vectors", "sim
 STRETCH, LAG, X0_NOISE, TEXT_NOISE, DROP, COIN = 21, 22, 23, 24, 25, 26  # random streams in training
 
 
-class DiffusionModel(LanguageModel):
+class DiffusionModel(DenoisingModel):
     """`clean_context` is the share of training texts that are clean except for one stretch. `reflow` trains each text
     from the noise that a teacher made it from (Liu et al., 2023); such a model has no bound. `given` draws the
     positions of a training text that are given and have no loss. `noise_factor` multiplies the noise in training only
@@ -356,14 +365,6 @@ class DiffusionModel(LanguageModel):
         twice = [sampling.sampler == "heun", bool(sampling.contrast and self.drop.share)]
         return steps * 2 ** sum(twice) * self.denoiser.passes
 
-    def stream(
-        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
-    ) -> Iterator[Frame]:
-        """Yield frames with this model's own denoiser."""
-        steering = steering or Steering()
-        frames = self.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering).frames()
-        return self.follow_frames(frames, lengths, sampling, steering) if self.follows_frames else frames
-
     def sampler_inputs(
         self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering
     ) -> SamplerInputs:
@@ -446,7 +447,7 @@ class DiffusionModel(LanguageModel):
         return contrast
 
     def follow_frames(
-        self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering
+        self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering, decode: PartDecoder
     ) -> Iterator[Frame]:
         """Count the network calls of a token model for each text; the frames end when no mask is left."""
         ordered = sampling.sampler in ORDERED

@@ -2,7 +2,6 @@
 
 from difflm.networks.bert import BertLayout
 from difflm.networks.encoder_decoder import EncoderDecoder, StagedDecoder
-from difflm.networks.time_attention import TimeAttentionDecoder
 from difflm.networks.transformer import Transformer
 
-__all__ = ["BertLayout", "EncoderDecoder", "StagedDecoder", "TimeAttentionDecoder", "Transformer"]
+__all__ = ["BertLayout", "EncoderDecoder", "StagedDecoder", "Transformer"]

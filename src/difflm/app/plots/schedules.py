@@ -16,8 +16,7 @@ from difflm.diffusion.timesteps import LearnedWarp
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import DiffLM
-from difflm.models.diffusion import DiffusionModel
-from difflm.models.latent_diffusion import LatentDiffusion
+from difflm.models.base import DenoisingModel
 
 POINTS = 501
 LOG_SNR_SHOWN = (-16.0, 12.0)  # curves that fall to −20 at their very end would flatten all others
@@ -54,7 +53,7 @@ def known_curves() -> list[Curve]:
 
 def learned_curve(name: str, lm: TextDiffusion) -> Curve:
     """A run's own curve; with a learned warp, along the evenly spaced u in which it trains and samples."""
-    if not isinstance(lm.model, DiffusionModel | LatentDiffusion):
+    if not isinstance(lm.model, DenoisingModel):
         raise UsageError(f"{name} ({lm.config['method']}) has no noise schedule. Give a diffusion model, or none.")
     process = lm.model.denoiser.process
     if not isinstance(process, Gaussian):

@@ -2,9 +2,6 @@
 
 from difflm.diffusion.base import Codec
 from difflm.diffusion.codecs.embedding import CentredEmbedding, Embedding, FixedEmbedding, LearnedEmbedding
-from difflm.diffusion.codecs.glyphs import Glyphs
-from difflm.diffusion.codecs.latents import Latents
-from difflm.diffusion.codecs.readout import ReadoutEmbedding
 from difflm.diffusion.codecs.simplex import Simplex
 from difflm.diffusion.codecs.tokens import Tokens
 
@@ -13,10 +10,7 @@ __all__ = [
     "Codec",
     "Embedding",
     "FixedEmbedding",
-    "Glyphs",
-    "Latents",
     "LearnedEmbedding",
-    "ReadoutEmbedding",
     "Simplex",
     "Tokens",
 ]

@@ -11,7 +11,6 @@ from difflm.diffusion.processes.discrete import DiscreteProcess
 from difflm.diffusion.processes.gaussian import Gaussian, GaussianLevels, Mapped, Renoised
 from difflm.diffusion.processes.interpolating import Absorbing, Hybrid, Interpolating, Spindle, Uniform
 from difflm.diffusion.processes.matrix import Matrix, Nearest
-from difflm.diffusion.processes.soft_absorbing import SoftAbsorbing
 
 __all__ = [
     "Absorbing",
@@ -29,7 +28,6 @@ __all__ = [
     "Nearest",
     "PowerAlpha",
     "Renoised",
-    "SoftAbsorbing",
     "Spindle",
     "Uniform",
 ]

@@ -223,6 +223,6 @@ class Renoised(Gaussian):
 
 
 class Mapped(Gaussian):
-    """The same for beliefs of two times, by which one step jumps along the flow (`diffusion/flow_map.py`)."""
+    """The same for beliefs of two times, by which one step jumps along the flow (methods/flow_map/jumps.py)."""
 
     steps = ("jump", *Gaussian.steps)

@@ -31,9 +31,10 @@ class Sed(Method):
     pads: float = Field(default=0.1, ge=0, lt=1)  # chance of a pad before a word
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion import bounds, codecs, denoiser, given, timesteps
+        from difflm.diffusion import bounds, denoiser, given, timesteps
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.processes import gaussian
+        from difflm.methods.sed.codec import ReadoutEmbedding
         from difflm.models.base import Sampling
         from difflm.models.diffusion import DiffusionModel
         from difflm.models.lengths import RandomPads
@@ -43,7 +44,7 @@ class Sed(Method):
         source = texts.source_longest
         sizes = (2 * dim if source else 3 * dim + 1, dim, self.hidden, self.layers, self.heads, self.dropout)
         return DiffusionModel(
-            codec=codecs.ReadoutEmbedding.random(texts.vocabulary, dim, x0_std=0.01, reads_pairs=counts),
+            codec=ReadoutEmbedding.random(texts.vocabulary, dim, x0_std=0.01, reads_pairs=counts),
             process=gaussian.Gaussian(gaussian.Cosine()),
             network=Transformer(*sizes, time="addition"),
             objective=Objective({"mse": 1.0, "rounding_ce": 1.0}),
@@ -59,7 +60,7 @@ class Sed(Method):
 
     def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
         if self.vectors_file:
-            from difflm.data.word_vectors import read_word_vectors
+            from difflm.methods.sed.word_vectors import read_word_vectors
 
             words = ["".join(tokenizer.tokens([i])) for i in range(tokenizer.size)]
             model.get_submodule("denoiser.codec").set_vectors(*read_word_vectors(self.vectors_file, words))  # type: ignore[operator]

@@ -11,7 +11,7 @@ second-order solver is actually first-order, because its history stays empty.
 from pydantic import Field
 
 from difflm.methods.base import LanguageModel, TextSpec, build_network
-from difflm.methods.latents import LatentMethod
+from difflm.methods.ld4lg.base import LatentMethod
 
 
 class Ld4lg(LatentMethod):
@@ -26,9 +26,9 @@ class Ld4lg(LatentMethod):
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes.gaussian import Cosine, Gaussian
         from difflm.diffusion.timesteps import LowDiscrepancy
-        from difflm.models.autoencoder import Autoencoder
+        from difflm.methods.ld4lg.autoencoder import Autoencoder
+        from difflm.methods.ld4lg.model import LatentDiffusion
         from difflm.models.base import Sampling
-        from difflm.models.latent_diffusion import LatentDiffusion
 
         dim, longest = self.latent_dim, texts.longest
         guided = bool(texts.source_longest and self.drop)

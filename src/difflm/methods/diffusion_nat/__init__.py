@@ -33,7 +33,7 @@ class DiffusionNat(TokenMethod):
 
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes import Absorbing
-        from difflm.diffusion.self_prompting import SelfPrompting
+        from difflm.methods.diffusion_nat.self_prompting import SelfPrompting
         from difflm.models.base import Sampling
 
         process, sampling = Absorbing(texts.vocabulary), Sampling("truncated", steps=20)

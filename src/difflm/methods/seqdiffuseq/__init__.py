@@ -23,11 +23,11 @@ class SeqDiffuSeq(Method):
 
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.data.tokenizers import PAD
-        from difflm.diffusion.adaptive import PositionGaussian, PositionLosses
         from difflm.diffusion.codecs import LearnedEmbedding
         from difflm.diffusion.denoiser import SelfConditioning
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
+        from difflm.methods.seqdiffuseq.schedule import PositionGaussian, PositionLosses
         from difflm.models.base import Sampling
         from difflm.models.diffusion import DiffusionModel
         from difflm.models.lengths import PadTokens

@@ -12,7 +12,7 @@ from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.timesteps import TimeSampler
-from difflm.diffusion.two_level import TwoLevelTimes
+from difflm.methods.ar_diffusion.times import TwoLevelTimes
 
 LEVELS = 5000  # of the chain, in each of the two parts of the way
 

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difflm.data.glyphs import BLANK, Spelling, read_signs, show_sign
 from difflm.data.tokenfile import Room
 from difflm.data.tokenizers import UNK
+from difflm.methods.glyph_diffusion.glyphs import BLANK, Spelling, read_signs, show_sign
 from difflm.models.lengths import LengthPolicy, PadTokens
 
 

@@ -84,6 +84,6 @@ class DecoderOnly(AutoregressiveTwin):
     reads_prompts, packs = False, False
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.models.decoder_only import DecoderOnly as Model
+        from difflm.methods.autoregressive.decoder_only import DecoderOnly as Model
 
         return Model(**self._parts(texts), source_longest=texts.source_longest)

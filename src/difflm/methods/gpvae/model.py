@@ -12,7 +12,7 @@ from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Memory, Steering
 from difflm.errors import UsageError
-from difflm.models.autoencoder import Autoencoder, source_of
+from difflm.methods.ld4lg.autoencoder import Autoencoder, source_of
 from difflm.models.base import Losses, training_noise
 
 LATENTS = 27  # the random stream of latents

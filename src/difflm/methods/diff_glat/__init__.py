@@ -25,8 +25,8 @@ class DiffGlat(TokenMethod):
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.processes import Absorbing
         from difflm.diffusion.timesteps import LowDiscrepancy
+        from difflm.methods.diff_glat.model import GlancingModel
         from difflm.models.base import Sampling
-        from difflm.models.glancing import GlancingModel
         from difflm.networks import StagedDecoder
 
         process, hidden = Absorbing(texts.vocabulary), self.hidden

@@ -1,6 +1,6 @@
 """Flow map: one step from noise to text, or a few (Boffi et al., 2025; with words, Lee et al., 2026).
 
-A belief of two times, by which a step lands where the probability flow does (`diffusion/flow_map.py`), learned from its
+A belief of two times, by which a step lands where the probability flow does (`jumps.py`), learned from its
 own shorter jumps. The parts are those of `difflm`, with which it can begin. Lee et al. move one-hot vectors of words;
 here they are vectors on a sphere, and the schedule is any.
 """
@@ -19,9 +19,9 @@ class FlowMap(DiffLM):
 
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.processes import Mapped
+        from difflm.methods.flow_map.model import FlowMapModel
+        from difflm.methods.flow_map.network import TwoTimeEmbedding
         from difflm.models.base import Sampling
-        from difflm.models.flow_map import FlowMapModel
-        from difflm.networks.two_times import TwoTimeEmbedding
 
         parts = self.choose_parts(texts)
         parts |= {"process": Mapped(parts["process"].schedule), "sampling": Sampling("jump", steps=4)}

@@ -8,16 +8,23 @@ from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.diffusion.base import Belief, Process
-from difflm.diffusion.codecs import Latents
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import ConditionDrop, Conditioning, Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Corrupted, Objective
-from difflm.diffusion.samplers.loop import BoundDenoiser, Decode, Frame, Sampler, SamplerInputs, Steering
+from difflm.diffusion.samplers.loop import BoundDenoiser, Frame, Sampler, SamplerInputs, Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
-from difflm.models.autoencoder import Autoencoder, scale_to_sphere, source_of
-from difflm.models.base import Capabilities, LanguageModel, Losses, Sampling, training_noise
+from difflm.methods.ld4lg.autoencoder import Autoencoder, scale_to_sphere, source_of
+from difflm.methods.ld4lg.codec import Latents
+from difflm.models.base import (
+    Capabilities,
+    DenoisingModel,
+    Losses,
+    PartDecoder,
+    Sampling,
+    training_noise,
+)
 from difflm.models.diffusion import COIN, DROP, TEXT_NOISE
 from difflm.models.sampling import Family
 
@@ -30,7 +37,7 @@ class OnSphere:
         return belief.with_state(scale_to_sphere(belief.clean))
 
 
-class LatentDiffusion(LanguageModel):
+class LatentDiffusion(DenoisingModel):
     """The autoencoder learns from its cross-entropy alone; the denoiser learns from the latents as they are, and no
     gradient of its loss reaches them. Both learn in one run. The decoder decides where a text ends.
 
@@ -120,7 +127,8 @@ class LatentDiffusion(LanguageModel):
     def write_random(self, noise: Noise) -> Tensor:
         """What the decoder writes from random latents, [B, L]: this shows what it contributes by itself."""
         latents = scale_to_sphere(noise.normal(0, self.autoencoder.latents, self.autoencoder.dim))
-        *_, last = self._write(noise, self.longest, self.sampling, Steering(latents=latents))
+        steering = Steering(latents=latents)
+        *_, last = self.autoencoder.stream(noise, noise.samples, self.longest, self.sampling, steering)
         return last.tokens
 
     # -- generation ---------------------------------------------------------------------------------------------
@@ -135,18 +143,10 @@ class LatentDiffusion(LanguageModel):
         """The calls of the denoiser and of the decoder."""
         return self.denoiser_calls(sampling) + self.autoencoder.calls(sampling, words)
 
-    def stream(
-        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
-    ) -> Iterator[Frame]:
-        steering = steering or Steering()
-        frames = self.sampler_inputs(self.denoiser, noise, sampling, steering).frames()
-        return self.write_frames(frames, self._write, noise, width, sampling, steering)
-
-    def _write(self, noise: Noise, width: int, sampling: Sampling, steering: Steering) -> Iterator[Frame]:
-        return self.autoencoder.stream(noise, noise.samples, width, sampling, steering)
-
-    def sampler_inputs(self, denoiser: Denoiser, noise: Noise, sampling: Sampling, steering: Steering) -> SamplerInputs:
-        """The inputs of the sampling loop from noise to latents."""
+    def sampler_inputs(
+        self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering
+    ) -> SamplerInputs:
+        """From noise to latents."""
         codec, texts = denoiser.codec, len(noise.samples)
         condition = Condition(steering.source, steering.source_mask)
         mask = torch.ones(texts, codec.state_shape(0)[0], dtype=torch.bool, device=noise.samples.device)
@@ -163,8 +163,8 @@ class LatentDiffusion(LanguageModel):
             warp=self.times,
         )
 
-    def write_frames(
-        self, frames: Iterator[Frame], decode: Decode, noise: Noise, width: int, sampling: Sampling, steering: Steering
+    def follow_frames(
+        self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering, decode: PartDecoder
     ) -> Iterator[Frame]:
         """The frames with the words that the decoder reads from the estimate: the likeliest ones at every watched step;
         at the last step, according to the settings."""
@@ -175,7 +175,7 @@ class LatentDiffusion(LanguageModel):
                 yield frame
                 continue
             how = sampling if last else replace(sampling, temperature=0.0, beams=0)
-            *_, text = decode(noise, width, how, Steering(latents=frame.clean))
+            *_, text = decode(self.autoencoder, how, Steering(latents=frame.clean))
             changed = None if before is None else text.tokens != before
             calls = None if text.calls is None else text.calls + self.denoiser_calls(sampling)
             before = text.tokens

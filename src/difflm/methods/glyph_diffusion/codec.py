@@ -34,7 +34,7 @@ class Glyphs(FixedEmbedding):
         return F.linear(x, table) - table.square().sum(-1) / 2
 
     def picture(self, x: Tensor) -> Tensor:
-        """States [B, cells, pixels] as grey pictures [B, rows, columns] of bytes, dark ink, in lines of some cells."""
+        """Dark ink, in lines of some cells."""
         batch, cells, _ = x.shape
         paper = F.pad(x, (0, 0, 0, -cells % LINE), value=-1.0).view(batch, -1, LINE, *self.cell)
         grey = 255 * (1 - paper.clamp(-1, 1)) / 2

@@ -34,15 +34,15 @@ class GlyphDiffusion(Method):
     def build(self, texts: TextSpec) -> LanguageModel:
         import torch
 
-        from difflm.data.glyphs import Spelling
-        from difflm.diffusion.codecs import Glyphs
         from difflm.diffusion.denoiser import ConditionDrop, SelfConditioning
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.processes.gaussian import Cosine, Gaussian
         from difflm.diffusion.timesteps import LowDiscrepancy
+        from difflm.methods.glyph_diffusion.codec import Glyphs
+        from difflm.methods.glyph_diffusion.glyphs import Spelling
+        from difflm.methods.glyph_diffusion.lengths import PictureLengths
         from difflm.models.base import Sampling
         from difflm.models.diffusion import DiffusionModel
-        from difflm.models.pictures import PictureLengths
 
         spelling = Spelling.of(texts.tokenizer, texts.vocabulary, bool(self.font))
         cells = texts.longest * min(self.token_cells, max(map(len, spelling.tokens)))
@@ -69,7 +69,7 @@ class GlyphDiffusion(Method):
         if self.font:
             import torch
 
-            from difflm.data.glyphs import Spelling
+            from difflm.methods.glyph_diffusion.glyphs import Spelling
 
             spelling = Spelling.of(tokenizer, tokenizer.size, True)
             pictures = torch.from_numpy(spelling.draw(self.height, self.width, self.font))

@@ -21,12 +21,12 @@ class Dinoiser(Method):
 
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion.bounds import GaussianBound
-        from difflm.diffusion.clipped_times import ClippedTimes
         from difflm.diffusion.codecs import LearnedEmbedding
         from difflm.diffusion.denoiser import SelfConditioning
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.processes.gaussian import Gaussian, SigmaTime
         from difflm.diffusion.timesteps import LowDiscrepancy
+        from difflm.methods.dinoiser.times import ClippedTimes
         from difflm.models.base import Sampling
         from difflm.models.diffusion import DiffusionModel
         from difflm.models.length_predictor import LengthPredictor

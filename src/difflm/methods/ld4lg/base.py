@@ -31,7 +31,7 @@ class LatentMethod(Method):
     @classmethod
     def _read_frozen(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("pretrained") and not values.get("frozen"):
-            from difflm.networks.hf_seq2seq import read_seq2seq
+            from difflm.methods.ld4lg.hf_seq2seq import read_seq2seq
 
             values = {**values, "frozen": read_seq2seq(str(values["pretrained"]))}
         return values
@@ -41,13 +41,13 @@ class LatentMethod(Method):
     ) -> "tuple[nn.Module, nn.Module, int]":
         """The encoder, whose outputs have `out_dim` numbers, the decoder, and the width of its word vectors; with these
         numbers of layers for each, and for the network that reads the latents before the decoder."""
-        from difflm.networks.autoencoder import LatentDecoder, TextEncoder
+        from difflm.methods.ld4lg.networks import LatentDecoder, TextEncoder
 
         own = self.hidden, layers, self.heads, self.dropout
         if self.frozen and reads_source:
             raise UsageError("a pretrained decoder reads latents alone, and no sources: leave model.pretrained out.")
         if self.frozen:
-            from difflm.networks.hf_seq2seq import build_halves
+            from difflm.methods.ld4lg.hf_seq2seq import build_halves
 
             return build_halves(
                 self.frozen, texts.vocabulary, texts.longest, out_dim, self.latent_dim, self.latents, own
@@ -58,7 +58,7 @@ class LatentMethod(Method):
 
     def start(self, model: "LanguageModel", tokenizer: "Tokenizer") -> None:
         if self.frozen:
-            from difflm.networks.hf_seq2seq import take_weights
+            from difflm.methods.ld4lg.hf_seq2seq import take_weights
 
             words = ["".join(tokenizer.tokens([i])) or "?" for i in range(tokenizer.size)]
             part: Any = getattr(model, "autoencoder", model)

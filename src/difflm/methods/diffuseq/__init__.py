@@ -67,8 +67,9 @@ class DiffuSeqV2(DiffuSeq):
     absorbing_rate: float = Field(default=0.5, ge=0, le=1)
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion import codecs, processes
+        from difflm.diffusion import codecs
         from difflm.diffusion.processes import gaussian
+        from difflm.methods.diffuseq.process import SoftAbsorbing
         from difflm.models.base import Sampling
 
         schedule = gaussian.Sqrt()
@@ -76,6 +77,6 @@ class DiffuSeqV2(DiffuSeq):
         return self.compose(
             texts,
             codecs.CentredEmbedding(texts.vocabulary, self.embedding_dim, x0_std=x0_std),
-            processes.SoftAbsorbing(schedule, self.absorbing_rate),
+            SoftAbsorbing(schedule, self.absorbing_rate),
             Sampling("dpm-solver", steps=20),
         )

@@ -2,7 +2,7 @@
 kept, replaced, deleted and inserted, and a generator writes the new ones from left to right.
 
 The released repository holds no code. Our choices: the corruption draws a text at any time at once, and its edits are
-not edited again (diffusion/processes/edits.py); the edits to learn are the fewest that lead to the text itself; a tag
+not edited again (process.py); the edits to learn are the fewest that lead to the text itself; a tag
 of START or of a word also says that words come behind it, and words next to each other that are replaced are replaced
 together, by any number of words. Edits are those of tokens. Of a source both networks read the same states. The paper's
 start from another model's text is --edit TEXT.
@@ -26,11 +26,11 @@ class DiffusER(Method):
 
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.data.tokenizers import END, PAD, SPECIALS
-        from difflm.diffusion.alignment import EDITS
-        from difflm.diffusion.processes.edits import EditProcess
         from difflm.methods.base import build_lengths
+        from difflm.methods.diffuser.model import EditDiffusion
+        from difflm.methods.diffuser.process import EditProcess
+        from difflm.methods.levt.alignment import EDITS
         from difflm.models.base import Sampling
-        from difflm.models.edit_diffusion import EditDiffusion
         from difflm.networks import EncoderDecoder, Transformer
 
         width, reads_source = texts.longest + 2, texts.source_longest > 0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.errors import UsageError
-from difflm.networks.autoencoder import Resampler
+from difflm.methods.ld4lg.networks import Resampler
 from difflm.networks.hf_encoder import LOCAL, explained, library_config, mean_of_pieces, transformers
 from difflm.networks.transformer import Cache, Memory, Transformer
 from difflm.runtime.files import read_json

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from difflm.data.batches import Batch
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.flow_map import FINEST, JumpDenoiser, JumpLevels, TwoJumps, draw_jumps, jump_levels
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.samplers.loop import BoundDenoiser, SamplerInputs, Steering
+from difflm.methods.flow_map.jumps import FINEST, JumpDenoiser, JumpLevels, TwoJumps, draw_jumps, jump_levels
 from difflm.models.base import LanguageModel, Losses, Sampling, training_noise
 from difflm.models.diffusion import TEXT_NOISE, DiffusionModel
 

@@ -20,8 +20,8 @@ class LevT(Method):
     dropout: float = 0.1
 
     def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.methods.levt.model import LevenshteinModel
         from difflm.models.base import Sampling
-        from difflm.models.levenshtein import LevenshteinModel
         from difflm.networks import EncoderDecoder
 
         network = EncoderDecoder(

@@ -21,12 +21,12 @@ class ArDiffusion(Method):
     def build(self, texts: TextSpec) -> LanguageModel:
         from difflm.diffusion import codecs, denoiser, objectives
         from difflm.diffusion.processes import gaussian
-        from difflm.diffusion.two_level import TwoLevelTimes
-        from difflm.diffusion.two_level_bound import TwoLevelBound
+        from difflm.methods.ar_diffusion.bound import TwoLevelBound
+        from difflm.methods.ar_diffusion.network import TimeAttentionDecoder
+        from difflm.methods.ar_diffusion.times import TwoLevelTimes
         from difflm.models.base import Sampling
         from difflm.models.diffusion import DiffusionModel
         from difflm.models.lengths import PadTokens
-        from difflm.networks import TimeAttentionDecoder
 
         schedule, dim = gaussian.Sqrt(), self.embedding_dim
         return DiffusionModel(

@@ -8,7 +8,7 @@ source. If texts have sources, the decoder reads them in addition to the latents
 from pydantic import Field
 
 from difflm.methods.base import LanguageModel, TextSpec
-from difflm.methods.latents import LatentMethod
+from difflm.methods.ld4lg.base import LatentMethod
 
 
 class Gpvae(LatentMethod):
@@ -23,8 +23,8 @@ class Gpvae(LatentMethod):
     free_nats: float = Field(default=0.1, ge=0)  # of KL for each number of the latents, not charged for in training
 
     def build(self, texts: TextSpec) -> LanguageModel:
+        from difflm.methods.gpvae.model import GaussianVae
         from difflm.models.base import Sampling
-        from difflm.models.gaussian_vae import GaussianVae
 
         reads, answer = bool(texts.source_longest), 2 * self.latent_dim  # a mean and a log-variance
         encoder, decoder, width = self.build_halves(texts, answer, self.layers, reads)

@@ -10,7 +10,16 @@ from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.diffusion.alignment import (
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.objectives import cross_entropy
+from difflm.diffusion.processes.discrete import NUMBERS, draw_states
+from difflm.diffusion.samplers.left_to_right import truncate_logits
+from difflm.diffusion.samplers.loop import Frame, Steering
+from difflm.errors import UsageError
+from difflm.methods.diffuser.process import EditProcess
+from difflm.methods.levt.alignment import (
     DELETE,
     EDITS,
     INSERT,
@@ -22,17 +31,8 @@ from difflm.diffusion.alignment import (
     name_edits,
     open_slots,
 )
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
-from difflm.diffusion.noise import Noise
-from difflm.diffusion.objectives import cross_entropy
-from difflm.diffusion.processes.discrete import NUMBERS, draw_states
-from difflm.diffusion.processes.edits import EditProcess
-from difflm.diffusion.samplers.left_to_right import truncate_logits
-from difflm.diffusion.samplers.loop import Frame, Steering
-from difflm.errors import UsageError
+from difflm.methods.levt.editing import between_ends, fit_width, masked_mean, source_mask
 from difflm.models.base import Capabilities, Losses, Sampling, WordModel, start_from_frequencies, training_noise
-from difflm.models.editing import between_ends, fit_width, masked_mean, source_mask
 from difflm.models.lengths import DrawnLength
 from difflm.networks import EncoderDecoder, Transformer
 from difflm.networks.rotary import compute_rotations

@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.diffusion.alignment import align, insert_holes, keep_words
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
 from difflm.diffusion.noise import Noise
@@ -16,8 +15,16 @@ from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import UsageError
-from difflm.models.base import Capabilities, Losses, Sampling, WordModel, start_from_frequencies, training_noise
-from difflm.models.editing import between_ends, fit_width, masked_mean, source_mask
+from difflm.methods.levt.alignment import align, insert_holes, keep_words
+from difflm.methods.levt.editing import between_ends, fit_width, masked_mean, source_mask
+from difflm.models.base import (
+    Capabilities,
+    Losses,
+    Sampling,
+    WordModel,
+    start_from_frequencies,
+    training_noise,
+)
 from difflm.networks import EncoderDecoder
 from difflm.networks.transformer import Memory
 from difflm.runtime.cuda_graphs import DelayedFlag
