@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Keep compiled files, whatever the shell says: tests start hundreds of commands, each of which would compile all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-switches test-ci test-slow lint bench clean
+.PHONY: demo test test-switches test-ci test-slow lint bench weight golden clean
 
 demo: .venv/.ready
 	$(BIN)/difflm generate english --infill "We ___ because it was raining." -n 4 --seed 0
@@ -39,6 +39,14 @@ lint: .venv/.ready
 
 bench: .venv/.ready
 	$(BIN)/python -m benchmarks.speed.sampling
+
+# How heavy the code is: lines, circles, kinds and walks, with the goals; tests/test_weight.py holds the figures.
+weight: .venv/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.weight
+
+# Write the golden texts, losses and gradients of this machine anew (tests/golden.py): only when they change on purpose.
+golden: .venv/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python tests/golden.py
 
 .venv/.ready: pyproject.toml constraints.txt hashes.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -1,0 +1,54 @@
+"""Ratchets: how heavy the code is (benchmarks/weight.py) may only fall. Who lowers a count lowers its figure here."""
+
+import pytest
+
+from benchmarks import weight
+
+FIGURES = {
+    "lines of src/difflm": 45_989,  # 150 more than counted: several pieces of work land at once
+    "lines of diffusion, networks, models, methods": 15_186,  # so here
+    "circles of files": 7,
+    "isinstance of own classes": 293,
+    "constant getattr and hasattr": 66,
+    "Any": 592,
+    "class attributes of LanguageModel": 20,
+    "parameters of one function": 15,
+    "lines of one function": 70,
+    "late imports of methods": 199,
+    "words of docs": 95_138,
+    "plain text: files": 29,
+    "plain text: functions": 129,
+    "one field: files": 39,
+    "one field: functions": 195,
+    "gap with english: files": 44,
+    "gap with english: functions": 208,
+    "gap with english: functions before denoising": 151,
+    "HTTP, one field: files": 53,
+    "HTTP, one field: functions": 286,  # one or two more or less, as threads meet
+}
+
+
+@pytest.mark.parametrize(("what", "count"), weight.count_code().items())
+def test_the_code_grows_no_heavier(what, count):
+    assert count <= FIGURES[what], f"{what}: {count}, at most {FIGURES[what]}"
+
+
+@pytest.mark.parametrize("name", weight.WALKS)
+def test_a_request_enters_no_more_files_and_functions(name):
+    counts = weight.count_walks([name])
+    assert counts and {what: count for what, count in counts.items() if count > FIGURES[what]} == {}
+
+
+def test_circles_are_seen_through_late_and_type_only_imports(tmp_path, monkeypatch):
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "__init__.py").touch()
+    (tmp_path / "room" / "a.py").write_text("def f():\n    from difflm.room import b\n")
+    (tmp_path / "room" / "b.py").write_text("from importlib import import_module\nimport_module('difflm.room.c')\n")
+    (tmp_path / "room" / "c.py").write_text("if TYPE_CHECKING:\n    from .a import f\n")
+    (tmp_path / "room" / "d.py").write_text("from .a import f\n")
+    monkeypatch.setattr(weight, "ROOT", tmp_path)
+    weight.parse_all.cache_clear()
+    try:
+        assert weight.find_circles() == [["room/a.py", "room/b.py", "room/c.py"]]
+    finally:
+        weight.parse_all.cache_clear()
