@@ -8,6 +8,7 @@ there are many of them), and numbers have at most fifteen digits and six decimal
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from difflm.controls.patterns.json_formats import FORMATS, has_format
@@ -294,9 +295,9 @@ def spell_inside(node: Node) -> Node:
     """The same expression without characters that a string of JSON has to escape, and with the sets that all readers
     of schemas know by their names: digits and letters are those of ASCII."""
     if isinstance(node, Repeated):
-        return Repeated(spell_inside(node.part), node.least, node.most)
-    if not isinstance(node, Chars):
-        return type(node)(tuple(spell_inside(part) for part in node.parts))
+        return replace(node, part=spell_inside(node.part))
+    if isinstance(node, Sequenced):
+        return replace(node, parts=tuple(map(spell_inside, node.parts)))
     ranges = [*node.ranges, *(one for name in node.named for one in NAMED_RANGES.get(name.lower(), ()))]
     others, spaces = any(name.isupper() for name in node.named), "s" in node.named.lower()
     if not (node.negated or others):

@@ -5,8 +5,10 @@ whatever would make too large an automaton is refused, however it is spelt."""
 
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -33,6 +35,10 @@ COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
 # -- the syntax tree ---------------------------------------------------------------------------------------------------
+# The `size` of a part is its number of nodes with all repetitions written out; `extend` adds what it reads to an
+# automaton, from a state on, and returns the state in which it ends; `follow` tells where it ends in a text.
+
+Ways = Counter[int]  # places of a text, and in how many ways they are reached
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class Chars:
     ranges: tuple[tuple[str, str], ...] = ()
     named: str = ""
     negated: bool = False
+    size = 1
 
     def members(self, alphabet: Sequence[str]) -> Array:
         """Whether each character of a sorted alphabet matches."""
@@ -53,15 +60,52 @@ class Chars:
             found |= np.array([NAMED[name.lower()](char) != name.isupper() for char in alphabet], dtype=bool)
         return ~found if self.negated else found
 
+    def extend(self, automaton: "Thompson", start: int) -> int:
+        end = automaton.new_state()
+        automaton.reads[start].append((self, end))
+        return end
+
+    def follow(self, paths: "Paths", starts: Ways) -> Ways:
+        text, known = paths.text, paths.members(self)
+        return Counter({at + 1: ways for at, ways in starts.items() if at < len(text) and text[at] in known})
+
 
 @dataclass(frozen=True)
 class Sequenced:
+    """Parts that follow each other."""
+
     parts: tuple["Node", ...]
 
+    @cached_property
+    def size(self) -> int:
+        return 1 + sum(part.size for part in self.parts)
 
-@dataclass(frozen=True)
-class Either:
-    parts: tuple["Node", ...]
+    def extend(self, automaton: "Thompson", start: int) -> int:
+        for part in self.parts:
+            start = part.extend(automaton, start)
+        return start
+
+    def follow(self, paths: "Paths", starts: Ways) -> Ways:
+        for part in self.parts:
+            starts = paths.follow(part, starts)
+        return starts
+
+
+class Either(Sequenced):
+    """Parts of which one is read."""
+
+    def extend(self, automaton: "Thompson", start: int) -> int:
+        end = automaton.new_state()
+        for part in self.parts:
+            automaton.free[start].append(own := automaton.new_state())
+            automaton.free[part.extend(automaton, own)].append(end)
+        return end
+
+    def follow(self, paths: "Paths", starts: Ways) -> Ways:
+        ends = Ways()
+        for part in self.parts:
+            ends.update(paths.follow(part, starts))
+        return ends
 
 
 @dataclass(frozen=True)
@@ -70,8 +114,37 @@ class Repeated:
     least: int
     most: int | None
 
+    @cached_property
+    def size(self) -> int:
+        return 1 + max(1, self.most or self.least + 1) * self.part.size
 
-Node = Chars | Sequenced | Either | Repeated
+    def extend(self, automaton: "Thompson", start: int) -> int:
+        for _ in range(self.least):
+            start = self.part.extend(automaton, start)
+        end = automaton.new_state()
+        automaton.free[start].append(end)
+        if self.most is None:  # a loop through `end`
+            automaton.free[self.part.extend(automaton, end)].append(end)
+            return end
+        for _ in range(self.most - self.least):
+            start = self.part.extend(automaton, start)
+            automaton.free[start].append(end)
+        return end
+
+    def follow(self, paths: "Paths", starts: Ways) -> Ways:
+        for _ in range(self.least):
+            starts = paths.follow(self.part, starts)
+        ends = Counter(starts)
+        for _ in range(len(paths.text) if self.most is None else self.most - self.least):
+            if not starts:
+                break
+            first, after = min(starts), paths.follow(self.part, starts)
+            starts = Counter({at: ways for at, ways in after.items() if at > first})  # an empty match repeats nothing
+            ends.update(starts)
+        return ends
+
+
+Node = Chars | Sequenced | Repeated
 ANY = Chars((("\n", "\n"),), negated=True)
 
 
@@ -209,24 +282,9 @@ class Parser:
 # -- from the tree to an automaton -------------------------------------------------------------------------------------
 
 
-def check_nodes(tree: Node) -> int:
-    """The number of nodes with all repetitions written out, unless there are too many. Trees share parts: each is
-    counted once."""
-    counts: dict[int, int] = {}
-
-    def count(node: Node) -> int:
-        if isinstance(node, Chars):
-            return 1
-        if id(node) not in counts:
-            if isinstance(node, Repeated):
-                counts[id(node)] = 1 + max(1, node.most or node.least + 1) * count(node.part)
-            else:
-                counts[id(node)] = 1 + sum(map(count, node.parts))
-        return counts[id(node)]
-
-    if (nodes := count(tree)) > MAX_NODES:
-        refuse_work(f"it is too large ({nodes:,} parts, at most {MAX_NODES:,}); repeat less in it")
-    return nodes
+def check_size(tree: Node) -> None:
+    if tree.size > MAX_NODES:
+        refuse_work(f"it is too large ({tree.size:,} parts, at most {MAX_NODES:,}); repeat less in it")
 
 
 class Thompson:
@@ -235,41 +293,14 @@ class Thompson:
     def __init__(self, tree: Node) -> None:
         self.reads: list[list[tuple[Chars, int]]] = [[]]
         self.free: list[list[int]] = [[]]
-        spend_work(4 * check_nodes(tree))
-        self.end = self.add(tree, 0)
+        check_size(tree)
+        spend_work(4 * tree.size)
+        self.end = tree.extend(self, 0)
 
     def new_state(self) -> int:
         self.reads.append([])
         self.free.append([])
         return len(self.reads) - 1
-
-    def add(self, node: Node, start: int) -> int:
-        """The state in which `node`, begun in `start`, ends."""
-        if isinstance(node, Chars):
-            end = self.new_state()
-            self.reads[start].append((node, end))
-            return end
-        if isinstance(node, Sequenced):
-            for part in node.parts:
-                start = self.add(part, start)
-            return start
-        if isinstance(node, Either):
-            end = self.new_state()
-            for part in node.parts:
-                self.free[start].append(own := self.new_state())
-                self.free[self.add(part, own)].append(end)
-            return end
-        for _ in range(node.least):
-            start = self.add(node.part, start)
-        end = self.new_state()
-        self.free[start].append(end)
-        if node.most is None:  # a loop through `end`
-            self.free[self.add(node.part, end)].append(end)
-            return end
-        for _ in range(node.most - node.least):
-            start = self.add(node.part, start)
-            self.free[start].append(end)
-        return end
 
     def closure(self, states: Iterable[int]) -> frozenset[int]:
         """The states that are reached without reading."""
@@ -311,8 +342,8 @@ def compile_characters(pattern: str | Node, characters: Iterable[str]) -> Charac
     reads = [[(meant[chars], end) for chars, end in own] for own in found.reads]
     numbers, rows = {found.closure([0]): 0}, list[dict[int, int]]()
     left = list(numbers)
-    while left:
-        subset, to = left.pop(0), dict[int, set[int]]()
+    for subset in left:  # the list grows during the loop
+        to = dict[int, set[int]]()
         for state in subset:
             for read, end in reads[state]:
                 spend_work(1 + len(read))
@@ -320,8 +351,7 @@ def compile_characters(pattern: str | Node, characters: Iterable[str]) -> Charac
                     to.setdefault(column, set()).add(end)
         rows.append({})
         for column, ends in to.items():
-            closed = found.closure(ends)
-            if closed not in numbers:
+            if (closed := found.closure(ends)) not in numbers:
                 numbers[closed] = len(numbers)
                 left.append(closed)
             rows[-1][column] = numbers[closed]
@@ -426,46 +456,26 @@ def matches_wholly(pattern: str, text: str, flags: re.RegexFlag = re.UNICODE) ->
 def count_paths(tree: Node, text: str, most: int) -> int:
     """How many ways there are to read beginnings of a text: as many as a matcher that backtracks may have to try. It
     is not counted beyond `most`."""
-    counted = [0]
-    follow_paths(tree, text, {0: 1}, counted, most, {})
-    return counted[0]
+    paths = Paths(text, most)
+    paths.follow(tree, Counter([0]))
+    return paths.counted
 
 
-def follow_paths(
-    node: Node, text: str, starts: dict[int, int], counted: list[int], most: int, members: dict[int, set[str]]
-) -> dict[int, int]:
-    """Where a part ends that begins at `starts`, and in how many ways; nowhere, once too many were counted. `members`
-    are the characters of the text that a part means, by its id."""
-    counted[0] += sum(starts.values())
-    if counted[0] > most or not starts:
-        return {}
-    ends: dict[int, int] = {}
-    if isinstance(node, Chars):
-        if id(node) not in members:
-            alphabet = sorted({*text})
-            members[id(node)] = {char for char, meant in zip(alphabet, node.members(alphabet), strict=True) if meant}
-        known = members[id(node)]
-        return {at + 1: ways for at, ways in starts.items() if at < len(text) and text[at] in known}
-    if isinstance(node, Sequenced):
-        for part in node.parts:
-            starts = follow_paths(part, text, starts, counted, most, members)
-        return starts
-    if isinstance(node, Either):
-        for part in node.parts:
-            add_paths(ends, follow_paths(part, text, starts, counted, most, members))
-        return ends
-    for _ in range(node.least):
-        starts = follow_paths(node.part, text, starts, counted, most, members)
-    add_paths(ends, starts)
-    for _ in range(len(text) if node.most is None else node.most - node.least):
-        if not starts:
-            break
-        after, first = follow_paths(node.part, text, starts, counted, most, members), min(starts)
-        starts = {at: ways for at, ways in after.items() if at > first}  # an empty match repeats nothing
-        add_paths(ends, starts)
-    return ends
+class Paths:
+    """Counts ways to read a text."""
 
+    def __init__(self, text: str, most: int) -> None:
+        self.text, self.most, self.counted = text, most, 0
+        self.alphabet = sorted({*text})
+        self.known: dict[int, set[str]] = {}  # the characters of the text that a part means, by its id
 
-def add_paths(ends: dict[int, int], more: Mapping[int, int]) -> None:
-    for at, ways in more.items():
-        ends[at] = ends.get(at, 0) + ways
+    def follow(self, node: Node, starts: Ways) -> Ways:
+        """Where a part ends; nowhere, once too many ways were counted."""
+        self.counted += starts.total()
+        return Ways() if self.counted > self.most or not starts else node.follow(self, starts)
+
+    def members(self, chars: Chars) -> set[str]:
+        if id(chars) not in self.known:
+            meant = zip(self.alphabet, chars.members(self.alphabet), strict=True)
+            self.known[id(chars)] = {char for char, is_meant in meant if is_meant}
+        return self.known[id(chars)]

@@ -11,7 +11,7 @@ from difflm.controls.patterns.regular import (
     Array,
     CharacterAutomaton,
     Node,
-    check_nodes,
+    check_size,
     compile_characters,
     minimise,
     number_rows,
@@ -116,7 +116,7 @@ def compile_pattern(
     """The automaton of a pattern, or of all other texts, over a vocabulary in which `banned` tokens are not read; with
     `as_bytes`, the pattern spells bytes that are no characters as surrogates, as pieces are spelt."""
     if not isinstance(pattern, str):
-        check_nodes(pattern)  # to look it up is work, too
+        check_size(pattern)  # to look it up is work, too
     return _compile_pattern(pattern, tokenizer, banned, negated, as_bytes)
 
 
