@@ -1,17 +1,16 @@
-"""JSON schemas as regular expressions: a subset whose texts, in one fixed spelling, an automaton reads; and a check of
-finished texts that knows nothing of automata.
+"""JSON schemas as regular expressions: a subset whose texts, in one fixed spelling, an automaton reads. Finished texts
+are checked by `jsonschema_rs`, which knows nothing of automata.
 
 Texts are formatted as by Python's `json.dumps`, with a space after each comma and colon. Properties are in the order of
 the schema, strings contain no escapes and, unless the schema gives a limit, at most USUAL_LENGTH characters (fewer if
 there are many of them), and numbers have at most fifteen digits and six decimals."""
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
 
-from difflm.controls.patterns.json_formats import FORMATS, has_format
 from difflm.controls.patterns.regular import (
     MAX_COUNT,
     MAX_DEPTH,
@@ -21,7 +20,6 @@ from difflm.controls.patterns.regular import (
     Repeated,
     Sequenced,
     literal,
-    matches_wholly,
     parse_pattern,
 )
 from difflm.errors import UsageError
@@ -54,6 +52,33 @@ KEYWORDS: Mapping[str, set[str]] = {
     "null": set(),
 }
 
+LEAP = "(19|20)(0[48]|[2468][048]|[13579][26])|2000"
+DAYS = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"
+DATE = f"((19|20)[0-9][0-9]-({DAYS})|({LEAP})-02-29)"
+TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](Z|[+-](0[0-9]|1[0-3]):[03]0)"
+NAME = "[a-z0-9]{1,16}"
+HOST = f"{NAME}(-{NAME})?[.]([a-z]{{2,8}}[.])?[a-z]{{2,4}}"
+BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+
+
+class Format(NamedTuple):
+    """`written` is the expression of its strings, which have from `shortest` to `longest` characters."""
+
+    written: str
+    shortest: int
+    longest: int
+
+
+FORMATS: Mapping[str, Format] = {
+    "date": Format(DATE, 10, 10),
+    "date-time": Format(f"{DATE}T{TIME}", 20, 25),
+    "time": Format(TIME, 9, 14),
+    "email": Format(f"{NAME}([._]{NAME})?@{HOST}", 6, 80),
+    "uuid": Format("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", 36, 36),
+    "uri": Format(f"https?://(www[.])?{HOST}(/[a-z0-9-]{{1,16}}){{0,2}}/?", 11, 94),
+    "ipv4": Format(f"{BYTE}([.]{BYTE}){{3}}", 7, 15),
+}
+
 
 @share_budget("JSON schema")
 def schema_tree(schema: Schema) -> Node:
@@ -61,7 +86,12 @@ def schema_tree(schema: Schema) -> Node:
     counting = Compiler(schema, 0)
     counting.compile(schema, "", 0)
     usual = max(LEAST_USUAL, min(USUAL_LENGTH, ALL_USUAL // max(1, counting.unlimited)))
-    return Compiler(schema, usual).compile(schema, "", 0)
+    tree = Compiler(schema, usual).compile(schema, "", 0)
+    try:
+        make_validator(json.dumps(schema))
+    except ValueError as error:
+        raise UsageError(f"JSON schema: {str(error).splitlines()[0]}.") from None
+    return tree
 
 
 class Compiler:
@@ -80,7 +110,8 @@ class Compiler:
             self.refuse("", f"more than {MAX_DEPTH} schemas are nested, or one contains itself")
         if not isinstance(schema, Mapping):
             self.refuse(at, 'an object such as {"type": "string"} is expected')
-        kinds = kinds_of(schema)
+        kinds = schema.get("type", [])
+        kinds = kinds if isinstance(kinds, list) else [kinds]
         for kind in kinds:
             if not isinstance(kind, str) or kind not in KEYWORDS:
                 self.refuse(at, f"the type {str(kind)[:50]!r} is not known")
@@ -96,7 +127,7 @@ class Compiler:
             return Either(tuple(self.compile(one, f"{at}.anyOf", depth + 1) for one in options))
         if own:
             values = [schema["const"]] if own == "const" else self.listed(schema, "enum", at)
-            fitting = [value for value in values if not kinds or any(is_kind(value, kind) for kind in kinds)]
+            fitting = [value for value in values if not kinds or is_json_of(json.dumps(value), {"type": kinds})]
             if not fitting:
                 self.refuse(at, "no value is of its type")
             return Either(tuple(literal(json.dumps(value, ensure_ascii=False)) for value in fitting))
@@ -105,9 +136,12 @@ class Compiler:
         return Either(tuple(getattr(self, f"compile_{kind}")(schema, at, depth) for kind in kinds))
 
     def resolve(self, name: Any, at: str) -> Any:
-        found = find_reference(name, self.root)
-        if found is None:
+        """The schema that `#/$defs/NAME` names."""
+        named = self.root.get("$defs", {})
+        if not isinstance(name, str) or not name.startswith("#/$defs/") or not isinstance(named, Mapping):
             self.refuse(at, f"{str(name)[:50]!r} is not a #/$defs/NAME of this schema")
+        if (found := named.get(name.removeprefix("#/$defs/"))) is None:
+            self.refuse(at, f"{name[:50]!r} is not a #/$defs/NAME of this schema")
         return found
 
     def listed(self, schema: Schema, key: str, at: str) -> Sequence[Any]:
@@ -310,85 +344,21 @@ def spell_inside(node: Node) -> Node:
     return Chars((*ranges, *UNSPELT, *NOT_SAME), "s" if spaces else "", True)
 
 
-# -- what both sides read ----------------------------------------------------------------------------------------------
-
-
 def is_whole(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, int | float) and value == value // 1
 
 
-def kinds_of(schema: Schema) -> Sequence[Any]:
-    kinds = schema.get("type", [])
-    return kinds if isinstance(kinds, list) else [kinds]
+@lru_cache(maxsize=64)
+def make_validator(schema: str) -> Any:
+    import jsonschema_rs  # late: few commands need it
 
-
-def find_reference(name: Any, root: Schema) -> Any:
-    """The schema that `#/$defs/NAME` names; None: there is none."""
-    named = root.get("$defs", {})
-    if not isinstance(name, str) or not name.startswith("#/$defs/") or not isinstance(named, Mapping):
-        return None
-    return named.get(name.removeprefix("#/$defs/"))
-
-
-# -- the check of a finished text --------------------------------------------------------------------------------------
+    plain = {key: value for key, value in json.loads(schema).items() if key not in ("$schema", "$id")}
+    return jsonschema_rs.Draft202012Validator(plain, validate_formats=True)
 
 
 def is_json_of(text: str, schema: Schema) -> bool:
     """Whether a text is JSON, in any spelling, that a schema of the subset allows."""
     try:
-        value = json.loads(text, parse_constant=lambda name: float("nan"))
+        return bool(make_validator(json.dumps(schema)).is_valid(json.loads(text)))
     except (ValueError, RecursionError):
         return False
-    return is_valid(value, schema, schema)
-
-
-def is_valid(value: Any, schema: Schema, root: Schema) -> bool:
-    if "$ref" in schema and not is_valid(value, find_reference(schema["$ref"], root), root):
-        return False
-    if "anyOf" in schema and not any(is_valid(value, one, root) for one in schema["anyOf"]):
-        return False
-    allowed = [schema["const"]] if "const" in schema else schema.get("enum")
-    if allowed is not None and not any(is_same(value, one) for one in allowed):
-        return False
-    kinds = kinds_of(schema)
-    if kinds and not any(is_kind(value, kind) for kind in kinds):
-        return False
-    if isinstance(value, str):
-        if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
-            return False
-        if schema.get("format") in FORMATS and not has_format(value, schema["format"]):
-            return False
-        pattern = whole_pattern(schema.get("pattern", ""), r"[\s\S]*")
-        return matches_wholly(pattern, value, re.ASCII)[0]
-    if isinstance(value, list):
-        if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
-            return False
-        return all(is_valid(one, schema.get("items", {}), root) for one in value)
-    if isinstance(value, dict):
-        properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
-        return all(key in value for key in schema.get("required", [])) and all(
-            is_valid(own, properties[key], root) if key in properties else others for key, own in value.items()
-        )
-    return isinstance(value, bool | None) or (
-        schema.get("minimum", value) <= value <= schema.get("maximum", value)
-        and schema.get("exclusiveMinimum", float("-inf")) < value < schema.get("exclusiveMaximum", float("inf"))
-    )
-
-
-def is_kind(value: Any, kind: str) -> bool:
-    if isinstance(value, bool):
-        return kind == "boolean"
-    if isinstance(value, int | float):
-        return kind == "number" or (kind == "integer" and is_whole(value))
-    return kind == {str: "string", list: "array", dict: "object", type(None): "null"}[type(value)]
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Equality of JSON: 1 is 1.0, and not true."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
-    return bool(one == other)
