@@ -48,7 +48,7 @@ from difflm.evaluation.targets import (
 from difflm.generation.jobs import Generation
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
-from difflm.training.classifier import train_guide
+from difflm.training.fit import train_run
 from difflm.training.recipe import check
 
 pytestmark = pytest.mark.long  # a few seconds of setup
@@ -110,7 +110,7 @@ def runs(home, pairs):
     recipe = {"method": "classifier", "model": model, "data": str(home / "labels.jsonl"), "column": "text"}
     recipe = check({**recipe, "steps": 5, "batch_size": 8, "warmup": 0, "sample_every": 0})
     where = home / "difflm" / "guide"
-    train_guide(recipe, where, torch.device("cpu"), Silent(), lambda *_: None, None, False)
+    train_run(recipe, where, torch.device("cpu"), Silent(), lambda *_: None, None, False)
     return {"model": home / "difflm", "judge": home / "autoregressive"}
 
 

@@ -21,9 +21,10 @@ from difflm.errors import UsageError
 from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import DiffLM, TextSpec
-from difflm.training.fit import Setup, read_tokens, train_run
+from difflm.training.fit import train_run
 from difflm.training.recipe import check, load_recipe, read_recipe
 from difflm.training.run import load_run, read_config
+from difflm.training.texts import Setup, read_tokens
 
 assert tiny_runs  # a fixture
 

@@ -24,7 +24,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import DrawnLength
-from difflm.training.classifier import train_guide
+from difflm.training.fit import train_run
 from difflm.training.recipe import check
 
 DRAWS = 10_000
@@ -146,7 +146,7 @@ def cuisine(folder: Path, run: Path, steps: int) -> Path:
     sizes = {"guides": str(run), "hidden": 32, "layers": 1, "heads": 2, "dropout": 0.0}
     budget = {"steps": steps, "batch_size": 64, "warmup": 10, "lr": 3e-3, "ema": 0.99}
     recipe = check({"method": "classifier", "model": sizes, "data": str(folder / "labelled.jsonl"), **budget})
-    train_guide(recipe, folder / "guide", torch.device("cpu"), Silent(), lambda *_: None, None, False)
+    train_run(recipe, folder / "guide", torch.device("cpu"), Silent(), lambda *_: None, None, False)
     return folder / "guide"
 
 

@@ -34,7 +34,7 @@ from benchmarks.tables.timed import UNTIMED, read_results, train_for_minutes
 
 if TYPE_CHECKING:
     from difflm.data.tokenfile import Ints, TokenFile
-    from difflm.training import fit
+    from difflm.training.texts import Prepared, Setup
 
 GAPS = Path(__file__).parents[2] / "tests" / "english_gaps.jsonl"
 PACKAGE = Path(__file__).parents[2] / "src" / "difflm" / "pretrained" / "english"
@@ -48,18 +48,17 @@ WINDOW = 12  # tokens in a row that count as copied
 def train(tokens: Path, out: Path, minutes: float, seconds: float, changes: Sequence[str], device: str) -> bool:
     """Train the recipe `english` on tokens that were prepared, for so many minutes in all."""
     from difflm.runtime.files import read_checked, write_checked
-    from difflm.training import fit
+    from difflm.training.fit import train_prepared
     from difflm.training.model_card import finish_run
     from difflm.training.recipe import load_recipe
+    from difflm.training.texts import Setup
 
     unpack(tokens)
     own = [f"data={tokens}", f"licence={LICENCE}", *UNTIMED]
     recipe = load_recipe("english", [*own, *changes])
 
     def make(recipe: Any, out: Path, device: Any, watcher: Any, note: Any, root: Path | None, resume: bool) -> Any:
-        return fit.train_prepared(
-            fit.Setup(recipe, out, device, note, root, resume), partial(prepare_run, tokens), watcher
-        )
+        return train_prepared(Setup(recipe, out, device, note, root, resume), partial(prepare_run, tokens), watcher)
 
     done = train_for_minutes(recipe, out, minutes, time.time() + seconds if seconds else 0.0, device, None, make)
     if done:
@@ -70,14 +69,15 @@ def train(tokens: Path, out: Path, minutes: float, seconds: float, changes: Sequ
     return done
 
 
-def prepare_run(tokens: Path, setup: "fit.Setup") -> "fit.Prepared":
+def prepare_run(tokens: Path, setup: "Setup") -> "Prepared":
     """A model and its batches, from tokens that were prepared. Passages of some sources stand in an epoch often."""
     import torch
 
     from difflm.data.tokenizers import Tokenizer
     from difflm.methods import TextSpec
-    from difflm.training import fit
     from difflm.training.counts import histograms
+    from difflm.training.fit import describe_run, start_weights
+    from difflm.training.texts import Prepared, make_batches
 
     recipe, tokenizer = setup.recipe, Tokenizer.load(tokens / "tokenizer.json")
     tokenizer.save(setup.out / "tokenizer.json")
@@ -89,12 +89,12 @@ def prepare_run(tokens: Path, setup: "fit.Setup") -> "fit.Prepared":
     able = model.capabilities
     if "first-hitting" in able.step_rules and able.whole_canvas:  # a gap of three pieces then takes three steps
         model.sampling = replace(model.sampling, sampler="first-hitting", steps=64, temperature=0.7)
-    fit.start_weights(setup, model, tokenizer, *histograms(training, chosen, recipe.longest, tokenizer.size), None)
+    start_weights(setup, model, tokenizer, *histograms(training, chosen, recipe.longest, tokenizer.size), None)
     splits = (training, chosen), (held_out, np.concatenate([*held.values()]))
-    batches, validation = fit.make_batches(setup, recipe.longest, *splits)
+    batches, validation = make_batches(setup, recipe.longest, *splits)
     counts = {"texts": sum(map(len, numbers.values())), "held_out": len(splits[1][1]), "left_out": 0}
-    config = fit.describe_run(recipe, model, tokenizer, counts)
-    return fit.Prepared(recipe, model, batches, validation, "nats_per_token", config)
+    config = describe_run(recipe, model, tokenizer, counts)
+    return Prepared(recipe, model, batches, validation, "nats_per_token", config)
 
 
 def join_sources(folder: Path) -> tuple["TokenFile", dict[str, "Ints"]]:

@@ -185,8 +185,9 @@ def read_prompts(plan: Plan) -> None:
     import torch
 
     from difflm.runtime.files import write_checked
-    from difflm.training.fit import Setup, prepare_model
+    from difflm.training.fit import prepare_model
     from difflm.training.recipe import load_recipe
+    from difflm.training.texts import Setup
 
     folder = plan.out / "prompts"
     folder.mkdir(exist_ok=True)

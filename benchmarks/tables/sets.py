@@ -101,8 +101,9 @@ def prepare_task(ledger: Ledger, task: Task, work: Path, root: Path) -> Path:
     import torch
 
     from difflm.runtime.files import write_atomic, write_checked
-    from difflm.training.fit import Setup, prepare_model
+    from difflm.training.fit import prepare_model
     from difflm.training.recipe import load_recipe
+    from difflm.training.texts import Setup
 
     folder = work / "prepared" / task.name
     if (folder / "config.json").exists():

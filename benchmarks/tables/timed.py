@@ -57,7 +57,6 @@ def train_for_minutes(
     from difflm.app.console import TrainingView
     from difflm.generation.jobs import check_device
     from difflm.training import fit
-    from difflm.training.classifier import train_guide
     from difflm.training.trainer import Outcome, Trainer
 
     if (out / "done").exists():
@@ -77,7 +76,7 @@ def train_for_minutes(
     check = fit.check_same_recipe
     fit.check_same_recipe = lambda recipe, out: (timed(check(recipe, out)[0], minutes), {})
     resume = (out / "recipe.json").exists()
-    make = make or (train_guide if recipe.method == "classifier" else fit.train_run)
+    make = make or fit.train_run
     with TrainingView(out, as_json=False) as view:
         given = recipe if resume else timed(recipe, minutes)
         outcome = make(given, out, check_device(device), view, view.reading, data, resume=resume)

@@ -25,7 +25,6 @@ from difflm.generation import jobs, pipeline
 from difflm.generation.jobs import Generation, check_device
 from difflm.generation.pipeline import TextDiffusion
 from difflm.runtime.files import read_checked, write_atomic
-from difflm.training.classifier import train_guide
 from difflm.training.fit import train_run
 from difflm.training.recipe import load_recipe
 
@@ -77,9 +76,8 @@ def train(run: Path, recipe: str, changes: Sequence[str], asked: Asked) -> None:
         return
     shutil.rmtree(run, ignore_errors=True)
     chosen = load_recipe(recipe, changes)
-    make = train_guide if chosen.method == "classifier" else train_run
     with TrainingView(run, as_json=False) as view:
-        make(chosen, run, check_device(asked.device), view, view.reading, asked.data, False)
+        train_run(chosen, run, check_device(asked.device), view, view.reading, asked.data, False)
 
 
 def train_both(asked: Asked) -> None:

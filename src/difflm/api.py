@@ -72,7 +72,6 @@ def train(
     steps and the total."""
     begun = time.perf_counter()
     from difflm.generation.jobs import check_device
-    from difflm.training.classifier import train_guide
     from difflm.training.fit import train_run
     from difflm.training.model_card import finish_run
     from difflm.training.own_text import is_own_text, split_arguments
@@ -90,14 +89,13 @@ def train(
         raise UsageError("where should the run be saved? Give out=, a new directory.")
     else:
         resolved, folder = load_recipe(name, changed), Path(out)
-    work = train_guide if resolved.method == "classifier" else train_run
     chosen = check_device(device)
     if progress is True:
         with TrainingView(folder, as_json=False) as view:
-            outcome = work(resolved, folder, chosen, view, view.reading, root, resume, begun)
+            outcome = train_run(resolved, folder, chosen, view, view.reading, root, resume, begun)
     else:
         counter = StepCounter(progress or (lambda step, steps: None))
-        outcome = work(resolved, folder, chosen, counter, lambda what, count: None, root, resume, begun)
+        outcome = train_run(resolved, folder, chosen, counter, lambda what, count: None, root, resume, begun)
     if outcome.stopped != "interrupted" and resolved.method != "classifier":
         finish_run(folder, shlex.join(["difflm", "train", *names, *changed, "--out", str(folder)]))
     return Run(folder, outcome.step, outcome.stopped, outcome.seconds, outcome.validation)

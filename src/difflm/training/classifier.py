@@ -1,6 +1,5 @@
 """Train and load classifiers that guide a model."""
 
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +11,7 @@ from torch.nn import functional as F
 from difflm.controls.guidance import Classifier, Guided, labels_on_canvas, matches_model, model_signature, span_chart
 from difflm.controls.sentence_classifier import SentenceClassifier, load_sentence_classifier
 from difflm.data.batches import Batch, split
-from difflm.data.corpora import corpus_path, resolve_data
+from difflm.data.corpora import corpus_path
 from difflm.data.labels import NONE, NOTHING, Labelling, Labels, read_labels
 from difflm.data.texts import file_kind
 from difflm.data.tokenfile import Ints, Limits, TokenFile, select_texts
@@ -25,12 +24,10 @@ from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import NO_WORDS, LanguageModel, Losses, Trainable, training_noise
 from difflm.runtime.files import FORMAT, check_sha256, read_checked
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors
-from difflm.training import fit
 from difflm.training.checkpoints import advise_resume
-from difflm.training.left_out import count_left_out
 from difflm.training.recipe import Recipe
-from difflm.training.run import FORMATS, NOT_A_MODEL, load_run
-from difflm.training.trainer import Outcome, Watcher
+from difflm.training.run import FORMATS, NOT_A_MODEL, load_run, resolve_run
+from difflm.training.texts import Prepared, Setup, count_left_out, make_batches, read_tokens, report_left_out
 
 TIMES = 5  # the random stream of times
 SPANS = 6  # that of pairs of positions
@@ -140,26 +137,14 @@ class PrefixLearner(Learner):
         return (nats * there).sum(-1) / there.sum(-1).clamp(min=1)
 
 
-def train_guide(
-    recipe: Recipe,
-    out: Path,
-    device: torch.device,
-    watcher: Watcher,
-    note: fit.Note,
-    root: Path | None,
-    resume: bool,
-    begun: float | None = None,
-) -> Outcome:
-    """Train the classifier of a recipe in `out`, with the tokenizer and codec of the model that it guides."""
+def resolve_guided(recipe: Recipe) -> Recipe:
+    """Check the recipe of a classifier, and name the model that it guides in a way that holds everywhere."""
     check_recipe(recipe)
     method = recipe.build_method().model_dump()
-    method["guides"] = fit.resolve_init(method["guides"])
-    recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "model": method})
-    setup = fit.Setup(recipe, out, device, note, root, resume, begun or time.perf_counter())
-    return fit.train_prepared(setup, prepare_classifier, watcher)
+    return recipe.model_copy(update={"model": {**method, "guides": resolve_run(method["guides"])}})
 
 
-def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
+def prepare_classifier(setup: Setup) -> Prepared:
     """Load the model that is guided, read the labelled texts, and build the classifier."""
     recipe, method = setup.recipe, setup.recipe.model
     guided, tokenizer, _ = load_run(method["guides"])
@@ -169,7 +154,7 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
         raise UsageError(f"{method['guides']} is not one of difflm's own models: a classifier cannot see its texts.")
     view: Guided = guided.denoiser if guided.capabilities.denoises else cast(Autoregressive, guided)
     limits = Limits(min(guided.max_words, guided.longest))  # blocks may generate more than they were trained on
-    tokens = fit.read_tokens(setup, tokenizer, "train")
+    tokens = read_tokens(setup, tokenizer, "train")
     selection = select_texts(tokens, limits, recipe.distinct)
     labels = read_labellings(setup, tokens, selection.kept)
     if isinstance(guided, Autoregressive):
@@ -178,13 +163,13 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
     begun = read_checked(setup.out / "config.json") if setup.resume else None
     if begun is not None and not matches_model(view, begun.get("signature", [])):
         raise DifflmError(f"the model that {setup.out} guides has changed: train the classifier again.")
-    fit.report_left_out(setup, selection, held)
+    report_left_out(setup, selection, held)
     torch.manual_seed(recipe.seed)
     labellings = [one.labelling for one in labels]
     classifier = build_classifier(labellings, view, guided.longest, method)
     count_words(classifier, tokens, selection.kept, labels)
     columns = {one.labelling.name: one.batch for one in labels}
-    batches, validation = fit.make_batches(setup, guided.longest, (tokens, kept), (tokens, held), labels=columns)
+    batches, validation = make_batches(setup, guided.longest, (tokens, kept), (tokens, held), labels=columns)
     config = {
         "format": FORMAT,
         "method": "classifier",
@@ -200,7 +185,7 @@ def prepare_classifier(setup: fit.Setup) -> fit.Prepared:
     }
     kind = PrefixLearner if isinstance(guided, Autoregressive) else Learner
     learner = kind(classifier, guided, method.get("low_noise", 2.0))
-    return fit.Prepared(recipe, learner, batches, validation, "label_nats", config)
+    return Prepared(recipe, learner, batches, validation, "label_nats", config)
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -215,7 +200,7 @@ def check_recipe(recipe: Recipe) -> None:
         )
 
 
-def read_labellings(setup: fit.Setup, tokens: TokenFile, kept: Ints) -> list[Labels]:
+def read_labellings(setup: Setup, tokens: TokenFile, kept: Ints) -> list[Labels]:
     """Read all labellings of the recipe's texts; at least one must have two values."""
     path = corpus_path(setup.recipe.data, setup.root)
     found = read_labels(path, setup.recipe.column or "text")

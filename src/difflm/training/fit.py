@@ -4,100 +4,61 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from difflm.data.batches import Batch, Batches, Stream, split
-from difflm.data.corpora import (
-    NAMES,
-    corpus_examples,
-    corpus_path,
-    corpus_paths,
-    cut_examples,
-    prompted_examples,
-    resolve_data,
-)
-from difflm.data.known_corpora import Split as SplitName
+from difflm.data.corpora import NAMES, corpus_path, resolve_data
 from difflm.data.pairs import read_pairs
 from difflm.data.prompts import labels_told
 from difflm.data.remote import fetch_remote, is_remote
-from difflm.data.texts import MOST_TOKENS, split_long
 from difflm.data.tokenfile import (
-    HELD,
-    PACK,
     Ints,
     Limits,
-    Selection,
     TokenFile,
     select_texts,
-    source_fingerprint,
-    tokens_that_hold_most,
 )
 from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.base import LanguageModel, Trainable
+from difflm.models.base import LanguageModel
 from difflm.networks import Transformer
 from difflm.runtime.distributed import current
 from difflm.runtime.files import FORMAT, locked, refuse_links, write_checked
-from difflm.runtime.tensors import SkipInit
 from difflm.runtime.threads import check_process
 from difflm.training.checkpoints import newest_checkpoint, read_whole_config, write_config
+from difflm.training.classifier import prepare_classifier, resolve_guided
 from difflm.training.counts import count_neighbours, count_overlap, histograms, pair_lengths
-from difflm.training.left_out import advise_longest, count_left_out, round_up
 from difflm.training.pace import set_pace
 from difflm.training.packed import pack_texts
 from difflm.training.recipe import Recipe, check_init
 from difflm.training.resuming import Changes, check_same_recipe, record_changes
-from difflm.training.run import WRITTEN, bundled_runs, find_run, load_run
+from difflm.training.run import WRITTEN, load_run, resolve_run
 from difflm.training.sharding import check_shares
+from difflm.training.texts import (
+    VALIDATION_BATCHES,
+    Prepared,
+    Setup,
+    Split,
+    advise_longest,
+    choose_sizes,
+    count_left_out,
+    make_batches,
+    read_splits,
+    read_tokens,
+    report_left_out,
+)
+from difflm.training.timing import time_run
 from difflm.training.trainer import Figure, Outcome, Trainer, Watcher
-from difflm.training.vocabulary import DOING, INFO, WARN, Note, build_tokenizer, report_reading
-
-VALIDATION_BATCHES = 16
-LEAST_LONGEST = 64  # if the canvas size is chosen from the texts: batches of short texts are narrower anyway
-WARN_SHARE = 0.05  # share of the texts above which leaving them out is a warning
+from difflm.training.vocabulary import DOING, WARN, Note, build_tokenizer
 
 Origin = tuple[Ints, Ints]  # seed and sample number of the teacher's noise for each text
-Split = tuple[TokenFile, Ints]  # texts, and the indices of those that belong to the split
 Initial = tuple[LanguageModel, Tokenizer]
-
-
-@dataclass(frozen=True)
-class Setup:
-    """The arguments of a training run."""
-
-    recipe: Recipe
-    out: Path  # the directory of the run
-    device: torch.device
-    note: Note
-    root: Path | None  # of the corpora; None: $DIFFLM_DATA
-    resume: bool
-    begun: float = field(default_factory=time.perf_counter)  # when the clock of its minutes began
-
-    def report(self, message: str, level: int = INFO) -> None:
-        """Report something about the texts; a resumed run has already reported it."""
-        if not self.resume:
-            self.note(message, level)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A model and its batches, ready for training, and what the run's config says about them."""
-
-    recipe: Recipe  # with the sizes that were chosen from the texts
-    model: Trainable
-    batches: Stream
-    held_out: list[Batch]
-    figure: Figure
-    config: dict[str, Any]
-    tokenizer: Tokenizer | None = None  # that it holds itself
 
 
 def train_run(
@@ -112,11 +73,13 @@ def train_run(
 ) -> Outcome:
     """Train a run in `out`, which is locked during training; with `resume`, continue the one there. The clock of its
     minutes began at `begun`, now by default."""
-    recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "init": resolve_init(recipe.init)})
+    recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "init": resolve_run(recipe.init)})
+    if recipe.method == "classifier":
+        recipe = resolve_guided(recipe)
     if is_remote(recipe.data) and current().first:
         fetch_remote(recipe.data, root, recipe.column, note)
     setup = Setup(recipe, out, device, note, root, resume, begun or time.perf_counter())
-    return train_prepared(setup, prepare_model, watcher)
+    return train_prepared(setup, prepare_classifier if recipe.method == "classifier" else prepare_model, watcher)
 
 
 def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: Watcher) -> Outcome:
@@ -151,7 +114,7 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
                 record_changes(changes, trainer.step, ready.recipe.steps, out, setup.note)
                 write_checked(out / "recipe.json", ready.recipe.model_dump())
                 write_config(out, ready.config)
-        outcome = trainer.fit(ready.batches, pace.prepare(trainer, ready.batches, ready.held_out), watcher)
+        outcome = trainer.fit(ready.batches, time_run(trainer, ready.batches, ready.held_out), watcher)
         if processes.first:
             write_checked(out / "config.json", {**ready.config, **outcome.summary()})
             if ready.tokenizer is not None and not (out / "tokenizer.json").exists():
@@ -291,11 +254,6 @@ def remove_on_failure(out: Path, keep: bool = False) -> Iterator[None]:
         raise
 
 
-def resolve_init(init: str | None) -> str | None:
-    """The absolute path of an initial run, so that it is the same from any directory."""
-    return init if init is None or init in bundled_runs() else str(find_run(init).resolve())
-
-
 def load_initial(recipe: Recipe) -> Initial | None:
     """Load the model and tokenizer that a recipe starts from."""
     if recipe.init is None:
@@ -340,119 +298,3 @@ def report_odd_pairs(setup: Setup, origin: Origin, kept: Split, teacher: Languag
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
-
-
-def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: str = "") -> None:
-    """Report which texts are left out; as a warning, with advice, if there are many."""
-    limits, _, total, too_long, source_too_long, repeated = selection
-    split_them = f"Split them into shorter texts.{'' if setup.recipe.has_sources else PACK}"
-    share = f"{too_long / total:.0%} of the data. {advice or split_them}"
-    many, text_too_long = too_long > WARN_SHARE * total, too_long - source_too_long
-    wide = " or are wider than a picture" if limits.room else ""
-    for count, what, limit in (
-        (text_too_long, "texts", f"{limits.target} tokens{wide}"),
-        (source_too_long, "sources", f"{limits.source} tokens"),
-    ):
-        if count:
-            said = f"{count:,} of {total:,} {what} have more than {limit} and are left out"
-            setup.report(f"{said}: {share}" if many else said, WARN if many else INFO)
-    if repeated:
-        setup.report(f"{repeated:,} of {total:,} texts are repeated and are left out")
-    if not len(held_out):
-        setup.report("no held-out text is left: the run goes without validation")
-
-
-def choose_sizes(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile) -> Recipe:
-    """The recipe with canvas sizes that hold 99 % of the texts and of their sources, if it does not give them."""
-    recipe, note = setup.recipe, setup.note
-    if recipe.rows == "packed":
-        return recipe.model_copy(update={"longest": recipe.longest or MOST_TOKENS})
-    if recipe.longest and (recipe.source_longest or not recipe.has_sources):
-        return recipe
-    longest, source_longest = recipe.longest, recipe.source_longest
-    most = MOST_TOKENS - (source_longest or MOST_TOKENS // 2) if recipe.has_sources else MOST_TOKENS
-    if not longest:
-        with SkipInit():
-            smallest = TextSpec(tokenizer.size, LEAST_LONGEST, LEAST_LONGEST if recipe.has_sources else 0)
-            extra = max(0, LEAST_LONGEST - recipe.build_method().build(smallest).max_words)
-        texts = int(tokens.lengths.max()) if recipe.split else tokens_that_hold_most(tokens.lengths)
-        longest = min(max(round_up(texts + extra), LEAST_LONGEST), most)
-        if longest > LEAST_LONGEST:
-            held = "all" if recipe.split else f"{HELD:.0%} of the"
-            note(f"longest={longest}, since {held} texts have at most {texts:,} tokens", INFO)
-    if tokens.sources and not source_longest:
-        sources = tokens_that_hold_most(tokens.sources.lengths)
-        source_longest = min(round_up(sources), MOST_TOKENS - longest)
-        note(f"source_longest={source_longest}, since {HELD:.0%} of the sources have at most {sources:,}", INFO)
-    return recipe.model_copy(update={"longest": longest, "source_longest": source_longest})
-
-
-def read_splits(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection: Selection) -> tuple[Split, Split]:
-    """Training and held-out texts: the corpus's own split, or a hundredth of a file, which has none."""
-    if setup.recipe.data in NAMES:
-        valid = read_tokens(setup, tokenizer, "valid")
-        return (tokens, selection.kept), (valid, select_texts(valid, selection.limits).kept)
-    kept, held = split(selection.kept, len(tokens), setup.recipe.seed, tokens.texts)
-    if tokens.holds_pieces and tokens.texts is not None and len(held) > WARN_SHARE * len(tokens):
-        whole = f"{len(np.unique(tokens.texts[held])):,} of {tokens.texts[-1] + 1:,} texts"
-        setup.report(f"{len(held) / len(tokens):.0%} of the pieces are held out: all of {whole}")
-    return (tokens, kept), (tokens, held)
-
-
-def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFile:
-    """Open the token file of a split; it is built first if it does not exist or its source changed."""
-    recipe, out = setup.recipe, setup.out
-    directory = out / "data" / split
-    TokenFile.remove_leftovers(directory)
-    first, *others = (source_fingerprint(path) for path in corpus_paths(recipe.data, setup.root, split))
-    origin = {**first, "column": recipe.column, **({"parallel": others} if others else {})}
-    for key in ("chunk", "split"):
-        if getattr(recipe, key):
-            origin[key] = getattr(recipe, key)
-    if recipe.cuts_spans or recipe.tells_labels:
-        origin["task"] = recipe.task
-    if recipe.rows == "packed" and METHODS[recipe.method].family == "autoregressive":
-        origin["ended"] = True
-    if directory.exists():
-        tokens = TokenFile.open(directory)
-        same = tokens.matches(tokenizer, origin)
-        if same and tokens.complete:
-            tokens.check_ids(tokenizer, directory)
-            return tokens
-        if setup.resume and not same:
-            raise DifflmError(f"{recipe.data} changed since {out} was started: resuming would not repeat the run.")
-        del tokens  # Windows cannot move a directory while one of its files is mapped
-    setup.note(f"encoding {split} texts", DOING)
-    made = {"span-denoising": cut_examples, "prompts": prompted_examples}.get(recipe.task)
-    where = recipe.data, setup.root, split, recipe.column, recipe.chunk
-    examples = made(*where) if made else corpus_examples(*where, recipe.has_sources)
-    if recipe.split:
-        examples = (
-            replace(one, target=piece, continues=number > 0)
-            for one in examples
-            for number, piece in enumerate(split_long(one.target, recipe.split))
-        )
-    return TokenFile.build(directory, report_reading(examples, f"reading {split} texts", setup.note), tokenizer, origin)
-
-
-def make_batches(
-    setup: Setup, longest: int, training: Split, held_out: Split, **columns: Any
-) -> tuple[Batches, list[Batch]]:
-    """The batches of training, and a fixed set of held-out batches. `columns` are labels or an origin."""
-    recipe = setup.recipe
-    widths = recipe.widths or default_widths(longest, setup.device)
-    narrower = tuple(width for width in recipe.widths if width < recipe.source_longest)
-    columns["source_widths"] = (
-        (*narrower, recipe.source_longest) if recipe.widths else default_widths(recipe.source_longest, setup.device)
-    )
-    batches = Batches(training[0], recipe.batch_size, recipe.seed, widths, training[1], **columns)
-    if not (held := len(held_out[1])):
-        return batches, []
-    size = min(recipe.batch_size, held)
-    fixed = Batches(held_out[0], size, recipe.seed, widths, held_out[1], **columns)
-    return batches, [fixed.batch(step) for step in range(min(VALIDATION_BATCHES, max(1, held // size)))]
-
-
-def default_widths(longest: int, device: torch.device) -> tuple[int, ...]:
-    # On a GPU every width is compiled separately, which costs more than narrow batches save in a short run.
-    return (longest,) if device.type == "cuda" else (*range(8, longest, 8), longest)

@@ -1,25 +1,18 @@
 """How long training goes on, and what is due when: by steps, or by the wall clock of the whole command."""
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from difflm.data.batches import Batch, Stream
 from difflm.training.recipe import Recipe
-from difflm.training.vocabulary import DOING, INFO, WARN, Note
-
-if TYPE_CHECKING:
-    from difflm.training.trainer import Trainer
+from difflm.training.vocabulary import INFO, WARN, Note
 
 CHECKING, SAVING = 0.08, 0.05  # largest shares of the time for all validations and for checkpoints before the last
 FEWEST_CHECKS, MOST_CHECKS = 8, 20  # validations; the fewest if each of them has to be small
 FEWEST_TEXTS = 4  # of a validation
-WARM, PROBED = 2, 8  # texts before timing, and those that are timed
-SLOW = 0.02  # if a step seems to take less than this share of the time, a whole batch is timed
 CLOSING = 1.5  # seconds after the last checkpoint: the model card, the end of the process
 RISING = 0.1  # share of the time after which the learning rate rises no further
 LOGS, SHORTEST_LOG = 60, 2.0  # lines of the log, and the fewest seconds between two
@@ -50,10 +43,6 @@ class StepPace:
     def count_waits(self, step: int, best: int) -> float:
         """Validations since the best one."""
         return (step - best) / self.recipe.validate_every
-
-    def prepare(self, trainer: "Trainer", batches: Stream, held_out: list[Batch]) -> list[Batch]:
-        """Look at what is to be trained; return the held-out texts that there is time for."""
-        return held_out
 
     def replan(self, step: int, trained: float, taken: int, seconds: float) -> None: ...
 
@@ -167,24 +156,6 @@ class ClockPace(StepPace):
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, trainer: "Trainer", batches: Stream, held_out: list[Batch]) -> list[Batch]:
-        if self.finished:
-            return held_out
-        recipe, seconds = self.recipe, None
-        self.note("timing a few texts", DOING)
-        wall, processor = time.perf_counter(), time.process_time()
-        if held_out:
-            texts, levels = sum(len(batch.lengths) for batch in held_out), trainer.validation_levels(held_out)
-            texts, trainer.levels = self.size_checks(texts, levels, time_level(trainer, held_out))
-            held_out = take_texts(held_out, texts)
-        if trainer.device.type != "cuda":  # which compiles a step before it is fast
-            first = batches.batch(trainer.step * recipe.accumulate)
-            seconds = recipe.accumulate * time_gradients(trainer, first, SLOW * self.whole / recipe.accumulate)
-        # On a busy machine a process gets only some of the processor's time: saving and closing take longer, too.
-        self.busy = max(1.0, (time.perf_counter() - wall) / max(time.process_time() - processor, 1e-3))
-        self.begin(trainer.step, trainer.seconds, seconds, sum(one.numel() for one in trainer.model.parameters()))
-        return held_out
-
     def begin(self, step: int, trained: float, step_seconds: float | None, weights: int) -> None:
         """Plan a run from the estimated seconds of a step; without an estimate, after its second step."""
         # Weights, average and moments, and the best weights.
@@ -288,43 +259,3 @@ def set_pace(recipe: Recipe, config: Mapping[str, Any], begun: float, note: Note
         return StepPace(recipe)
     passes = PASSES * config.get("rows", config["texts"]) // (recipe.batch_size * recipe.accumulate)
     return ClockPace(recipe, max(LEAST, passes), begun, note)
-
-
-def time_gradients(trainer: "Trainer", batch: Batch, most: float) -> float:
-    """Seconds for the gradients of a batch on a copy of the model; if they seem to be more than `most`, from those of
-    few of its texts, which is too much rather than too little."""
-    model, rows = copy.deepcopy(trainer.ema.model).train(), len(batch.lengths)
-    for own, original in zip(model.parameters(), trainer.model.parameters(), strict=True):
-        own.requires_grad_(original.requires_grad)
-    model.begin_update(trainer.step)
-    for count in (min(WARM, rows), min(PROBED, rows), rows):
-        begun = time.perf_counter()
-        with trainer.autocast():
-            losses = model(trainer.to_device(batch.take(slice(0, count))))
-        (losses.total / losses.count).backward()
-        seconds = (time.perf_counter() - begun) * rows / count
-        if seconds > most and count > WARM:
-            break
-    return seconds
-
-
-def time_level(trainer: "Trainer", held_out: list[Batch]) -> float:
-    """Seconds to validate one noise level of a text."""
-    few = [held_out[0].take(slice(0, FEWEST_TEXTS))]
-    trainer.levels, count = len(few[0].lengths), 1 + (trainer.device.type == "cuda")  # a GPU compiles first
-    for _ in range(count):
-        begun = time.perf_counter()
-        trainer.validate(few)
-        seconds = time.perf_counter() - begun
-    mean = sum(batch.ids.size for batch in held_out) / sum(len(batch.lengths) for batch in held_out)
-    return seconds * mean / few[0].ids.size
-
-
-def take_texts(batches: list[Batch], count: int) -> list[Batch]:
-    """The first texts of some batches."""
-    taken = list[Batch]()
-    for batch in batches:
-        if count > 0:
-            taken.append(batch.take(slice(0, count)))
-            count -= len(batch.lengths)
-    return taken

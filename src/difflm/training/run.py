@@ -74,6 +74,11 @@ def find_run(name_or_path: str | Path) -> Path:
     raise UsageError(f"{name} {what}. {hint}Bundled: {', '.join(bundled) or 'none'}; or give the directory of a run.")
 
 
+def resolve_run(name: str | None) -> str | None:
+    """The absolute path of a run, so that it is the same from any directory; bundled ones keep their names."""
+    return name if name is None or name in bundled_runs() else str(find_run(name).resolve())
+
+
 def is_open_config(config: Any) -> bool:
     """Whether a config.json is that of somebody else's model."""
     return isinstance(config, dict) and "format" not in config and bool({"model_type", "graph"} & config.keys())

@@ -152,14 +152,12 @@ def train_and_save(
     `begun`."""
     from difflm.generation.jobs import check_device
     from difflm.runtime.distributed import current
-    from difflm.training.classifier import train_guide
     from difflm.training.fit import train_run
     from difflm.training.model_card import finish_run
     from difflm.training.tracking import track_run
 
     with TrainingView(out, as_json) as view, track_run(recipe, out, view) as watcher:
-        work = train_guide if recipe.method == "classifier" else train_run
-        outcome = work(recipe, out, check_device(device), watcher, view.reading, data, resume, begun)
+        outcome = train_run(recipe, out, check_device(device), watcher, view.reading, data, resume, begun)
     if outcome.stopped == "interrupted":
         again = [*command, *([] if "compare" in command else ["--resume"])]
         again += ["--data", str(data)] if data and not os.environ.get("DIFFLM_DATA") else []

@@ -1,0 +1,211 @@
+"""The texts of a run: read, chosen by their sizes, held out, in batches."""
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from difflm.data.batches import Batch, Batches, Stream, split
+from difflm.data.corpora import NAMES, corpus_examples, corpus_paths, cut_examples, prompted_examples
+from difflm.data.known_corpora import Split as SplitName
+from difflm.data.texts import LONGEST, MOST_TOKENS, split_long
+from difflm.data.tokenfile import (
+    HELD,
+    PACK,
+    Ints,
+    Selection,
+    TokenFile,
+    select_texts,
+    source_fingerprint,
+    tokens_that_hold_most,
+)
+from difflm.data.tokenizers import Tokenizer
+from difflm.errors import DifflmError
+from difflm.methods import METHODS, TextSpec
+from difflm.models.base import Trainable
+from difflm.runtime.tensors import SkipInit
+from difflm.training.recipe import Recipe
+from difflm.training.trainer import Figure
+from difflm.training.vocabulary import DOING, INFO, WARN, Note, report_reading
+
+VALIDATION_BATCHES = 16
+LEAST_LONGEST = 64  # if the canvas size is chosen from the texts: batches of short texts are narrower anyway
+WARN_SHARE = 0.05  # share of the texts above which leaving them out is a warning
+
+Split = tuple[TokenFile, Ints]  # texts, and the indices of those that belong to the split
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The arguments of a training run."""
+
+    recipe: Recipe
+    out: Path  # the directory of the run
+    device: torch.device
+    note: Note
+    root: Path | None  # of the corpora; None: $DIFFLM_DATA
+    resume: bool
+    begun: float = field(default_factory=time.perf_counter)  # when the clock of its minutes began
+
+    def report(self, message: str, level: int = INFO) -> None:
+        """Report something about the texts; a resumed run has already reported it."""
+        if not self.resume:
+            self.note(message, level)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model and its batches, ready for training, and what the run's config says about them."""
+
+    recipe: Recipe  # with the sizes that were chosen from the texts
+    model: Trainable
+    batches: Stream
+    held_out: list[Batch]
+    figure: Figure
+    config: dict[str, Any]
+    tokenizer: Tokenizer | None = None  # that it holds itself
+
+
+# -- texts that do not fit ---------------------------------------------------------------------------------------------
+
+
+def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: str = "") -> None:
+    """Report which texts are left out; as a warning, with advice, if there are many."""
+    limits, _, total, too_long, source_too_long, repeated = selection
+    split_them = f"Split them into shorter texts.{'' if setup.recipe.has_sources else PACK}"
+    share = f"{too_long / total:.0%} of the data. {advice or split_them}"
+    many, text_too_long = too_long > WARN_SHARE * total, too_long - source_too_long
+    wide = " or are wider than a picture" if limits.room else ""
+    for count, what, limit in (
+        (text_too_long, "texts", f"{limits.target} tokens{wide}"),
+        (source_too_long, "sources", f"{limits.source} tokens"),
+    ):
+        if count:
+            said = f"{count:,} of {total:,} {what} have more than {limit} and are left out"
+            setup.report(f"{said}: {share}" if many else said, WARN if many else INFO)
+    if repeated:
+        setup.report(f"{repeated:,} of {total:,} texts are repeated and are left out")
+    if not len(held_out):
+        setup.report("no held-out text is left: the run goes without validation")
+
+
+def count_left_out(recipe: Recipe, selection: Selection) -> dict[str, int]:
+    """The number of texts that are not trained on, for the config; `repeated` if a recipe asks for each text once."""
+    return {"left_out": selection.too_long, **({"repeated": selection.repeated} if recipe.distinct else {})}
+
+
+def advise_longest(recipe: Recipe, extra: int, tokens: TokenFile) -> str:
+    """The change with which nearly all texts fit, plus the `extra` positions that some models need; "" if none is
+    possible."""
+    needed = {"longest": round_up(tokens_that_hold_most(tokens.lengths) + extra)}
+    needed["source_longest"] = round_up(tokens_that_hold_most(tokens.sources.lengths)) if tokens.sources else 0
+    raised = {key: value for key, value in needed.items() if value > getattr(recipe, key)}
+    if recipe.init or not raised or sum(needed.values()) > (MOST_TOKENS if tokens.sources else LONGEST):
+        return ""
+    widths = " widths=[]" if recipe.widths and max(recipe.widths) < needed["longest"] else ""
+    changes = " ".join(f"{key}={value}" for key, value in raised.items())
+    return f"Train with {changes}{widths}, which fits {HELD:.0%} of them, or split them into shorter texts."
+
+
+def round_up(tokens: int) -> int:
+    """Round up to a multiple of eight, like the widths of batches."""
+    return -(-tokens // 8) * 8
+
+
+def choose_sizes(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile) -> Recipe:
+    """The recipe with canvas sizes that hold 99 % of the texts and of their sources, if it does not give them."""
+    recipe, note = setup.recipe, setup.note
+    if recipe.rows == "packed":
+        return recipe.model_copy(update={"longest": recipe.longest or MOST_TOKENS})
+    if recipe.longest and (recipe.source_longest or not recipe.has_sources):
+        return recipe
+    longest, source_longest = recipe.longest, recipe.source_longest
+    most = MOST_TOKENS - (source_longest or MOST_TOKENS // 2) if recipe.has_sources else MOST_TOKENS
+    if not longest:
+        with SkipInit():
+            smallest = TextSpec(tokenizer.size, LEAST_LONGEST, LEAST_LONGEST if recipe.has_sources else 0)
+            extra = max(0, LEAST_LONGEST - recipe.build_method().build(smallest).max_words)
+        texts = int(tokens.lengths.max()) if recipe.split else tokens_that_hold_most(tokens.lengths)
+        longest = min(max(round_up(texts + extra), LEAST_LONGEST), most)
+        if longest > LEAST_LONGEST:
+            held = "all" if recipe.split else f"{HELD:.0%} of the"
+            note(f"longest={longest}, since {held} texts have at most {texts:,} tokens", INFO)
+    if tokens.sources and not source_longest:
+        sources = tokens_that_hold_most(tokens.sources.lengths)
+        source_longest = min(round_up(sources), MOST_TOKENS - longest)
+        note(f"source_longest={source_longest}, since {HELD:.0%} of the sources have at most {sources:,}", INFO)
+    return recipe.model_copy(update={"longest": longest, "source_longest": source_longest})
+
+
+def read_splits(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection: Selection) -> tuple[Split, Split]:
+    """Training and held-out texts: the corpus's own split, or a hundredth of a file, which has none."""
+    if setup.recipe.data in NAMES:
+        valid = read_tokens(setup, tokenizer, "valid")
+        return (tokens, selection.kept), (valid, select_texts(valid, selection.limits).kept)
+    kept, held = split(selection.kept, len(tokens), setup.recipe.seed, tokens.texts)
+    if tokens.holds_pieces and tokens.texts is not None and len(held) > WARN_SHARE * len(tokens):
+        whole = f"{len(np.unique(tokens.texts[held])):,} of {tokens.texts[-1] + 1:,} texts"
+        setup.report(f"{len(held) / len(tokens):.0%} of the pieces are held out: all of {whole}")
+    return (tokens, kept), (tokens, held)
+
+
+def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFile:
+    """Open the token file of a split; it is built first if it does not exist or its source changed."""
+    recipe, out = setup.recipe, setup.out
+    directory = out / "data" / split
+    TokenFile.remove_leftovers(directory)
+    first, *others = (source_fingerprint(path) for path in corpus_paths(recipe.data, setup.root, split))
+    origin = {**first, "column": recipe.column, **({"parallel": others} if others else {})}
+    for key in ("chunk", "split"):
+        if getattr(recipe, key):
+            origin[key] = getattr(recipe, key)
+    if recipe.cuts_spans or recipe.tells_labels:
+        origin["task"] = recipe.task
+    if recipe.rows == "packed" and METHODS[recipe.method].family == "autoregressive":
+        origin["ended"] = True
+    if directory.exists():
+        tokens = TokenFile.open(directory)
+        same = tokens.matches(tokenizer, origin)
+        if same and tokens.complete:
+            tokens.check_ids(tokenizer, directory)
+            return tokens
+        if setup.resume and not same:
+            raise DifflmError(f"{recipe.data} changed since {out} was started: resuming would not repeat the run.")
+        del tokens  # Windows cannot move a directory while one of its files is mapped
+    setup.note(f"encoding {split} texts", DOING)
+    made = {"span-denoising": cut_examples, "prompts": prompted_examples}.get(recipe.task)
+    where = recipe.data, setup.root, split, recipe.column, recipe.chunk
+    examples = made(*where) if made else corpus_examples(*where, recipe.has_sources)
+    if recipe.split:
+        examples = (
+            replace(one, target=piece, continues=number > 0)
+            for one in examples
+            for number, piece in enumerate(split_long(one.target, recipe.split))
+        )
+    return TokenFile.build(directory, report_reading(examples, f"reading {split} texts", setup.note), tokenizer, origin)
+
+
+def make_batches(
+    setup: Setup, longest: int, training: Split, held_out: Split, **columns: Any
+) -> tuple[Batches, list[Batch]]:
+    """The batches of training, and a fixed set of held-out batches. `columns` are labels or an origin."""
+    recipe = setup.recipe
+    widths = recipe.widths or default_widths(longest, setup.device)
+    narrower = tuple(width for width in recipe.widths if width < recipe.source_longest)
+    columns["source_widths"] = (
+        (*narrower, recipe.source_longest) if recipe.widths else default_widths(recipe.source_longest, setup.device)
+    )
+    batches = Batches(training[0], recipe.batch_size, recipe.seed, widths, training[1], **columns)
+    if not (held := len(held_out[1])):
+        return batches, []
+    size = min(recipe.batch_size, held)
+    fixed = Batches(held_out[0], size, recipe.seed, widths, held_out[1], **columns)
+    return batches, [fixed.batch(step) for step in range(min(VALIDATION_BATCHES, max(1, held // size)))]
+
+
+def default_widths(longest: int, device: torch.device) -> tuple[int, ...]:
+    # On a GPU every width is compiled separately, which costs more than narrow batches save in a short run.
+    return (longest,) if device.type == "cuda" else (*range(8, longest, 8), longest)
