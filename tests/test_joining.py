@@ -51,7 +51,7 @@ class Server:
     def step(self, shape: LoopShape, loop: Loop, jobs: list[Any]) -> None:
         loop.enter()
         for found in loop.step():
-            texts = found.collect_texts(self.lm)
+            texts = self.lm.finish_rows(found.job, *found.read(self.lm.model))
             made = next(made for job, made in zip(jobs, self.made, strict=True) if job is found.job)
             assert not texts.keys() & made.keys(), "no text is told twice"
             made |= texts

@@ -204,7 +204,7 @@ def fault(answer: httpx.Response) -> str:
     ("asked", "said"),
     [
         ({"n": 17}, "n must be at most 16"),
-        ({"n": 0}, "n: "),
+        ({"n": 0}, "n must be between 1 and "),
         ({"n": 8, "mbr": 8}, "32 texts"),
         ({"steps": 201}, "steps must be at most 200"),
         ({"candidates": 9}, "candidates must be at most 8"),
@@ -218,7 +218,7 @@ def fault(answer: httpx.Response) -> str:
         ({"temperature": 0}, "temperature"),
         ({"sampler": "/etc/passwd"}, "unknown sampler"),
         ({"keep": ["x"]}, "give edit as well"),
-        ({"seed": 2**31}, "seed: "),
+        ({"seed": 2**31}, "seed must be between 0 and "),
         ({"top_k": -1}, "top_k must be at least 1"),
         ([], "valid dictionary"),
         ({"contains": "pub"}, "contains: "),

@@ -236,13 +236,13 @@ def test_of_several_candidates_each_can_be_seen(opened):
 @pytest.fixture
 def late_texts(monkeypatch):
     """Texts come long after their last drafts, as those that are chosen and checked slowly do."""
-    finish = TextDiffusion.finish_job
+    finish = TextDiffusion.finish_rows
 
     def finish_late(*given):
         time.sleep(2)
         return finish(*given)
 
-    monkeypatch.setattr(TextDiffusion, "finish_job", finish_late)
+    monkeypatch.setattr(TextDiffusion, "finish_rows", finish_late)
 
 
 def shows_no_draft(tab):

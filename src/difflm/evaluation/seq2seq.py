@@ -29,6 +29,7 @@ from difflm.evaluation.reports import SEQ2SEQ, Report, Row
 from difflm.generation.jobs import Chosen, Decode, Generation, Ids, check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.ranking import Rank, Ranking, check_repairs, make_ranking
+from difflm.generation.reading import Reader
 from difflm.models.sampling import understood_by
 
 COPY = "copy of the source"
@@ -175,7 +176,7 @@ def evaluate_seq2seq(
     return measure_outputs(fitting.sources, fitting.references, written, similarity, about, notes)
 
 
-def reads(lm: TextDiffusion, sources: Sequence[str]) -> list[bool]:
+def reads(lm: Reader, sources: Sequence[str]) -> list[bool]:
     """Return for each source whether it fits the model."""
     room = lm.source_room()
     return [0 < len(ids) <= room for ids in lm.tokenizer.for_sources.encode_batch(list(sources))]

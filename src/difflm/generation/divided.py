@@ -3,9 +3,8 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 
-from difflm.generation.jobs import FinishedRow, Generation, GenerationJob, finished_rows, run_jobs
+from difflm.generation.jobs import FinishedRow, Generation, GenerationJob
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import Row
 from difflm.runtime.distributed import current
@@ -20,9 +19,7 @@ class DividedTextDiffusion(TextDiffusion):
         rows = self.make_rows(jobs)
         seconds = time.perf_counter() - begun
         for owner, job in enumerate(jobs):
-            own = [(row, partial(self._generation, row, job, seconds)) for row in rows if row.owner == owner]
-            chosen = None if job.choose is None else job.choose_texts(own, seconds)
-            yield owner, {row.sample: decode() for row, decode in own} if chosen is None else chosen
+            yield owner, self.finish_rows(job, [row for row in rows if row.owner == owner], seconds)
 
     def run_unchecked(self, jobs: Sequence[GenerationJob]) -> Iterator[list[FinishedRow]]:
         yield self.make_rows(jobs)
@@ -38,10 +35,7 @@ class DividedTextDiffusion(TextDiffusion):
 
         for job in jobs:
             job.is_own = is_own
-        made: list[FinishedRow] = []
-        for progress in run_jobs(self.inference, jobs):
-            if progress.finished:
-                made += [one for one in finished_rows(self.model, progress, jobs) if one.owner in progress.finished]
+        made = [row for rows in super().run_unchecked(jobs) for row in rows]
         # A decoder knows only afterwards where the given words are.
         told = [[asdict(row), [*jobs[row.owner].given.get(row.sample, {}).items()]] for row in made]
         found: list[FinishedRow] = []

@@ -25,6 +25,7 @@ from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import DifflmError, UsageError, suggest
 from difflm.fast.float32 import avoid_float64
 from difflm.fast.inference import Inference
+from difflm.generation.requests import MOST_SEED
 from difflm.generation.texts import Draft as Draft
 from difflm.generation.texts import Generation as Generation
 from difflm.machine import is_on
@@ -35,7 +36,7 @@ from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_na
 from difflm.networks import Transformer
 from difflm.runtime.threads import IsStopped, check_process, run_parallel
 
-MOST_TEXTS = 1_000_000
+MOST_TEXTS, MOST_CANDIDATES = 1_000_000, 1_000
 LABEL_WEIGHT = 30.0  # of a label's nats beside those of all words, where candidates are compared by both (docs/log.md)
 NOT_A_NUMBER = (
     "the model's answer is not a number, so there is no text: its weights are damaged, or too large for its dtype. "
@@ -106,19 +107,15 @@ def check_request(
     has_source: bool = False,
 ) -> None:
     """Reject invalid numbers. `controls` are those by which candidates are chosen; None: they are not known yet."""
-    for name, value in (("n", n), ("seed", seed), ("mbr", mbr), ("candidates", candidates)):
+    ranges = {"n": (n, 1, MOST_TEXTS), "seed": (seed, 0, MOST_SEED)}
+    ranges |= {"mbr": (mbr, 1, MOST_CANDIDATES), "candidates": (candidates, 1, MOST_CANDIDATES)}
+    for name, (value, low, high) in ranges.items():
         if not isinstance(value, Integral) or isinstance(value, bool):
             raise UsageError(f"{name} must be a whole number, not {value!r}.")
+        if not low <= value <= high:
+            raise UsageError(f"{'-n' if name == 'n' else f'--{name}'} must be between {low} and {high:,}, not {value}.")
     if wrong := [control for control in controls or () if not isinstance(control, Control)]:
         raise UsageError(f"controls must be a list of controls, such as [Length(14)]; {wrong[0]!r} is not a control.")
-    if not 1 <= n <= MOST_TEXTS:
-        raise UsageError(f"-n must be between 1 and {MOST_TEXTS:,}, not {n}.")
-    if not 0 <= seed < 2**31:
-        raise UsageError(f"--seed must be between 0 and {2**31 - 1}, not {seed}.")
-    if not 1 <= mbr <= 1000:
-        raise UsageError(f"--mbr must be between 1 and 1,000 candidates, not {mbr}.")
-    if not 1 <= candidates <= 1000:
-        raise UsageError(f"--candidates must be between 1 and 1,000, not {candidates}.")
     if candidates > 1 and mbr > 1:
         raise UsageError("--candidates and --mbr both choose among candidates: give one of them.")
     if candidates > 1 and controls is not None and not any(control.head for control in controls):
@@ -187,9 +184,7 @@ def warn_of_sources(sources: Sequence[Sequence[int]]) -> list[str]:
 
 
 def explain_unknown(unknown: Sequence[str], name: str, tokenizer: Tokenizer, data: str | None) -> list[str]:
-    """Warn of words that a model does not know, if there are any; `data` are the texts that it was trained on."""
-    if not unknown:
-        return []
+    """Warn of words that a model does not know; `data` are the texts that it was trained on."""
     size = sum(bool(w.strip()) for w in tokenizer.known_words)
     named = ", ".join(repr(word) for word in unknown[:SHOWN])
     more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
@@ -311,9 +306,10 @@ def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """A watched step of a batch."""
+    """A step of a batch that somebody reads: its texts are watched, or some are finished."""
 
     batch: SampleBatch
+    jobs: Sequence[GenerationJob]  # by the number of the owner
     frame: Frame
     finished: Sequence[int]  # indices of the jobs whose texts are finished
     begun: float  # when the batch started
@@ -322,9 +318,10 @@ class BatchProgress:
     broken: torch.Tensor | None = None  # texts about which the model's answer is not a number, [B]
     copied: torch.cuda.Event | None = None  # recorded once the words are on the host, if they were copied ahead
 
-    def seconds_since(self, begun: float) -> float:
-        """Until this step; on a GPU, until now, when its words have been read."""
-        return (time.perf_counter() if self.ended is None else self.ended) - begun
+    @property
+    def finished_jobs(self) -> "list[Finished]":
+        parts = dict(self.batch.owners)
+        return [Finished(self, owner, self.jobs[owner], parts[owner], self.begun) for owner in self.finished]
 
     @cached_property
     def host_rows(self) -> list[tuple[Row, list[int], int | None]]:
@@ -359,25 +356,32 @@ class FinishedRow:
     classifier_calls: int = 0
 
 
-def finished_rows(
-    model: LanguageModel, progress: BatchProgress, jobs: Sequence[GenerationJob], part: slice = slice(None)
-) -> list[FinishedRow]:
-    """The rows of a batch, or a part of them, as word ids; waits until the device has computed them."""
-    found = []
-    for row, tokens, calls in progress.host_rows[part]:
-        ids = model.words(tokens[: row.layout.positions])
-        job = jobs[row.owner]
-        cost = model.calls(job.sampling, len(ids)) if calls is None else calls
-        asked = 0
-        if isinstance(job.plan, ControlDecoder):
-            asked = job.plan.classifier_calls(min(len(ids) + 1, model.longest))
-            ids, job.given[row.sample] = job.plan.finish(ids)
-        elif job.plan is not None:
-            # Word vectors are not moved after the last step.
-            steps = job.sampling.steps - ("vectors" in model.capabilities.settings)
-            asked = len(job.plan.asked_classifiers) * job.plan.guidance.inner * steps
-        found.append(FinishedRow(row.owner, row.sample, row.seed, ids, cost, asked))
-    return found
+@dataclass(frozen=True)
+class Finished:
+    """Finished rows of one job; those of a GPU may still be on their way to the host. Jobs that finish together share
+    the progress, whose words are read once."""
+
+    progress: BatchProgress
+    owner: int  # the number of the job
+    job: GenerationJob
+    part: slice  # its rows
+    begun: float
+
+    def read(self, model: LanguageModel) -> tuple[list[FinishedRow], float]:
+        """The rows as word ids, and the seconds until this step; on a GPU, until its words have been read."""
+        found, job = [], self.job
+        for row, tokens, calls in self.progress.host_rows[self.part]:
+            ids = model.words(tokens[: row.layout.positions])
+            cost = model.calls(job.sampling, len(ids)) if calls is None else calls
+            asked = 0
+            if isinstance(job.plan, ControlDecoder):
+                asked = job.plan.classifier_calls(min(len(ids) + 1, model.longest))
+                ids, job.given[row.sample] = job.plan.finish(ids)
+            elif job.plan is not None:
+                steps = job.sampling.steps - ("vectors" in model.capabilities.settings)  # not moved after the last
+                asked = len(job.plan.asked_classifiers) * job.plan.guidance.inner * steps
+            found.append(FinishedRow(row.owner, row.sample, row.seed, ids, cost, asked))
+        return found, (time.perf_counter() if self.progress.ended is None else self.progress.ended) - self.begun
 
 
 def run_jobs(inference: Inference, jobs: Sequence[GenerationJob], in_order: bool = False) -> Iterator[BatchProgress]:
@@ -434,11 +438,12 @@ def run_batch(
         finished = [owner for owner, n in steps.items() if n in early and n == frame.step + 1]
         if finished or watched:
             now = time.perf_counter() if on_cpu else None
-            yield BatchProgress(batch, frame, finished, begun, now, broken=broken)
+            yield BatchProgress(batch, jobs, frame, finished, begun, now, broken=broken)
     # A model may finish before its last step.
     rest = [owner for owner, n in steps.items() if n not in early or n > frame.step + 1]
     broken = frame.is_broken() if broken is None else broken | frame.is_broken()  # vectors may become so on the way
-    yield BatchProgress(batch, frame, rest, begun, time.perf_counter() if on_cpu else None, last=True, broken=broken)
+    ended = time.perf_counter() if on_cpu else None
+    yield BatchProgress(batch, jobs, frame, rest, begun, ended, last=True, broken=broken)
 
 
 def delay_by_one(made: Iterable[BatchProgress]) -> Iterator[BatchProgress]:

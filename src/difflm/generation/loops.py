@@ -7,7 +7,7 @@ step than a row: their batches are closed once they have begun.
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -22,7 +22,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED
 from difflm.diffusion.timesteps import StepSpan
 from difflm.fast.joinable import JoinableSampler, fresh_states
-from difflm.generation.jobs import BatchProgress, Generation, GenerationJob, batch_key, finished_rows, run_batch
+from difflm.generation.jobs import BatchProgress, Finished, GenerationJob, batch_key, run_batch
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import ControlDecoder
 from difflm.models.base import LanguageModel
@@ -77,23 +77,6 @@ class Seat:
     row: Row
     begun: float = field(default_factory=time.perf_counter)
     step: int = 0  # the next one
-
-
-@dataclass(frozen=True)
-class Finished:
-    """Finished rows of one job; those of a GPU may still be on their way to the host. Jobs that finish together share
-    the progress, whose words are read once."""
-
-    progress: BatchProgress
-    jobs: Sequence[GenerationJob]
-    job: GenerationJob
-    part: slice  # its rows
-    begun: float
-
-    def collect_texts(self, lm: TextDiffusion) -> dict[int, Generation]:
-        """Return its texts by number, chosen and checked. Waits for the words of a GPU."""
-        rows = finished_rows(lm.model, self.progress, self.jobs, self.part)
-        return lm.finish_job(self.job, rows, self.progress.seconds_since(self.begun))
 
 
 class Loop:
@@ -282,10 +265,10 @@ class Loop:
         batch = replace(self.batch, rows=[self.batch.rows[k] for k in slots])
         begun = [seat.begun for k in slots if (seat := self.seats[k]) is not None]
         ended, found, first = time.perf_counter() if self.on_cpu else None, list[Finished](), 0
-        progress = BatchProgress(batch, frame, [*done], min(begun), ended, broken=broken, copied=copied)
+        progress = BatchProgress(batch, self.jobs, frame, [*done], min(begun), ended, broken=broken, copied=copied)
         for owner, own in done.items():
             part = slice(first, first := first + len(own))
-            found.append(Finished(progress, self.jobs, self.jobs[owner], part, min(begun[part])))
+            found.append(Finished(progress, owner, self.jobs[owner], part, min(begun[part])))
         for k in slots:
             self.seats[k] = None
         return found
@@ -305,16 +288,10 @@ class Loop:
             self.seats = []
         if progress is None:  # all jobs are cancelled
             return []
-        for owner, part in progress.batch.owners if not progress.last else ():
-            job = self.jobs[owner]
-            over = self.lm.model.capabilities.mixed_steps and progress.frame.step >= job.sampling.steps
-            if job.watch and not over:
-                job.watch(self.lm.drafts(progress.batch, progress.frame, job, part))
+        if not progress.last:
+            self.lm.show_drafts(progress)
         if progress.finished and self.runs_ahead:
             progress = progress.copy_to_host()
         ended = {id(self.jobs[owner]) for owner in progress.finished}
         self.seats = [seat if seat and id(seat.job) not in ended else None for seat in self.seats]
-        parts = dict(progress.batch.owners)
-        return [
-            Finished(progress, self.jobs, self.jobs[owner], parts[owner], progress.begun) for owner in progress.finished
-        ]
+        return progress.finished_jobs

@@ -1,6 +1,5 @@
 """`TextDiffusion`: load a model and generate texts with it."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSetti
 from difflm.controls.patterns.pattern import prepare_together
 from difflm.controls.plan import ControlPlan, Edit, check_text
 from difflm.controls.sentence_classifier import SentenceClassifier
-from difflm.data.chat import Chat, Message, encode_messages
+from difflm.data.chat import Chat, encode_messages
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
 from difflm.data.tokenizers import UNK, Tokenizer
@@ -23,12 +22,13 @@ from difflm.fast.inference import Inference
 from difflm.generation.drafts import read_drafts
 from difflm.generation.jobs import (
     BatchProgress,
+    Choice,
     Chosen,
     Draft,
     FinishedRow,
     Generation,
     GenerationJob,
-    Watch,
+    Ids,
     check_device,
     check_dtype,
     check_request,
@@ -36,15 +36,14 @@ from difflm.generation.jobs import (
     choose_by_classifiers,
     explain_unknown,
     fastest_dtype,
-    finished_rows,
     parse_guidance,
     plain_edit,
     run_jobs,
     warn_of_sources,
 )
-from difflm.generation.ranking import GapFit, Rank, check_repairs, make_ranking
+from difflm.generation.ranking import GapFit, check_repairs, make_ranking
 from difflm.generation.reading import Reader, list_texts
-from difflm.generation.settings import Asked, Written, WrittenFrom, check_names, list_arguments
+from difflm.generation.settings import DEFAULTS, Asked, Task, Written, WrittenFrom, check_names, list_arguments
 from difflm.generation.sharing import Pretrained
 from difflm.generation.texts import Texts
 from difflm.generation.watching import Progress, Watcher
@@ -104,10 +103,10 @@ class TextDiffusion(Pretrained, Reader):
     def _find_classifiers(self, heads: set[str]) -> list[Classifier | SentenceClassifier]:
         """The classifiers that know these heads, of two that know one the later; all if a head is missing, so that the
         error can name the others."""
-        for folder in self.guides if heads else ():
+        for folder in self.guides:
             if folder not in self._heads:
                 self._heads[folder] = heads_of(folder)
-        known = {folder: self._heads[folder] for folder in self.guides} if heads else {}
+        known = {folder: self._heads[folder] for folder in self.guides}
         asked = {head: folder for folder, some in known.items() for head in heads & (some or set())}
         some_missing = heads > asked.keys()
         chosen = [f for f, some in known.items() if some is None or f in asked.values() or some_missing]
@@ -183,7 +182,7 @@ class TextDiffusion(Pretrained, Reader):
         edits: Any = edit if isinstance(edit, list | tuple) else [edit]
         both = [(own, one) for own in wanted for one in edits]
         jobs = [self.make_job(n, seed, controls=own, edit=one, source=source, **asked) for own, one in both]
-        watcher = Watcher(self, jobs, progress, frames) if progress or frames else None
+        watcher = Watcher(self.model, jobs, progress, frames) if progress or frames else None
         done: dict[tuple[int, int], Generation] = {}
         for owner, made in self.run_jobs(jobs):
             done |= {(owner, k): text for k, text in made.items()}
@@ -223,76 +222,86 @@ class TextDiffusion(Pretrained, Reader):
         """Yield finished texts by number, one batch at a time. `asked` are the arguments of `make_job`."""
         yield from (made for _, made in self.run_jobs([self.make_job(n, seed, **asked)]))
 
-    def make_job(
-        self,
-        n: int,
-        seed: int = 0,
-        mbr: int = 1,
-        candidates: int = 1,
-        controls: Control | Sequence[Control] | None = (),
-        edit: Edit | None = None,
-        guidance: GuidanceSettings | float | None = None,
-        watch: Watch | None = None,
-        source: str | Sequence[str] | None = None,
-        rank: Rank | None = None,
-        repairs: int = 0,
-        method: str | None = None,
-        messages: Sequence[Message] | None = None,
-        **settings: Any,
-    ) -> GenerationJob:
+    def make_job(self, n: int, seed: int = 0, **asked: Any) -> GenerationJob:
         """Check a request and bind it to this model; raises an error if it is wrong. Arguments as for `generate`."""
-        guidance = settings.pop("knobs", guidance)  # its name in earlier versions
-        if not isinstance(guidance, GuidanceSettings | None):
-            guidance = parse_guidance(guidance, self.usual_guidance)
-        controls = [controls] if isinstance(controls, Control | str) else controls or ()
-        if watch is not None and not callable(watch):
-            raise UsageError(f"watch must be a function that takes a list of drafts, not {watch!r}.")
-        if self.chat is not None and isinstance(source, str):
-            messages, source = [{"role": "user", "content": source}], None
-        sources = [] if messages is None else [encode_messages(self.chat, messages)] * n
-        told = self.encode_sources(source) if source is not None or self.model.capabilities.source_limit else []
-        if told:
-            sources = [row for row in told for _ in range(n)]
-            n = len(sources)
-        template = next((one for one in controls if isinstance(one, Infill) and not (method or sources)), None)
-        heads = any(one.head for one in controls if isinstance(one, Control))
-        gap = None if heads else template
-        fits = gap is not None or (messages is not None and not heads)  # the model chooses
-        if repairs:
-            check_repairs(repairs, rank, [*controls, *([] if edit is None else [edit])])
-        check_request(n, seed, mbr, candidates, None if rank or fits else controls, bool(told))
-        if template is not None and template.parts[-1]:  # a model may have other settings for gaps than for whole texts
+        task = self._parse(n, seed, asked)
+        sampling, plan, begin = self._bind(task)
+        each, choose = max(task.mbr, task.candidates), self._choose_ranking(task, plan)
+        job = GenerationJob(task.n, seed, sampling, plan, each, task.watch, choose, sources=task.sources, begin=begin)
+        if task.controls or task.edit or task.told:
+            job.warnings = self._warn(task, plan, begin)
+        return job
+
+    def _parse(self, n: int, seed: int, asked: dict[str, Any]) -> Task:
+        """What is asked for, with its sources as ids; wrong numbers and contradictions are rejected."""
+        asked = {"guidance": asked.pop("knobs", None)} | asked  # its name in earlier versions
+        task = Task(n, seed, **{key: asked.pop(key) for key in [*asked] if key in DEFAULTS}, settings=asked)
+        if not isinstance(task.guidance, GuidanceSettings | None):
+            task.guidance = parse_guidance(task.guidance, self.usual_guidance)
+        task.controls = [task.controls] if isinstance(task.controls, Control | str) else task.controls or ()
+        if task.watch is not None and not callable(task.watch):
+            raise UsageError(f"watch must be a function that takes a list of drafts, not {task.watch!r}.")
+        if self.chat is not None and isinstance(task.source, str):
+            task.messages, task.source = [{"role": "user", "content": task.source}], None
+        if task.messages is not None:
+            task.sources = [encode_messages(self.chat, task.messages)] * n
+        if task.source is not None or self.model.capabilities.source_limit:
+            task.told = self.encode_sources(task.source)
+            task.sources = [row for row in task.told for _ in range(n)]
+            task.n = len(task.sources)
+        if task.repairs:
+            check_repairs(task.repairs, task.rank, [*task.controls, *([] if task.edit is None else [task.edit])])
+        free = task.controls if task.method is None and not task.sources else ()
+        task.template = next((control for control in free if isinstance(control, Infill)), None)
+        chosen_by = None if task.rank or (task.candidates > 1 and task.chooses_by_fit) else task.controls
+        check_request(task.n, seed, task.mbr, task.candidates, chosen_by, bool(task.told))
+        return task
+
+    def _bind(self, task: Task) -> tuple[Sampling, ControlPlan | ControlDecoder | None, Ids]:
+        """The settings, the controls bound to this model, and the ids of the text that an edit model starts from."""
+        settings, edit = task.settings, task.edit
+        if task.template is not None and task.template.parts[-1]:  # a model may have other settings for gaps
             settings = self.config.get("gaps", {}) | {key: v for key, v in settings.items() if v is not None}
         sampling = self.sampling(**settings) if settings else self.model.sampling
         begin = self.encode([plain_edit(edit)])[0] if edit and "edits" in self.model.capabilities.settings else []
-        plan = self.plan_controls(
-            controls, None if begin else edit, guidance, method, len(sources[0]) if sources else 0
-        )
+        prompt = len(task.sources[0]) if task.sources else 0
+        plan = self.plan_controls(task.controls, None if begin else edit, task.guidance, task.method, prompt)
         if isinstance(plan, ControlDecoder):
             if sampling.beams and not plan.searches:
-                raise UsageError(f"{method} chooses words one by one: leave --beams out.")
+                raise UsageError(f"{task.method} chooses words one by one: leave --beams out.")
             sampling = replace(sampling, sampler=plan.sampler or sampling.sampler)
-        job = GenerationJob(n, seed, sampling, plan, max(mbr, candidates), watch, sources=sources, begin=begin)
-        if (plan is not None and plan.unknown_words) or UNK in begin:
-            job.warnings = self.warnings(plan, edit.text if edit else "")
-        if given := " ".join(filter(None, (*(one.given() for one in controls), edit.text if edit else ""))):
-            job.warnings = [*job.warnings, *self.warn_of_language(given)]
-        if len(told) == 1:
-            own = list_texts(source, "source")[0]
-            job.warnings = [*job.warnings, *warn_of_sources(told), *self.warn_of_language(own, source=True)]
-        if sampling.contrast and not sources and not (plan and (plan.infill or (edit and edit.keep))):
+        if sampling.contrast and not task.sources and not (plan and (plan.infill or (edit and edit.keep))):
             raise UsageError("--contrast needs known words: give some with --infill, or with --edit and --keep.")
-        if rank is not None:
-            job.choose = make_ranking(self, rank, candidates, told, n, seed, repairs)
-        elif mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
-            job.choose = lambda _, __, made: [Chosen(most_central([one().tokens for one in group])) for group in made]
-        elif candidates > 1 and fits and plan is not None:
-            self.check_reads_tokens()
-            left, *_, right = gap.known(plan.info) if gap else ([], [])
-            job.choose = GapFit(self, len(left), len(right), () if messages is None else sources[0])
-        elif candidates > 1 and plan is not None:
-            job.choose = choose_by_classifiers(plan)
-        return job
+        return sampling, plan, begin
+
+    def _warn(self, task: Task, plan: ControlPlan | ControlDecoder | None, begin: Ids) -> list[str]:
+        """One sentence for each reason why texts may not be as requested, such as unknown words."""
+        edited = task.edit.text if task.edit else ""
+        unknown = plan.unknown_words if plan else []
+        if plan is None and UNK in begin:
+            unknown = [word for word in split_words(edited) if UNK in self.tokenizer.encode(word)]
+        data = self.config.get("recipe", {}).get("data")  # a model composed by hand has no recipe
+        warnings = explain_unknown(unknown, self.name, self.tokenizer, data) if unknown else []
+        if given := " ".join(filter(None, (*(control.given() for control in task.controls), edited))):
+            warnings += self.warn_of_language(given)
+        if len(task.told) == 1:
+            (source,) = list_texts(task.source, "source")
+            warnings += [*warn_of_sources(task.told), *self.warn_of_language(source, source=True)]
+        return warnings
+
+    def _choose_ranking(self, task: Task, plan: ControlPlan | ControlDecoder | None) -> Choice | None:
+        """How the best candidate of a text is chosen; None: there is only one."""
+        if task.rank is not None:
+            return make_ranking(self, task.rank, task.candidates, task.told, task.n, task.seed, task.repairs)
+        if task.mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
+            return lambda _, __, made: [Chosen(most_central([one().tokens for one in group])) for group in made]
+        if task.candidates == 1 or plan is None:
+            return None
+        if not task.chooses_by_fit:
+            return choose_by_classifiers(plan)
+        self.check_reads_tokens()
+        left, *_, right = task.template.known(plan.info) if task.template else ([], [])
+        return GapFit(self, len(left), len(right), () if task.messages is None else task.sources[0])
 
     def run_jobs(self, jobs: Sequence[GenerationJob]) -> Iterator[tuple[int, dict[int, Generation]]]:
         """Yield the texts of several jobs as they are finished: the job's index in the list, and its texts by number.
@@ -300,22 +309,26 @@ class TextDiffusion(Pretrained, Reader):
         Rows of all jobs share batches, whatever is asked of each. Steps may differ; jobs that differ in other settings,
         or in how strongly they are guided, have batches of their own."""
         for progress in run_jobs(self.inference, jobs):
-            batch, frame = progress.batch, progress.frame
-            if not any(jobs[owner].wanted() for owner, _ in batch.owners):  # cancelled meanwhile
-                continue
-            for owner, part in batch.owners if not progress.last else ():
-                over = self.model.capabilities.mixed_steps and frame.step >= jobs[owner].sampling.steps
-                if (watch := jobs[owner].watch) and not over:
-                    watch(self.drafts(batch, frame, jobs[owner], part))
-            if progress.finished:
-                yield from self.finish(progress, jobs)
+            if any(jobs[owner].wanted() for owner, _ in progress.batch.owners):  # not cancelled meanwhile
+                if not progress.last:
+                    self.show_drafts(progress)
+                for done in progress.finished_jobs:
+                    if texts := self.finish_rows(done.job, *done.read(self.model)):
+                        yield done.owner, texts
+
+    def show_drafts(self, progress: BatchProgress) -> None:
+        """Give the drafts of a step to the jobs that watch, unless their texts are finished."""
+        for owner, part in progress.batch.owners:
+            job = progress.jobs[owner]
+            over = self.model.capabilities.mixed_steps and progress.frame.step >= job.sampling.steps
+            if job.watch and not over:
+                job.watch(self.drafts(progress.batch, progress.frame, job, part))
 
     def run_unchecked(self, jobs: Sequence[GenerationJob]) -> Iterator[list[FinishedRow]]:
         """Yield the finished texts of several jobs as ids, one batch at a time; nothing is decoded, chosen or
         checked."""
         for progress in run_jobs(self.inference, jobs):
-            if progress.last:
-                yield finished_rows(self.model, progress, jobs)
+            yield from (done.read(self.model)[0] for done in progress.finished_jobs)
 
     def frames(self, controls: Sequence[Control], **settings: Any) -> int:
         """Return the largest number of frames of a text. No classifier is loaded, so a server can call this often."""
@@ -351,7 +364,9 @@ class TextDiffusion(Pretrained, Reader):
             how = f": give --method {known}" if known else ", which takes none"
             raise UsageError(f"controls are for diffusion models; this one is {kind}{how}.")
         heads = {control.head for control in controls if control.head}
-        classifiers = self._find_classifiers(heads) if decoder is None else [*map(self._load_classifier, self.guides)]
+        classifiers = [*map(self._load_classifier, self.guides)] if decoder else []
+        if heads and decoder is None:
+            classifiers = self._find_classifiers(heads)
         labellings = {name: one for c in classifiers for name, one in c.labellings.items()}  # the later of two
         info = ModelInfo(
             self.tokenizer,
@@ -374,25 +389,7 @@ class TextDiffusion(Pretrained, Reader):
             raise UsageError("guidance `original` needs word vectors; this model diffuses tokens. Give a number.")
         return asked or self.usual_guidance
 
-    def warnings(self, plan: ControlPlan | ControlDecoder | None, edited: str = "") -> list[str]:
-        """Return one sentence for each reason why texts may not be as requested, such as unknown words."""
-        unknown = plan.unknown_words if plan else [w for w in split_words(edited) if UNK in self.tokenizer.encode(w)]
-        data = self.config.get("recipe", {}).get("data")  # a model composed by hand has no recipe
-        return explain_unknown(unknown, self.name, self.tokenizer, data)
-
-    def finish(
-        self, progress: BatchProgress, jobs: Sequence[GenerationJob]
-    ) -> Iterator[tuple[int, dict[int, Generation]]]:
-        """Choose, decode and check the texts of the jobs that are finished."""
-        own = defaultdict[int, list[FinishedRow]](list)
-        for row in finished_rows(self.model, progress, jobs):
-            own[row.owner].append(row)
-        seconds = progress.seconds_since(progress.begun)
-        for owner in progress.finished:
-            if texts := self.finish_job(jobs[owner], own[owner], seconds):
-                yield owner, texts
-
-    def finish_job(self, job: GenerationJob, rows: Sequence[FinishedRow], seconds: float) -> dict[int, Generation]:
+    def finish_rows(self, job: GenerationJob, rows: Sequence[FinishedRow], seconds: float) -> dict[int, Generation]:
         """The texts of finished rows of one job by number; none if the job is cancelled."""
         texts = dict[int, Generation]()
         if job.choose is not None and job.wanted():

@@ -4,19 +4,17 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Union
+from typing import Literal
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from difflm.errors import UsageError
 from difflm.generation.jobs import Chosen, Ids
+from difflm.generation.reading import Reader
 from difflm.generation.texts import Repaired
 
-if TYPE_CHECKING:
-    from difflm.generation.pipeline import TextDiffusion
-
-Rank = Union[Literal["bound"], "TextDiffusion"]  # the writer's own likelihood or bound, or another model's
+Rank = Literal["bound"] | Reader  # the writer's own likelihood or bound, or another model's
 VECTOR_DRAWS, TOKEN_DRAWS = 4, 8  # of a bound, per candidate: docs/log.md, "Ranking candidates"
 MOST_REPAIRS = 100
 DOUBT = 0.1  # a word with less than this share of the likeliest one's probability is repaired: docs/log.md
@@ -31,12 +29,12 @@ class Ranking:
     Before that, a left-to-right scorer may repair every candidate `repairs` times; the original and all its repairs
     compete. If a `writer` is given, which words it expected counts as well."""
 
-    scorer: "TextDiffusion"
+    scorer: Reader
     sources: Sequence[Ids]  # by the number of the text, as the scorer reads them; empty if texts have no source
     seed: int
     repairs: int = 0
     doubt: float = DOUBT
-    writer: "TextDiffusion | None" = None
+    writer: Reader | None = None
 
     @property
     def draws(self) -> int:
@@ -95,7 +93,7 @@ class GapFit:
     """Chooses the candidate whose gaps fit best: the fewest nats per token, each given all others (Salazar et al.,
     2020), from the token before its first gap to the one after its last."""
 
-    writer: "TextDiffusion"
+    writer: Reader
     before: int  # tokens before the first gap, and after the last
     behind: int
     prompt: Sequence[int] = ()  # what is answered
@@ -125,7 +123,7 @@ class GapFit:
 
 
 def make_ranking(
-    writer: "TextDiffusion",
+    writer: Reader,
     rank: Rank,
     candidates: int,
     sources: list[Ids],

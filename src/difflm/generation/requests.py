@@ -29,7 +29,7 @@ from difflm.models.sampling import SETTINGS
 
 if TYPE_CHECKING:
     from difflm.controls.plan import Edit
-    from difflm.generation.jobs import Generation
+    from difflm.generation.texts import Generation
 
 
 MOST_SEED = 2**31 - 1

@@ -2,17 +2,17 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict, TypeVar, get_args
 
-from difflm.controls import CONTROLS, Control
+from difflm.controls import CONTROLS, Control, Infill
 from difflm.controls.guidance import GuidanceSettings
+from difflm.controls.plan import Edit
 from difflm.data.chat import Message
 from difflm.errors import UsageError, suggest
-from difflm.generation.texts import Draft
+from difflm.generation.jobs import Ids, Watch
+from difflm.generation.ranking import Rank
 from difflm.models.sampling import SETTINGS, Projection, Start
-
-if TYPE_CHECKING:
-    from difflm.generation.ranking import Rank
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,12 +49,12 @@ class Asked(Settings, total=False):
 
     mbr: int
     candidates: int
-    rank: "Rank | None"
+    rank: "Rank | None"  # by name, as the reference shows it
     repairs: int
     guidance: GuidanceSettings | float | None
     method: str | None
     messages: Sequence[Message] | None
-    watch: Callable[[list[Draft]], None] | None
+    watch: Watch | None
 
 
 class Written(Asked, total=False):
@@ -71,7 +71,36 @@ class WrittenFrom(Written, total=False):
     source: str | Sequence[str] | None
 
 
-DEFAULTS: dict[str, Any] = {"mbr": 1, "candidates": 1, "repairs": 0, "controls": (), "progress": False, "frames": False}
+@dataclass
+class Task:
+    """What one request asks for, with the defaults; `TextDiffusion.generate` describes it."""
+
+    n: int
+    seed: int = 0
+    mbr: int = 1
+    candidates: int = 1
+    controls: Sequence[Control] = ()
+    edit: Edit | None = None
+    guidance: GuidanceSettings | None = None
+    watch: Watch | None = None
+    source: str | Sequence[str] | None = None
+    rank: Rank | None = None
+    repairs: int = 0
+    method: str | None = None
+    messages: Sequence[Message] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)  # those of `Sampling`
+    told: list[Ids] = field(default_factory=list)  # the sources
+    sources: list[Ids] = field(default_factory=list)  # one for each text: its source, or the messages
+    template: Infill | None = None  # the text whose gaps are filled by denoising
+
+    @property
+    def chooses_by_fit(self) -> bool:
+        """Whether the model itself chooses among candidates: by how well they fill gaps, or answer messages."""
+        steered = any(control.head for control in self.controls if isinstance(control, Control))
+        return not steered and (self.template is not None or self.messages is not None)
+
+
+DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Task)} | {"progress": False, "frames": False}
 
 
 def rank_argument(item: tuple[str, Any]) -> tuple[bool, bool]:

@@ -4,14 +4,11 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from difflm.errors import UsageError
 from difflm.generation.jobs import GenerationJob, Watch
 from difflm.generation.texts import Draft, Generation
-
-if TYPE_CHECKING:
-    from difflm.generation.pipeline import TextDiffusion
+from difflm.models.base import LanguageModel
 
 Progress = Callable[[int, int], None]  # finished denoising steps, and their total
 
@@ -27,14 +24,14 @@ class Watcher:
     """Follows jobs: calls `progress` after every step and, with `frames`, keeps the drafts of all texts."""
 
     def __init__(
-        self, lm: "TextDiffusion", jobs: Sequence[GenerationJob], progress: bool | Progress, frames: bool
+        self, model: LanguageModel, jobs: Sequence[GenerationJob], progress: bool | Progress, frames: bool
     ) -> None:
         if not callable(progress) and not isinstance(progress, bool):
             raise UsageError(f"progress must be True, False or a function of two numbers, not {progress!r}.")
         self.jobs, self.frames = jobs, frames
         self.progress = draw_bar if progress is True else progress or None
         self.done = 0
-        self.total = sum(job.n * job.each * lm.model.frames(job.sampling, lm.model.longest) for job in jobs)
+        self.total = sum(job.n * job.each * model.frames(job.sampling, model.longest) for job in jobs)
         self.drafts: defaultdict[tuple[int, int], list[Draft]] = defaultdict(list)  # by job and sample
         for owner, job in enumerate(jobs):
             job.watch = self.follow(owner, job.watch)

@@ -21,8 +21,8 @@ from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import describe_error, log_event
 from difflm.app.studio.metrics import Metrics
 from difflm.errors import DifflmError, UsageError
-from difflm.generation.jobs import GenerationJob, Watch
-from difflm.generation.loops import Finished, Loop, Seat, loop_shape
+from difflm.generation.jobs import Finished, GenerationJob, Watch
+from difflm.generation.loops import Loop, Seat, loop_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.runtime.threads import use_one_core
 from difflm.runtime.work import interrupt_work
@@ -337,7 +337,7 @@ class Engine:
             return
         with job.lock:
             try:
-                job.deliver(found.collect_texts(job.lm))
+                job.deliver(job.lm.finish_rows(job.generation, *found.read(job.lm.model)))
             except Exception as error:
                 self._end(found.job, error)
         if job.over:
