@@ -25,7 +25,6 @@ from difflm.fast.joinable import JoinableSampler, fresh_states
 from difflm.generation.jobs import BatchProgress, Finished, GenerationJob, batch_key, run_batch
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import ControlDecoder
-from difflm.models.base import LanguageModel
 from difflm.models.batching import ALONE, WIDTH, Row, SampleBatch, batch_rows, max_batch_rows, pad_batch
 from difflm.models.diffusion import DiffusionModel
 
@@ -45,11 +44,6 @@ class LoopShape(NamedTuple):
     joinable: bool
 
 
-def can_join(model: LanguageModel, job: GenerationJob) -> bool:
-    """Whether its texts can join a running batch."""
-    return model.capabilities.mixed_steps and not isinstance(job.plan, ControlDecoder)
-
-
 @lru_cache(maxsize=1024)
 def share_shape(shape: LoopShape) -> LoopShape:
     """Return one object for equal shapes, so that they are compared by identity."""
@@ -59,7 +53,8 @@ def share_shape(shape: LoopShape) -> LoopShape:
 def loop_shape(lm: TextDiffusion, job: GenerationJob, row: Row) -> LoopShape:
     """On a CPU, the shape of the batch in which the text is made alone, so that both are rounded the same way."""
     model, device, width = lm.model, lm.device.type, row.layout.width
-    key, joinable = (id(lm), batch_key(job, model)), can_join(model, job)
+    joinable = model.capabilities.mixed_steps and not isinstance(job.plan, ControlDecoder)
+    key = id(lm), batch_key(job, model)
     if device != "cpu":
         widest = -(-model.longest // WIDTH) * WIDTH
         width = max(width, min(SHARED_WIDTH, widest)) if joinable else width

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from string import Template
 from xml.sax.saxutils import escape
 
 from rich.console import Console
@@ -21,18 +22,7 @@ EDGE, SIZE, LINE = 26, 15, 25  # pixels
 NOT_XML = dict.fromkeys((0xFFFE, 0xFFFF))
 CLASSES = [f"c{level}" for level in range(len(ON_LIGHT))]  # of words, from low to high confidence
 
-STYLE = """
-text{{font:{size}px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;white-space:pre}}
-.page{{fill:#fff;stroke:#d8d6ce}}.small{{font-size:12px;fill:#5d6372}}.bar{{fill:#23488f;opacity:.55}}{light}
-.f{{animation:f {total}s step-end infinite}}.l{{animation:l {total}s step-end infinite}}
-.bar{{transform-origin:{edge}px;animation:b {total}s linear infinite}}
-@keyframes f{{0%{{visibility:visible}}{one:.3f}%,100%{{visibility:hidden}}}}
-@keyframes l{{0%{{visibility:visible}}{last:.3f}%,100%{{visibility:hidden}}}}
-@keyframes b{{0%{{transform:scaleX(0)}}{played:.3f}%,100%{{transform:scaleX(1)}}}}
-@media(prefers-color-scheme:dark){{
-.page{{fill:#171b24;stroke:#262c38}}.small{{fill:#98a1b3}}.bar{{fill:#9dbcf5}}{dark}}}
-@media(prefers-reduced-motion:reduce){{.f,.l,.bar{{animation:none}}}}
-"""
+STYLE = Template(Path(__file__).with_suffix(".css").read_text(encoding="utf-8"))
 
 
 def check_animation(path: Path, n: int) -> None:
@@ -58,9 +48,10 @@ def draw_animation(texts: Sequence[PlayedText], caption: str) -> str:
     tops = [EDGE + SIZE + LINE * (sum(heights[:number]) + 0.6 * number) for number in range(len(texts))]
     bottom = tops[-1] + LINE * heights[-1]
     width, height, each, total = 2 * EDGE + 0.61 * SIZE * COLUMNS, bottom + 34, PLAYED / count, PLAYED + HELD
-    style = STYLE.format(
-        **{"size": SIZE, "edge": EDGE, "total": total, "one": 100 * each / total, "last": 100 * (each + HELD) / total},
-        **{"played": 100 * PLAYED / total, "light": paint(ON_LIGHT), "dark": paint(ON_DARK)},
+    shares = {"one": each, "last": each + HELD, "played": PLAYED}  # of the whole time, in per cent
+    style = STYLE.substitute(
+        {name: f"{100 * seconds / total:.3f}" for name, seconds in shares.items()},
+        **{"size": SIZE, "edge": EDGE, "total": total, "light": paint(ON_LIGHT), "dark": paint(ON_DARK)},
     )
     ramp = "".join(f'<tspan class="{kind}">■</tspan>' for kind in CLASSES)
     said = to_xml(printable(" / ".join(played.generation.text for played in texts)))

@@ -94,7 +94,10 @@ class Engine:
             jobs = [Job(one, self.limits, watched, self.metrics, post, client) for one in asked]
             for job in jobs:
                 job.likely = likely
-                bound, made = asyncio.Event(), self._binder.submit(self._bind, job, lm or self.lm)
+                bound, made = (
+                    asyncio.Event(),
+                    self._binder.submit(self._prepare, partial(job.bind, lm or self.lm, self._move), job),
+                )
                 made.add_done_callback(partial(post.call_on_loop, bound.set))
                 try:
                     async with asyncio.timeout(max(0, job.deadline - time.monotonic())):
@@ -202,9 +205,6 @@ class Engine:
 
     def _move(self) -> None:
         self._moved = time.monotonic()
-
-    def _bind(self, job: Job, lm: TextDiffusion) -> None:
-        self._prepare(partial(job.bind, lm, self._move), job)
 
     def _prepare(self, work: Callable[[], Any], job: Job) -> Any:
         """Do some work for a job; it ends early if nobody waits for it any more."""
