@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,7 +14,7 @@ import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
-from test_fetch import Page, Web, serving, web
+from test_fetch import Page, Web, served, serving, web
 
 from difflm.app.commands.data import data_app
 from difflm.data import fetch as fetching
@@ -102,7 +101,7 @@ def test_e2e_is_fetched_into_the_layout_that_data_reads(web: Web, tmp_path):
     web.give(Page(table((MR, REF))), test)
     web.give(Page(table((MR, REF), (OTHER_MR, "It isn't\nfar."))), train)
     web.give(Page(b"\xef\xbb\xbf" + table((OTHER_MR, "It isn't far."))), valid)
-    fetch_corpus(e2e, tmp_path, web.base)
+    fetch_corpus(served(e2e, web.base), tmp_path)
     assert gzip.decompress((tmp_path / "e2e" / "train.txt.gz").read_bytes()).decode() == f"{LINE_OF_IT}\n{OTHER_LINE}\n"
     [pair] = read_e2e(e2e_path(tmp_path, "valid"))
     assert pair.fields["Type"] == "restaurant" and pair.fields["customer rating"] == "5 out of 5"
@@ -226,7 +225,9 @@ def test_list_for_machines(data):
 @pytest.fixture
 def loopback(web: Web, monkeypatch) -> Web:
     """The verb's corpora come from the test's server."""
-    monkeypatch.setattr(fetching, "fetch_corpus", partial(fetch_corpus, base=web.base, timeout=30))
+    monkeypatch.setattr(
+        fetching, "fetch_corpus", lambda corpus, *rest, **more: fetch_corpus(served(corpus, web.base), *rest, **more)
+    )
     for download in CATALOGUE["e2e"].downloads:
         web.give(Page(table((MR, REF))), urlsplit(download.url).path)
     return web

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import requests
@@ -133,6 +134,12 @@ def sha256(data: bytes) -> str:
 def names(target: Path) -> set[str]:
     """What is in the target's directory."""
     return {path.name for path in target.parent.iterdir()}
+
+
+def served(corpus: Corpus, base: str) -> Corpus:
+    """The corpus on another server, at the same paths."""
+    moved = [one.model_copy(update={"url": base + urlsplit(one.url).path}) for one in corpus.downloads]
+    return corpus.model_copy(update={"downloads": tuple(moved)})
 
 
 def refusal(*args: object, timeout: float = PATIENCE) -> str:
@@ -370,20 +377,20 @@ def test_a_corpus_comes_from_another_server_by_the_same_paths(web, tmp_path):
     tiny = corpus(*(download(f"a/{name}?raw", file=f"{name}.txt") for name in "xy"))
     web.give(Page(b"of x"), "/a/x")
     web.give(Page(b"of y"), "/a/y")
-    paths = fetch_corpus(tiny, tmp_path, web.base)
+    paths = fetch_corpus(served(tiny, web.base), tmp_path)
     assert [path.read_bytes() for path in paths] == [b"of x", b"of y"]
     assert paths[0] == tmp_path / "tiny" / "x.txt"
     asked = len(web.asked)
-    assert fetch_corpus(tiny, tmp_path, web.base) == paths
+    assert fetch_corpus(served(tiny, web.base), tmp_path) == paths
     assert len(web.asked) == asked  # what is there is not fetched again
 
 
 def test_a_file_that_is_there_but_spoiled_is_fetched_again(web, tmp_path):
     tiny = corpus(download("x", file="x", size=3, sha256=sha256(b"abc")))
     web.give(Page(b"abc"), "/x")
-    [path] = fetch_corpus(tiny, tmp_path, web.base)
+    [path] = fetch_corpus(served(tiny, web.base), tmp_path)
     path.write_bytes(b"abd")
-    fetch_corpus(tiny, tmp_path, web.base)
+    fetch_corpus(served(tiny, web.base), tmp_path)
     assert path.read_bytes() == b"abc"
 
 
@@ -393,7 +400,7 @@ def zipped(**facts: object) -> Corpus:
 
 def test_an_archive_is_unpacked_and_removed(web, tmp_path):
     web.give(Page(packed(one=DATA, two=b"2")), "/a.zip")
-    [path] = fetch_corpus(zipped(size=len(DATA), sha256=sha256(DATA)), tmp_path, web.base)
+    [path] = fetch_corpus(served(zipped(size=len(DATA), sha256=sha256(DATA)), web.base), tmp_path)
     assert path.read_bytes() == DATA
     assert names(path) == {"one.txt"}
 
@@ -413,7 +420,7 @@ def test_an_archive_is_unpacked_and_removed(web, tmp_path):
 def test_a_bad_archive_leaves_nothing(web, tmp_path, archive, facts, said):
     web.give(Page(archive), "/a.zip")
     with pytest.raises(DifflmError, match=said):
-        fetch_corpus(zipped(**facts), tmp_path, web.base)
+        fetch_corpus(served(zipped(**facts), web.base), tmp_path)
     assert not list((tmp_path / "tiny").iterdir())
 
 
@@ -422,10 +429,10 @@ def test_what_is_longer_than_any_corpus_is_refused(web, tmp_path, monkeypatch):
     monkeypatch.setattr("difflm.data.fetch.MOST_BYTES", 10_000)
     web.give(Page(packed(one=bytes(1_000_000))), "/a.zip")
     with pytest.raises(DifflmError, match="more than 10,000: refused"):
-        fetch_corpus(zipped(), tmp_path, web.base)
+        fetch_corpus(served(zipped(), web.base), tmp_path)
     web.give(Page(DATA, chunked=True), "/x")
     with pytest.raises(DifflmError, match="longer than 10,000 bytes"):
-        fetch_corpus(corpus(download("x", file="x")), tmp_path, web.base)
+        fetch_corpus(served(corpus(download("x", file="x")), web.base), tmp_path)
     assert not list((tmp_path / "tiny").iterdir())
 
 

@@ -15,7 +15,7 @@ from tiny import Silent, write_grammar
 from difflm import TextDiffusion
 from difflm.app.cli import main
 from difflm.data.batches import Batch
-from difflm.data.spans import HIDDEN, cut_span, fill_span
+from difflm.data.spans import HIDDEN, cut_span
 from difflm.data.texts import Example
 from difflm.data.tokenfile import Limits, TokenFile, select_texts
 from difflm.data.tokenizers import Words
@@ -28,6 +28,12 @@ from difflm.training.run import load_run
 
 SMALL = {"embedding_dim": 16, "hidden": 48, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
 RECIPE = {"method": "genie", "model": SMALL, "tokenizer": "words", "more_than": 0, "batch_size": 32, "warmup": 0}
+
+
+def fill_span(source: list[int], span: list[int]) -> list[int]:
+    """The text that `cut_span` was given."""
+    place = source.index(HIDDEN)
+    return [*source[:place], *span, *source[place + 1 :]]
 
 
 def train(out: Path, **changes: object) -> Path:

@@ -195,8 +195,6 @@ def test_figures_do_not_depend_on_the_order_of_texts(rows: list[Any], chance: An
 def test_mbr_chooses_what_the_others_agree_with() -> None:
     assert choose_by_mbr(["v w x y z", "a b c d e", "a b c d f", "a b c x e"]) == 1
     assert choose_by_mbr(["a b", "a b"]) == choose_by_mbr(["a"]) == 0  # the first of equals
-    longest = choose_by_mbr(["a", "a b c", "a b"], utility=lambda text, others: len(text))
-    assert longest == 1
 
 
 @checked

@@ -4,7 +4,6 @@ import gzip
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict
@@ -35,10 +34,6 @@ class Download(Entry):
     @property
     def is_archive(self) -> bool:
         return any(one.inside for one in self.files)
-
-    def address(self, base: str | None) -> str:
-        """The URL, or the same path on another server."""
-        return self.url if base is None else base.rstrip("/") + urlsplit(self.url).path
 
 
 class Corpus(Entry):

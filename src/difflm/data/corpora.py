@@ -130,11 +130,17 @@ def corpus_examples(
     split: Split = "train",
     column: str | None = None,
     chunk: int = 0,
-    sources: bool = True,
+    task: str = "seq2seq",
 ) -> Iterator[Example]:
-    """Yield the texts of a split, with their `sources` or alone."""
-    if not sources:
+    """Yield what a task learns from a split: texts alone (`language`), with their sources (`seq2seq`), each to be
+    written partly from the rest of it (`span-denoising`), or after prompts that state its labels (`prompts`)."""
+    if task == "language":
         return map(Example, corpus(name_or_path, root, split, column, chunk))
+    if task == "span-denoising":
+        texts = plain_texts(name_or_path, root, split, column, chunk)
+        return (Example(text, cut=number) for number, text in enumerate(texts))
+    if task == "prompts":
+        return read_prompted(corpus_path(name_or_path, root, split), column)
     if known := KNOWN.get(name_or_path):
         if not known.sources:
             raise UsageError(f"the texts of {name_or_path} have no sources. Give data=multi30k, or pairs of your own.")
@@ -157,21 +163,6 @@ def plain_texts(
     if column is not None or chunk:
         raise UsageError(f"{file_names(name_or_path)} have one text per line: leave column and chunk out.")
     return chain.from_iterable([read_line_texts(path) for path in corpus_paths(name_or_path, root, split)])
-
-
-def cut_examples(
-    name_or_path: str, root: Path | None, split: Split = "train", column: str | None = None, chunk: int = 0
-) -> Iterator[Example]:
-    """Yield the texts of a split, each to be written partly from the rest of it."""
-    texts = plain_texts(name_or_path, root, split, column, chunk)
-    return (Example(text, cut=number) for number, text in enumerate(texts))
-
-
-def prompted_examples(
-    name_or_path: str, root: Path | None, split: Split = "train", column: str | None = None, chunk: int = 0
-) -> Iterator[Example]:
-    """Yield the labelled texts of a file, with prompts that state their labels."""
-    return read_prompted(corpus_path(name_or_path, root, split), column)
 
 
 def counted_texts(

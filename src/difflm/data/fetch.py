@@ -40,29 +40,26 @@ NETWORK_ERRORS = {  # by the class of urllib3's error
 Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all
 
 
-def fetch_corpus(
-    corpus: Corpus, out: Path, base: str | None = None, timeout: float = TIMEOUT, progress: Progress = lambda *_: None
-) -> list[Path]:
-    """Fetch a corpus into `out`/name and convert it to what difflm reads. `base` is another server with its paths."""
+def fetch_corpus(corpus: Corpus, out: Path, progress: Progress = lambda *_: None) -> list[Path]:
+    """Fetch a corpus into `out`/name and convert it to what difflm reads."""
     if not corpus.downloads:
         raise UsageError(f"{corpus.name} cannot be fetched: {corpus.obtain}")
     folder = out / corpus.name
     for download in corpus.downloads:
         if not all(is_complete(folder / one.file, one) for one in download.files):
-            fetch_download(download, folder, base, timeout, progress)
+            fetch_download(download, folder, progress)
     made = CONVERSIONS[corpus.convert](folder) if corpus.convert else []
     return [*(folder / one.file for one in corpus.files), *made]
 
 
-def fetch_download(download: Download, folder: Path, base: str | None, timeout: float, progress: Progress) -> None:
-    url = download.address(base)
+def fetch_download(download: Download, folder: Path, progress: Progress) -> None:
     if not download.is_archive:
         [one] = download.files
-        fetch_file(url, folder / one.file, one.size, one.sha256, timeout, progress, MOST_BYTES)
+        fetch_file(download.url, folder / one.file, one.size, one.sha256, progress=progress, most=MOST_BYTES)
         return
-    archive = folder / urlsplit(url).path.rpartition("/")[2]
+    archive = folder / urlsplit(download.url).path.rpartition("/")[2]
     try:
-        fetch_file(url, archive, timeout=timeout, progress=progress, most=MOST_BYTES)
+        fetch_file(download.url, archive, progress=progress, most=MOST_BYTES)
         for one in download.files:
             unpack_file(archive, one, folder / one.file)
     finally:

@@ -5,7 +5,7 @@ a list of [first, last, label] has spans, both ends included. Null is no label: 
 label or no spans, and leaves missing tags out of its loss.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -82,13 +82,16 @@ def read_labels(path: Path, text_column: str) -> list[Labels]:
 
 def encode_labels(name: str, values: list[Any], path: Path, numbers: list[int]) -> Labels:
     kind = common_kind(name, values, path, numbers)
-    names = sorted({label for value in values for label in labels_in(value, kind)} - {NONE})
+    found = set[str]()
+    for value in values:
+        map_labels(value, kind, found.add)
+    names = sorted(found - {NONE})
     if kind == "text" and len(names) == len(values) > FEW:
         raise UsageError(
             f"{name!r} in {path} differs in each of {len(values):,} texts, so it is not a label. Leave it out."
         )
     known = {label: i for i, label in enumerate([NONE, *names])}
-    rows = [ids_of(value, kind, known) for value in values]
+    rows = [map_labels(value, kind, known.__getitem__) for value in values]
     return Labels(Labelling(name, kind, (NONE, *names)), rows)
 
 
@@ -122,17 +125,10 @@ def is_span(value: Any) -> bool:
     return isinstance(first, int) and isinstance(last, int) and isinstance(label, str) and 0 <= first <= last
 
 
-def labels_in(value: Any, kind: Kind) -> list[str]:
-    if value is None:
-        return []
+def map_labels(value: Any, kind: Kind, change: Callable[[str], Any]) -> Any:
+    """The labels of a text with each name changed; no label is 0."""
     if kind == "text":
-        return [value]
-    return list(value) if kind == "tags" else [label for _, _, label in value]
-
-
-def ids_of(value: Any, kind: Kind, known: dict[str, int]) -> Any:
-    if kind == "text":
-        return known[value] if value is not None else 0
+        return change(value) if value is not None else 0
     if kind == "tags":
-        return [known[tag] for tag in value or []]
-    return [(first, last, known[label]) for first, last, label in value or []]
+        return [change(tag) for tag in value or []]
+    return [(first, last, change(label)) for first, last, label in value or []]

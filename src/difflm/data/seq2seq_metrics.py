@@ -8,7 +8,7 @@ models of lower-case words.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, reduce
 from itertools import combinations, zip_longest
 from operator import or_
@@ -16,8 +16,6 @@ from typing import Any
 
 from difflm.data.text_metrics import ORDERS, distinct_n, rouge_l
 from difflm.errors import UsageError
-
-Utility = Callable[[str, Sequence[str]], float]  # of a text, given references
 
 SMOOTHING = 5  # K of Chen & Cherry (2014), NLTK's default
 WORD = re.compile(r"[^\W_]+")
@@ -140,17 +138,19 @@ def measure_texts(
     return figures, signature
 
 
-def choose_by_mbr(candidates: Sequence[str], utility: Utility = sentence_bleu_nltk4) -> int:
-    """Return the index of the candidate with the largest summed utility against the others, the first of equals:
+def choose_by_mbr(candidates: Sequence[str]) -> int:
+    """Return the index of the candidate with the largest summed BLEU against the others, the first of equals:
     minimum Bayes risk (Kumar & Byrne, 2004). It looks at no reference."""
     numbered = list(enumerate(candidates))
-    return index_of_best([sum(utility(own, [other]) for j, other in numbered if j != i) for i, own in numbered])
+    return index_of_best(
+        [sum(sentence_bleu_nltk4(own, [other]) for j, other in numbered if j != i) for i, own in numbered]
+    )
 
 
-def choose_oracle(candidates: Sequence[str], references: Sequence[str], utility: Utility = sentence_bleu_nltk4) -> int:
-    """Return the index of the candidate with the largest utility against the references. This is an upper limit, not a
+def choose_oracle(candidates: Sequence[str], references: Sequence[str]) -> int:
+    """Return the index of the candidate with the largest BLEU against the references. This is an upper limit, not a
     result: it needs the answer."""
-    return index_of_best([utility(own, references) for own in candidates])
+    return index_of_best([sentence_bleu_nltk4(own, references) for own in candidates])
 
 
 def index_of_best(gains: Sequence[float]) -> int:

@@ -14,9 +14,3 @@ def cut_span(ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
     size = max(1, round(SHARE * len(ids)))
     first = random.Random(number).randint(0, max(0, len(ids) - size))
     return [*ids[:first], HIDDEN, *ids[first + size :]], list(ids[first : first + size])
-
-
-def fill_span(source: Sequence[int], span: Sequence[int]) -> list[int]:
-    """The text that `cut_span` was given."""
-    place = list(source).index(HIDDEN)
-    return [*source[:place], *span, *source[place + 1 :]]

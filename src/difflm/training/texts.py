@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from difflm.data.batches import Batch, Batches, Stream, split
-from difflm.data.corpora import NAMES, corpus_examples, corpus_paths, cut_examples, prompted_examples
+from difflm.data.corpora import NAMES, corpus_examples, corpus_paths
 from difflm.data.known_corpora import Split as SplitName
 from difflm.data.texts import LONGEST, MOST_TOKENS, split_long
 from difflm.data.tokenfile import (
@@ -176,9 +176,8 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
             raise DifflmError(f"{recipe.data} changed since {out} was started: resuming would not repeat the run.")
         del tokens  # Windows cannot move a directory while one of its files is mapped
     setup.note(f"encoding {split} texts", DOING)
-    made = {"span-denoising": cut_examples, "prompts": prompted_examples}.get(recipe.task)
-    where = recipe.data, setup.root, split, recipe.column, recipe.chunk
-    examples = made(*where) if made else corpus_examples(*where, recipe.has_sources)
+    made = recipe.task if recipe.cuts_spans or recipe.tells_labels else "seq2seq" if recipe.has_sources else "language"
+    examples = corpus_examples(recipe.data, setup.root, split, recipe.column, recipe.chunk, made)
     if recipe.split:
         examples = (
             replace(one, target=piece, continues=number > 0)

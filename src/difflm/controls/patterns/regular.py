@@ -445,11 +445,11 @@ def number_rows(rows: Array) -> Array:
 # -- what another matcher would have to do ----------------------------------------------------------------------
 
 
-def matches_wholly(pattern: str, text: str, flags: re.RegexFlag = re.UNICODE) -> tuple[bool, str]:
+def matches_wholly(pattern: str, text: str) -> tuple[bool, str]:
     """Whether a whole text matches, and the name of the matcher: `re`, or an automaton for this text alone if `re`
     might try ways without end."""
     if count_paths(parse_pattern(pattern), text, MAX_PATHS) <= MAX_PATHS:
-        return re.fullmatch(pattern, text, flags) is not None, "re.fullmatch"
+        return re.fullmatch(pattern, text) is not None, "re.fullmatch"
     return compile_characters(pattern, text).accepts(text), "an automaton over characters"
 
 
