@@ -128,8 +128,7 @@ class TokenFile(TokenColumn):
 
     @classmethod
     def open(cls, directory: Path) -> "TokenFile":
-        """Open the tokens of a run. Each file is read once, to compare its checksum; those of earlier versions have
-        none."""
+        """Open the tokens of a run. Each file is read once, to compare its checksum."""
         meta = read_checked(directory / "meta.json", ADVICE)
         return cls._map(directory, meta, check=True)
 
@@ -155,17 +154,11 @@ class TokenFile(TokenColumn):
         """Whether the tokens were made from the same file with the same tokenizer."""
         return (self.meta.get("tokenizer"), self.meta.get("source")) == (tokenizer.fingerprint(), origin)
 
-    def check_ids(self, tokenizer: Tokenizer, directory: Path) -> None:
-        """Refuse tokens of an earlier version, which have no checksum, if the tokenizer does not have them all."""
-        sides = [(self, tokenizer), *([(self.sources, tokenizer.for_sources)] if self.sources else [])]
-        for column, side in sides if "crc32" not in self.meta else ():
-            if max(int(column.ids[k : k + READ].max()) for k in range(0, len(column.ids), READ)) >= side.size:
-                raise DifflmError(f"the tokens in {directory} are damaged. {ADVICE}")
-
     @property
     def complete(self) -> bool:
-        """Whether no texts are missing: earlier versions left out those that were too long or repeated."""
-        return not self.meta.get("too_long") and not self.meta.get("repeated")
+        """Whether no texts, and no checksums, are missing. Earlier versions left out texts that were too long or
+        repeated, and had no checksums: their tokens are made again."""
+        return "crc32" in self.meta and not self.meta.get("too_long") and not self.meta.get("repeated")
 
     @property
     def holds_pieces(self) -> bool:

@@ -170,7 +170,6 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
         tokens = TokenFile.open(directory)
         same = tokens.matches(tokenizer, origin)
         if same and tokens.complete:
-            tokens.check_ids(tokenizer, directory)
             return tokens
         if setup.resume and not same:
             raise DifflmError(f"{recipe.data} changed since {out} was started: resuming would not repeat the run.")
