@@ -31,10 +31,6 @@ class Download(Entry):
     url: str
     files: tuple[CorpusFile, ...]
 
-    @property
-    def is_archive(self) -> bool:
-        return any(one.inside for one in self.files)
-
 
 class Corpus(Entry):
     name: str

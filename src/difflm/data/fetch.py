@@ -53,7 +53,7 @@ def fetch_corpus(corpus: Corpus, out: Path, progress: Progress = lambda *_: None
 
 
 def fetch_download(download: Download, folder: Path, progress: Progress) -> None:
-    if not download.is_archive:
+    if not any(one.inside for one in download.files):
         [one] = download.files
         fetch_file(download.url, folder / one.file, one.size, one.sha256, progress=progress, most=MOST_BYTES)
         return

@@ -47,16 +47,6 @@ class TokenAutomaton:
         begin, kind = np.nonzero(self.table != dead)
         return np.stack([begin, kind, self.table[begin, kind]], 1)
 
-    def lengths(self, most: int) -> list[int]:
-        """The numbers of tokens, up to `most`, for which there is an accepted sequence."""
-        reached, found = np.arange(len(self.table)) == 0, list[int]()
-        for n in range(1, most + 1):
-            reached = np.isin(np.arange(len(self.table)), self.table[reached])
-            reached[-1] = False
-            if reached[self.accepting].any():
-                found.append(n)
-        return found
-
     def accepts(self, ids: Sequence[int]) -> bool:
         state = 0
         for token in ids:
@@ -133,15 +123,12 @@ def _compile_pattern(
     characters = compile_characters(pattern, letters)
     if negated:
         characters = CharacterAutomaton(characters.columns, *minimise(characters.table, ~characters.accepting))
-    named = repr(pattern) if isinstance(pattern, str) else "the schema"
-    if len(characters.table) == 1:
-        raise Refused(f"pattern: no text of this model's {tokenizer.kind} matches {named}.")
-    columns = spell_columns(characters, spelt)
-    accepting = characters.accepting
+    columns, accepting = spell_columns(characters, spelt), characters.accepting
     if tokenizer.whole_words:
         columns, accepting = space_words(characters, pieces, columns)
     found = columns.smallest(accepting)
     if len(found.table) == 1:
+        named = repr(pattern) if isinstance(pattern, str) else "the schema"
         raise Refused(f"pattern: no text of this model's {tokenizer.kind} matches {named}.")
     return found
 
