@@ -22,6 +22,7 @@ from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import Corpus, corpus_for
 from difflm.evaluation.language import evaluate_language, ratio, score
+from difflm.evaluation.options import Options
 from difflm.evaluation.reports import LANGUAGE
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities, LanguageModel, Sampling
@@ -79,7 +80,7 @@ def held_out(texts, training=()):
 def test_samples_that_are_real_text_measure_as_real_text(grammar, judge):
     texts = grammar[:60]
     model = recorded(random.Random(1).sample(texts, 60), judge.tokenizer)
-    report = evaluate_language({"m": model}, held_out(texts, texts[:6]), judge, samples=60)
+    report = evaluate_language({"m": model}, held_out(texts, texts[:6]), judge, Options(samples=60))
     real, made = report.row(REAL), report.row("m")
     for figure in LANGUAGE.keys() - {"nats_per_token", "reconstructed", "denoiser_calls", "seconds"}:
         assert made.figures[figure] == pytest.approx(real.figures[figure], rel=1e-5), figure
@@ -94,13 +95,13 @@ def test_a_hundredth_of_real_text_lies_above_its_99th_percentile(grammar, judge)
     """Of 300 different texts three do."""
     texts = grammar[:300]
     made = recorded(texts, judge.tokenizer)
-    report = evaluate_language({"m": made}, held_out(texts), judge, 300, seed=2, score_texts=1)
+    report = evaluate_language({"m": made}, held_out(texts), judge, Options(samples=300, seed=2, score_texts=1))
     assert report.row(REAL).figures["above_p99"] == report.row("m").figures["above_p99"] == 3 / 300
 
 
 def test_judge_nats_are_summed_over_texts_and_divided_by_words_and_end(grammar, judge):
     texts = grammar[:30]
-    report = evaluate_language({"m": recorded(texts, judge.tokenizer)}, held_out(texts), judge, samples=30)
+    report = evaluate_language({"m": recorded(texts, judge.tokenizer)}, held_out(texts), judge, Options(samples=30))
     nats, tokens = judge.score(texts), [len(judge.tokenizer.encode(text)) + 1 for text in texts]
     assert report.row("m").figures["judge_nats_per_token"] == pytest.approx(sum(nats) / sum(tokens), rel=1e-5)
     each = np.array(nats) / np.array(tokens)
@@ -112,7 +113,7 @@ def test_nats_per_token_of_a_known_likelihood(grammar):
     tokenizer = Words.build(grammar, more_than=0)
     texts = grammar[:40]
     model = recorded(texts, tokenizer, likelihood="bound", cost=lambda ids, lengths: 3.0 * lengths + 5)
-    report = evaluate_language({"m": model}, held_out(texts), None, samples=40, draws=3)
+    report = evaluate_language({"m": model}, held_out(texts), None, Options(samples=40, draws=3))
     n = sum(len(tokenizer.encode(text)) for text in texts)
     row = report.row("m")
     assert row.figures["nats_per_token"] == pytest.approx((3 * n + 200) / (n + 40))
@@ -122,7 +123,9 @@ def test_nats_per_token_of_a_known_likelihood(grammar):
 
 
 def test_what_is_no_likelihood_is_not_printed(grammar, judge):
-    report = evaluate_language({"m": recorded(grammar, judge.tokenizer)}, held_out(grammar[:20]), judge, samples=20)
+    report = evaluate_language(
+        {"m": recorded(grammar, judge.tokenizer)}, held_out(grammar[:20]), judge, Options(samples=20)
+    )
     row = report.row("m")
     assert row.figures["nats_per_token"] is None and "no likelihood" in row.notes["nats_per_token"]
     assert "likelihood" not in row.notes
@@ -145,7 +148,7 @@ def test_all_models_score_the_same_texts_and_too_long_ones_are_counted(grammar):
 
     rooms = {"short": 20, "long": 64}
     models = {k: recorded(texts, tokenizer, longest=v, likelihood="exact", cost=counting(k)) for k, v in rooms.items()}
-    report = evaluate_language(models, held_out(texts), None, samples=20)
+    report = evaluate_language(models, held_out(texts), None, Options(samples=20))
     for name in models:
         row = report.row(name)
         assert row.texts["nats_per_token"] == 15 and row.figures["nats_per_token"] == 1
@@ -156,7 +159,7 @@ def test_all_models_score_the_same_texts_and_too_long_ones_are_counted(grammar):
 def test_a_judge_with_other_tokens_judges_nobody_but_its_own(grammar, judge):
     other = recorded(grammar, Bpe.build(grammar, 300), longest=200)
     same = recorded(grammar, judge.tokenizer)
-    report = evaluate_language({"other": other, "same": same}, held_out(grammar[:20]), judge, samples=20)
+    report = evaluate_language({"other": other, "same": same}, held_out(grammar[:20]), judge, Options(samples=20))
     assert report.row("other").figures["judge_nats_per_token"] is None
     assert report.row("other").figures["above_p99"] is None
     assert "other tokens" in report.row("other").notes["judge_nats_per_token"]
@@ -166,7 +169,7 @@ def test_a_judge_with_other_tokens_judges_nobody_but_its_own(grammar, judge):
 
 def test_without_judge_and_twin_there_is_real_text_and_the_model(grammar):
     model = recorded(grammar, Words.build(grammar, more_than=0))
-    report = evaluate_language({"m": model}, held_out(grammar[:20]), None, samples=20)
+    report = evaluate_language({"m": model}, held_out(grammar[:20]), None, Options(samples=20))
     assert [row.name for row in report.rows] == [REAL, "m"]
     assert report.about["judge"] is report.about["judge_p99"] is None
     assert report.row("m").figures["judge_nats_per_token"] is None and "judge" in str(report.row("m").notes)
@@ -176,7 +179,7 @@ def test_copies_are_found_however_they_are_spaced(grammar, judge):
     """Two of four samples stand in the training texts, one of them written with its words apart."""
     training = [grammar[0], grammar[1].replace(".", " ."), grammar[2]]
     model = recorded([grammar[0], grammar[1], grammar[8], grammar[9]], judge.tokenizer)
-    report = evaluate_language({"m": model}, held_out(grammar[2:6], training), judge, samples=4)
+    report = evaluate_language({"m": model}, held_out(grammar[2:6], training), judge, Options(samples=4))
     assert report.row("m").figures["copied"] == 2 / 4
     assert report.row(REAL).figures["copied"] == 1 / 4
 
@@ -185,7 +188,7 @@ def test_unknown_words_and_empty_texts_do_not_hide(grammar, judge):
     """An UNK does not show in the printed text, an empty text cannot be judged: both are counted."""
     ids = judge.tokenizer.encode(grammar[0])
     model = recorded([[*ids, UNK], ids, [], []], judge.tokenizer)
-    report = evaluate_language({"m": model}, held_out(grammar[:50]), judge, samples=4)
+    report = evaluate_language({"m": model}, held_out(grammar[:50]), judge, Options(samples=4))
     row = report.row("m")
     assert row.figures["unknown"] == 1 / (2 * len(ids) + 1)
     assert row.figures["above_p99"] >= 2 / 4
@@ -195,8 +198,12 @@ def test_unknown_words_and_empty_texts_do_not_hide(grammar, judge):
 @pytest.mark.long
 def test_variety_is_compared_on_equally_many_texts(grammar, judge):
     """Sixty samples beside twenty held-out texts: distinct-n falls with the number, so twenty of each are counted."""
-    report = evaluate_language({"m": recorded(grammar, judge.tokenizer)}, held_out(grammar[:20]), judge, samples=60)
-    first = evaluate_language({"m": recorded(grammar, judge.tokenizer)}, held_out(grammar[:20]), judge, samples=20)
+    report = evaluate_language(
+        {"m": recorded(grammar, judge.tokenizer)}, held_out(grammar[:20]), judge, Options(samples=60)
+    )
+    first = evaluate_language(
+        {"m": recorded(grammar, judge.tokenizer)}, held_out(grammar[:20]), judge, Options(samples=20)
+    )
     for figure in ("distinct_1", "distinct_4", "self_bleu"):
         assert report.row("m").figures[figure] == first.row("m").figures[figure]
         assert report.row("m").texts[figure] == 20
@@ -205,7 +212,9 @@ def test_variety_is_compared_on_equally_many_texts(grammar, judge):
 
 @pytest.mark.long
 def test_records_say_what_was_measured(grammar, judge):
-    report = evaluate_language({"m": recorded(grammar, judge.tokenizer)}, held_out(grammar), judge, 50, seed=3)
+    report = evaluate_language(
+        {"m": recorded(grammar, judge.tokenizer)}, held_out(grammar), judge, Options(samples=50, seed=3)
+    )
     records = report.records("m")
     for record in records:
         assert record["kind"] == "metric" and record["task"] == "language"
@@ -221,7 +230,10 @@ def test_records_say_what_was_measured(grammar, judge):
 def test_the_judge_is_named_by_its_weights(grammar, judge, tmp_path):
     other = TextDiffusion.from_pretrained(tiny_run(tmp_path, "autoregressive", steps=2))
     made = recorded(grammar, judge.tokenizer)
-    names = [evaluate_language({"m": made}, held_out(grammar[:5]), j, 5).about["judge"] for j in (judge, judge, other)]
+    names = [
+        evaluate_language({"m": made}, held_out(grammar[:5]), j, Options(samples=5)).about["judge"]
+        for j in (judge, judge, other)
+    ]
     assert names[0] == names[1] != names[2]
 
 
@@ -247,11 +259,8 @@ def test_three_methods_in_one_report(tiny_runs):  # noqa: F811
             {**models, "again": lms["autoregressive"]},
             texts,
             lms["autoregressive"],
-            samples=6,
-            seed=1,
-            draws=2,
+            Options(samples=6, seed=1, draws=2, settings={"steps": 5, "sampler": "ddim"}),
             twin=lms["autoregressive"],
-            settings={"steps": 5, "sampler": "ddim"},
             on_progress=lambda *now: told.append(now),
         )
         for _ in range(2)
@@ -335,22 +344,22 @@ def test_seconds_do_not_count_the_first_call(grammar, judge, monkeypatch):
     clock = SimpleNamespace(perf_counter=lambda: len(calls) + 8.0 * bool(calls))
     monkeypatch.setattr("difflm.evaluation.language.time", clock)
     model.model.stream = slow_at_first
-    report = evaluate_language({"m": model}, held_out(grammar[:4]), None, samples=4, score_texts=1)
+    report = evaluate_language({"m": model}, held_out(grammar[:4]), None, Options(samples=4, score_texts=1))
     assert report.row("m").figures["seconds"] == len(calls) - 1 > 0
 
 
 @pytest.mark.parametrize("wrong", [{"samples": 0}, {"draws": 0}, {"score_texts": 0}, {"seed": -1}])
 def test_numbers_out_of_range_are_refused(grammar, judge, wrong):
     with pytest.raises(UsageError, match="must be between"):
-        evaluate_language({"m": recorded(grammar, judge.tokenizer)}, held_out(grammar), judge, **wrong)
+        evaluate_language({"m": recorded(grammar, judge.tokenizer)}, held_out(grammar), judge, Options(**wrong))
 
 
 def test_a_bound_cannot_judge_and_nothing_cannot_be_compared_with(grammar, judge):
     bound = recorded(grammar, judge.tokenizer, likelihood="bound")
     with pytest.raises(UsageError, match="exact likelihood"):
-        evaluate_language({"m": bound}, held_out(grammar), bound, 5)
+        evaluate_language({"m": bound}, held_out(grammar), bound, Options(samples=5))
     with pytest.raises(DifflmError, match="no held-out text"):
-        evaluate_language({"m": bound}, held_out([]), judge, 5)
+        evaluate_language({"m": bound}, held_out([]), judge, Options(samples=5))
 
 
 @pytest.mark.long

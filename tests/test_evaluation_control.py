@@ -27,6 +27,7 @@ from difflm.evaluation.control import (
     Made,
     Measure,
     Protocol,
+    System,
     evaluate_control,
     human_self_bleu,
     interval,
@@ -354,7 +355,7 @@ def test_a_line_that_is_no_target_is_told_by_its_number(tmp_path, line, told):
 @pytest.fixture(scope="module")
 def report(pairs, lm, judge):
     targets = drawn(pairs, lm, 2)
-    return evaluate_control(lm, "tiny", targets, judge, Protocol(2, 3, 2, settings={"steps": 3}), pairs)
+    return evaluate_control([System("tiny", lm, Protocol(2, 3, 2, settings={"steps": 3}))], targets, judge, pairs)
 
 
 def rows_of(report):
@@ -387,7 +388,7 @@ def test_every_control_is_measured_beside_its_sentences(report, pairs, judge):
 
 def test_the_judges_figure_of_the_sentences_is_their_likelihood(pairs, lm, judge):
     targets = drawn(pairs, lm, 3, names=["length"])
-    made = evaluate_control(lm, "tiny", targets, judge, Protocol(1, settings={"steps": 2}), pairs)
+    made = evaluate_control([System("tiny", lm, Protocol(1, settings={"steps": 2}))], targets, judge, pairs)
     sentences = [t.sentence for t in targets]
     tokens = sum(len(judge.tokenizer.encode(s)) + 1 for s in sentences)
     expected = sum(judge.score(sentences)) / tokens
@@ -442,7 +443,7 @@ def test_the_command_draws_targets_keeps_them_and_asks_for_the_same_again(home, 
     ("more", "told"),
     [
         (["--controls", "length,rhyme"], "unknown control 'rhyme'. Known: length, field"),
-        (["--samples", "0"], "must be at least 1, not 0"),
+        (["--samples", "0"], "must be between 1 and 1,000,000, not 0"),
         (["--each", "0"], "between 1 and"),
         (["--candidates", "0"], "--candidates must be"),
         (["--guidance", "-1"], "--guidance must be"),
@@ -540,24 +541,24 @@ def test_texts_made_elsewhere_are_checked_anew(pairs, lm, tmp_path):
     """What is read from a file has the figures of what was just written, and a file that lacks some is refused."""
     targets, kept = drawn(pairs, lm, 2), tmp_path / "texts.jsonl"
     protocol = Protocol(2, 3, settings={"steps": 2})
-    made = evaluate_control(lm, "tiny", targets, None, protocol, pairs, texts=kept)
-    again = evaluate_control(lm, "tiny", targets, None, protocol, pairs, texts=kept)
+    made = evaluate_control([System("tiny", lm, protocol)], targets, None, pairs, texts=kept)
+    again = evaluate_control([System("tiny", lm, protocol)], targets, None, pairs, texts=kept)
     for one, other in zip(made.rows, again.rows, strict=True):
         assert {k: v for k, v in one.figures.items() if not k.startswith("seconds")} == pytest.approx(
             {k: v for k, v in other.figures.items() if not k.startswith("seconds")}
         )
     assert again.rows[0].figures["seconds"] is None and "made before" in again.notes[0]
     with pytest.raises(UsageError, match="Lower each"):
-        evaluate_control(lm, "tiny", targets, None, Protocol(3), pairs, texts=kept)
+        evaluate_control([System("tiny", lm, Protocol(3))], targets, None, pairs, texts=kept)
     kept.write_text("{}\n", encoding="utf-8")
     with pytest.raises(UsageError, match="line 1"):
-        evaluate_control(lm, "tiny", targets, None, protocol, pairs, texts=kept)
+        evaluate_control([System("tiny", lm, protocol)], targets, None, pairs, texts=kept)
 
 
 def test_words_around_a_gap_that_the_model_does_not_know_are_counted_as_printed(lm):
     """They stand as they were given, though an answer to a user leaves such a gap unjudged."""
     target = Target("infill", Request(infill="Zebulon ___:2 ."))
-    report = evaluate_control(lm, "tiny", [target], None, Protocol(2, settings={"steps": 2}))
+    report = evaluate_control([System("tiny", lm, Protocol(2, settings={"steps": 2}))], [target], None)
     assert report.rows[0].figures["infill_kept"] == 1.0
 
 

@@ -12,14 +12,14 @@ import pytest
 from tiny import MODEL, THINGS, tiny_run, write_stories
 
 from difflm.app.cli import main
-from difflm.app.commands.evaluate import MeasureOptions
-from difflm.app.measuring import load_gaps
 from difflm.data.stories import Gap
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.evaluation.infill import GapMetrics, count_gaps, evaluate_infill, format_middles, interval, keep_fitting
-from difflm.evaluation.infill_writers import Asked, Lengths, Set, Writer, Written, between, writer_for
+from difflm.evaluation.infill_writers import Lengths, Set, Writer, Written, between, writer_for
+from difflm.evaluation.options import Options
 from difflm.evaluation.reports import PEOPLE
+from difflm.evaluation.tasks import load_gaps
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities
 
@@ -67,7 +67,7 @@ class Canned(Writer):
             sampling=lambda **_: None,
             model=SimpleNamespace(calls=lambda sampling, words: 7, capabilities=Capabilities(likelihood="exact")),
         )
-        super().__init__(lm, SET, Asked(mbr=len(made[0])))
+        super().__init__(lm, SET, Options(mbr=len(made[0])))
         self.made, self.told = made, nats
 
     def candidates(self, on_progress: Any) -> list[list[list[str]]]:
@@ -159,7 +159,8 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 @pytest.mark.long
 def test_each_model_writes_in_its_own_way(runs):
     kinds = {
-        name: type(writer_for(TextDiffusion.from_pretrained(run), SET, Asked())).__name__ for name, run in runs.items()
+        name: type(writer_for(TextDiffusion.from_pretrained(run), SET, Options())).__name__
+        for name, run in runs.items()
     }
     assert kinds == {"roc": "BothSides", "roc-twin": "LeftOnly", "roc-infill-twin": "Answering"}
 
@@ -171,7 +172,7 @@ def test_left_to_right_models_see_what_they_should(runs):
     sets = Set("anlg", gaps, LENGTHS)
     wrote = {}
     for name in ("roc-twin", "roc-infill-twin"):
-        writer: Any = writer_for(TextDiffusion.from_pretrained(runs[name]), sets, Asked())
+        writer: Any = writer_for(TextDiffusion.from_pretrained(runs[name]), sets, Options())
         wrote[name] = next(way for way in writer.others(lambda *_: None) if way.how == "greedy").middles
         assert all(0 < len(middle) <= 40 for middle in wrote[name])
     assert len({tuple(middle) for middle in wrote["roc-twin"]}) == 1
@@ -230,7 +231,7 @@ def test_one_candidate_and_a_file_of_figures(runs, data, tmp_path, capsys):
     ("given", "said"),
     [
         (["--sets", "e2e"], "unknown gaps 'e2e'"),
-        (["--samples", "1"], "at least 2"),
+        (["--samples", "1"], "between 2 and"),
         (["--mbr", "0"], "--mbr"),
         (["--beams", "-1"], "--beams"),
         (["--twin", "x"], "--twin is for --task language"),
@@ -246,13 +247,13 @@ def test_nonsense_is_refused_before_anything_is_loaded(given, said, data, capsys
 @pytest.mark.parametrize("name", ["anlg", "roc"])
 def test_gaps_behind_those_that_are_reported_are_others(name, data):
     """The order is the seed's whatever is skipped and however many are asked for."""
-    asked = MeasureOptions(data=data, seed=2)
-    order = [(gap.left, gap.right) for gap in load_gaps(name, STORIES, 10**6, asked).gaps]
-    reported = [(gap.left, gap.right) for gap in load_gaps(name, STORIES, 6, asked).gaps]
-    choosing = [(gap.left, gap.right) for gap in load_gaps(name, STORIES, 5, asked, skip=6).gaps]
+    asked = Options(data=data, seed=2, samples=10**6)
+    order = [(gap.left, gap.right) for gap in load_gaps(name, STORIES, asked).gaps]
+    reported = [(gap.left, gap.right) for gap in load_gaps(name, STORIES, replace(asked, samples=6)).gaps]
+    choosing = [(gap.left, gap.right) for gap in load_gaps(name, STORIES, replace(asked, samples=5, skip=6)).gaps]
     assert reported == order[:6] and choosing == order[6:11]
     with pytest.raises(UsageError, match="skip 1000000 leaves 0"):
-        load_gaps(name, STORIES, 5, asked, skip=10**6)
+        load_gaps(name, STORIES, replace(asked, skip=10**6))
 
 
 def test_options_of_this_task_belong_to_it(capsys):
@@ -274,7 +275,7 @@ def test_gaps_that_do_not_fit_are_left_out_and_told(runs, data):
         evaluate_infill(
             {"m": SimpleNamespace(model=SimpleNamespace(max_words=9), tokenizer=lm.tokenizer, device=lm.device)},
             [sets],
-            Asked(),
+            Options(),
             [],
         )
 
@@ -284,8 +285,8 @@ def test_a_model_of_any_diffusion_method_can_be_asked(tmp_path, data):
     folder = tiny_run(tmp_path, "diffusion-lm", data="roc", longest=60, steps=2, root=data)
     lm = TextDiffusion.from_pretrained(folder)
     gap = Gap("Ann went to the park.", "Now Ann has a hat.", ("Ann saw a hat there.",))
-    (report, _) = evaluate_infill(
-        {"m": lm}, [Set("roc", [gap, gap], LENGTHS)], Asked(mbr=2, draws=0, settings={"steps": 2}), ["x"]
+    report = evaluate_infill(
+        {"m": lm}, [Set("roc", [gap, gap], LENGTHS)], Options(mbr=2, draws=0, settings={"steps": 2}), ["x"]
     )
     assert {row.about["how"] for row in report.rows} == {"one sample", "MBR of 2"}
     assert [row.figures["kept"] for row in report.rows] == [1.0, 1.0]
@@ -297,7 +298,7 @@ def test_sides_with_unknown_words_are_counted_as_kept(runs):
     lm = TextDiffusion.from_pretrained(runs["roc"])
     gap = Gap("Zebulon went to the park.", "Now Zebulon has a hat.", ("Zebulon saw a hat.",))
     assert lm.tokenizer.unknown(gap.left) == ["Zebulon"]
-    writer = writer_for(lm, Set("roc", [gap], LENGTHS), Asked(mbr=2, draws=0, settings={"steps": 2}))
+    writer = writer_for(lm, Set("roc", [gap], LENGTHS), Options(mbr=2, draws=0, settings={"steps": 2}))
     writer.candidates(lambda done, total: None)
     assert writer.kept == 1.0
 

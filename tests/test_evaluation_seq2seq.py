@@ -151,8 +151,8 @@ def test_sources_of_a_seed_are_the_same_whatever_number_is_asked_for():
         ({}, ("--oracle", "--mbr", "1"), 2, "--oracle chooses among candidates"),
         ({}, ("--judge", "judge"), 2, "--judge is for --task language"),
         ({}, ("--sets", "roc"), 2, "--sets is for --task infill"),
-        ({}, ("--samples", "0"), 2, "must be at least 1"),
-        ({}, ("--skip", "-1"), 2, "--skip must be 0 or more"),
+        ({}, ("--samples", "0"), 2, "must be between 1"),
+        ({}, ("--skip", "-1"), 2, "--skip must be between 0"),
     ],
 )
 def test_bad_input_is_one_line(run, tmp_path, monkeypatch, complaint, files, argv, code, said):

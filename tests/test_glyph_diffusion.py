@@ -30,6 +30,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import BoundDenoiser, ClipPixels, Steering
 from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.language import evaluate_language
+from difflm.evaluation.options import Options
 from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
@@ -411,7 +412,9 @@ def test_the_report_says_that_all_words_come_back(run):
     lm = TextDiffusion.from_pretrained(run)
     corpus = corpus_for(lm, None)
     short = replace(corpus, texts=[text for text in corpus.texts if len(" ".join(split_words(text))) <= 72])
-    report = evaluate_language({"glyphs": lm}, short, samples=2, draws=2, score_texts=4, settings={"steps": 2})
+    report = evaluate_language(
+        {"glyphs": lm}, short, options=Options(samples=2, draws=2, score_texts=4, settings={"steps": 2})
+    )
     row = report.row("glyphs")
     assert row.figures["reconstructed"] == 1 and row.figures["nats_per_token"] is None
 

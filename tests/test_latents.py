@@ -17,6 +17,7 @@ from difflm.diffusion.samplers.loop import BoundDenoiser, Steering
 from difflm.errors import UsageError
 from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.language import evaluate_language
+from difflm.evaluation.options import Options
 from difflm.fast import inference
 from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
@@ -233,7 +234,7 @@ def test_what_latents_cannot_do_is_refused_in_one_line(method, runs, tmp_path, c
 def test_the_report_has_the_share_of_words_that_come_back(runs):
     lms = {name: TextDiffusion.from_pretrained(run) for name, run in runs.items()}
     report = evaluate_language(
-        lms, corpus_for(lms["gpvae"], None), samples=2, draws=2, score_texts=4, settings={"steps": 2}
+        lms, corpus_for(lms["gpvae"], None), options=Options(samples=2, draws=2, score_texts=4, settings={"steps": 2})
     )
     rows = {name: report.row(name) for name in BOTH}
     assert all(0 <= row.figures["reconstructed"] <= 1 and row.texts["reconstructed"] == 4 for row in rows.values())

@@ -7,14 +7,13 @@ import pytest
 
 import difflm
 from difflm.app.cli import main
-from difflm.app.commands.train import default_run
 from difflm.data.corpora import corpus, corpus_examples, corpus_paths, file_names, resolve_data
 from difflm.data.texts import read_texts
 from difflm.data.tokenfile import source_fingerprint
 from difflm.errors import UsageError
 from difflm.evaluation.corpora import corpus_for, pairs_for
 from difflm.generation.pipeline import TextDiffusion
-from difflm.training.own_text import is_own_text, own_recipe, split_arguments
+from difflm.training.own_text import default_run, is_own_text, own_recipe, split_arguments
 from difflm.training.run import read_config
 
 TINY = ["model.hidden=16", "model.layers=1", "model.heads=2", "batch_size=4", "sample_every=0", "steps=2"]

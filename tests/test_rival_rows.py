@@ -9,13 +9,13 @@ from test_evaluation_control import write_corpus
 from tiny import MODEL, write_stories
 
 from difflm.app.cli import main
-from difflm.app.commands.options import parse_methods
-from difflm.app.measuring import guide_models
 from difflm.data.words import split_words
 from difflm.evaluation.checkers import Checkers
 from difflm.evaluation.control import Made, Measure, outcomes
+from difflm.evaluation.options import Options
 from difflm.evaluation.reports import SENTENCES
 from difflm.evaluation.targets import parse_target
+from difflm.evaluation.tasks import guide_models
 from difflm.generation.jobs import Generation
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import DECODERS
@@ -98,8 +98,8 @@ def test_a_decoder_without_a_run_is_refused(home, capsys):
 
 
 def test_all_decoders_are_those_of_the_registry():
-    assert list(parse_methods(["all"])) == list(DECODERS)
-    found = parse_methods(["all", "fudge=2"])
+    assert list(Options(method=["all"]).methods) == list(DECODERS)
+    found = Options(method=["all", "fudge=2"]).methods
     assert found["fudge"].size == 2 and found["pplm"] is None
 
 

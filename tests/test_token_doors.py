@@ -13,9 +13,10 @@ from difflm.data.texts import read_chunks
 from difflm.data.tokenizers import SPECIALS, UNK, Characters, Tokenizer
 from difflm.diffusion.processes.matrix import Matrix, nearest_rate
 from difflm.errors import UsageError
-from difflm.evaluation.control import Protocol, evaluate_control
+from difflm.evaluation.control import Protocol, System, evaluate_control
 from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.language import evaluate_language
+from difflm.evaluation.options import Options
 from difflm.evaluation.targets import Target
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
@@ -91,7 +92,7 @@ def test_one_report_of_both_worlds(tiny_runs):
     names = ("difflm", "mdlm", "block-diffusion", "bert-mouth")
     lms = {name: TextDiffusion.from_pretrained(tiny_runs[name]) for name in names}
     judge = TextDiffusion.from_pretrained(tiny_runs["autoregressive"])
-    report = evaluate_language(lms, corpus_for(lms["mdlm"], None), judge, samples=4, draws=2)
+    report = evaluate_language(lms, corpus_for(lms["mdlm"], None), judge, Options(samples=4, draws=2))
     rows = {name: report.row(name) for name in names}
     assert [row.notes.get("likelihood") for row in rows.values()] == ["bound", "bound", "bound", None]
     assert rows["bert-mouth"].figures["nats_per_token"] is None and rows["mdlm"].figures["denoiser_calls"] == 50
@@ -163,7 +164,7 @@ def test_blocks_of_characters_are_as_many_as_asked(tmp_path, capsys):
     assert main(["generate", str(tmp_path / "run"), "--infill", "To be ___", "--length", "3"]) == 2
     assert "at least 7 characters" in capsys.readouterr().err
     with pytest.raises(UsageError, match="counted in words"):
-        evaluate_control(lm, "run", [Target("length", Request(length=20))], None, Protocol(each=1))
+        evaluate_control([System("run", lm, Protocol(each=1))], [Target("length", Request(length=20))], None)
 
 
 def test_a_model_of_characters_writes_and_is_measured_on_what_it_held_out(tmp_path):

@@ -22,10 +22,11 @@ import torch
 from benchmarks.speed import rows as rows_of
 from benchmarks.speed.large import large_rows
 from difflm.app import bench
-from difflm.app.measuring import load_judge, run_names
+from difflm.app.console import note
 from difflm.app.plots.canvas import check_out, draw_panels
 from difflm.errors import UsageError
 from difflm.evaluation.control import Protocol, by_control, write_texts, written
+from difflm.evaluation.runs import load_judge, name_runs
 from difflm.evaluation.targets import Target, read_targets
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
@@ -59,7 +60,7 @@ class Speed:
         self.twin = TextDiffusion.from_pretrained(asked.twin, asked.device, dtype) if asked.twin else None
         if self.twin and not isinstance(self.twin.model, Autoregressive):
             raise UsageError(f"a twin writes from left to right; this run is {self.twin.config['method']}.")
-        self.judge = load_judge(asked.judge, [self.lm], asked.device)
+        self.judge = load_judge(asked.judge, [self.lm], asked.device, note)
         self.batches = asked.batches or ((1, 50, 1024) if self.on_gpu else (1, 4))
         self.steps = [asked.steps] if asked.steps else [10, 20, 50, 200] if self.on_gpu else [10, 50]
         self.rates: dict[str, Any] = {}
@@ -135,7 +136,7 @@ class Speed:
 
     def rivals(self) -> Iterator[Callable[[], Row]]:
         if self.twin:
-            name = run_names([self.asked.twin])[0]
+            (name,) = name_runs([self.asked.twin])
             for compiled in (False, True) if self.on_gpu else (False,):
                 for texts in self.batches:
                     yield partial(rows_of.twin_row, name, self.twin, texts, self.judge, compiled)

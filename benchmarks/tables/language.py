@@ -142,17 +142,19 @@ def train(run: str, asked: Asked) -> bool:
 
 def measure(run: str, asked: Asked) -> dict[str, Any]:
     """What `difflm evaluate` measures, of this run and beside it."""
+
     from difflm.app.commands.options import load_model
-    from difflm.app.measuring import load_judge
+    from difflm.app.console import note
     from difflm.evaluation.corpora import corpus_for
     from difflm.evaluation.language import evaluate_language
+    from difflm.evaluation.options import Options
+    from difflm.evaluation.runs import load_judge
 
     lm = load_model(str(asked.out / run), asked.device)
-    judge = load_judge(None if asked.table == "e2e" else str(asked.out / TWIN), [lm], asked.device)
+    judge = load_judge(None if asked.table == "e2e" else str(asked.out / TWIN), [lm], asked.device, note)
     corpus = corpus_for(lm, asked.data)
-    report = evaluate_language(
-        {run: lm}, corpus, judge, asked.samples, draws=asked.draws, score_texts=2 * asked.samples
-    )
+    options = Options(samples=asked.samples, draws=asked.draws, score_texts=2 * asked.samples)
+    report = evaluate_language({run: lm}, corpus, judge, options)
     (own,) = (row for row in report.rows if row.name == run)
     if asked.table == "characters" and own.figures["nats_per_token"] is not None:
         # END and the length are paid by the characters.

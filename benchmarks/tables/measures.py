@@ -177,12 +177,13 @@ class LanguageMeasure:
 
     @classmethod
     def make(cls, lm: "TextDiffusion", texts: Texts, device: str) -> "LanguageMeasure":
-        from difflm.app.measuring import load_judge
+        from difflm.app.console import note
+        from difflm.evaluation.runs import load_judge
 
         training = [separate_words(text) for text in texts.training()]
         seen = {gram for text in training for gram in hash_grams(text)}
         real = random.Random(0).sample(training, min(FEATURE_TEXTS, len(training)))
-        return cls(texts, load_judge(None, [lm], device), Features(real), seen)
+        return cls(texts, load_judge(None, [lm], device, note), Features(real), seen)
 
     def scored(self, lm: "TextDiffusion", texts: Sequence[str]) -> "np.ndarray[Any, Any] | None":
         """Nats (in hundredths) and tokens of each text, [texts, 2]; None where there is no likelihood."""

@@ -280,7 +280,8 @@ def overlap(plan: Plan, lm: "TextDiffusion", made: "Sequence[Any]") -> "dict[str
     """BLEU-4, ROUGE-L and CIDEr of the first text of each target with CommonGen's references, and bootstrap draws."""
     from difflm.data.stories import Gap
     from difflm.data.words import split_words
-    from difflm.evaluation.infill import GapMetrics, Lengths, Set
+    from difflm.evaluation.infill import GapMetrics
+    from difflm.evaluation.infill_writers import Lengths, Set
 
     references = concept_targets(plan, lm, choose=False)[1]
     gaps = Set("contains", [Gap("", "", tuple(scenes)) for scenes in references], Lengths.of([["a"] * 5], True))
@@ -313,30 +314,39 @@ def check_texts(plan: Plan) -> None:
 
 def measure_gaps(system: System, plan: Plan, parts: Sequence[str]) -> None:
     """Choose strength or temperature on other gaps, and fill those to report."""
-    from difflm.app.commands.evaluate import MeasureOptions
     from difflm.app.commands.options import load_model
-    from difflm.app.measuring import load_gaps
     from difflm.data.corpora import corpus
     from difflm.data.stories import whole
     from difflm.errors import UsageError
-    from difflm.evaluation.infill import Asked, evaluate_infill
+    from difflm.evaluation.infill import evaluate_infill
+    from difflm.evaluation.options import Options
+    from difflm.evaluation.tasks import load_gaps
     from difflm.models import batching
 
     batching.GPU_BYTES = 2**30  # searches over soft words share a GPU: each needs twenty times as much
     lm, judge = plan.load(system.run), load_model(plan.folder("roc-judge"), plan.device)
     stories = list(whole(corpus("roc", plan.data, "train")))
-    training, options = [text for story in stories for text in story], MeasureOptions(data=plan.data)
+    training = [text for story in stories for text in story]
     for part in parts:
 
         def fill(strength: Any, settings: dict[str, Any], choose: bool, part: str = part) -> "list[Row]":
-            methods = {system.method: strength} if system.method else {}
-            asked = Asked(0, 2 if choose else plan.mbr, 0 if choose else 5, 0, settings, methods)
-            count, skip = (plan.choose, plan.targets) if choose else (plan.targets, 0)
-            gaps = load_gaps(part, stories, count, options, skip)
-            report, read = evaluate_infill({system.name: lm}, [gaps], asked, training, judge=judge)
+            method = f"{system.method}={strength.size:g}" if strength else str(system.method)
+            count, skip, mbr, beams = (plan.choose, plan.targets, 2, 0) if choose else (plan.targets, 0, plan.mbr, 5)
+            options = Options(
+                data=plan.data,
+                samples=count,
+                skip=skip,
+                mbr=mbr,
+                beams=beams,
+                draws=0,
+                method=[method] if system.method else None,
+                settings=settings,
+            )
+            gaps = load_gaps(part, stories, options)
+            report = evaluate_infill({system.name: lm}, [gaps], options, training, judge=judge)
             if not choose:
                 (plan.out / "texts").mkdir(exist_ok=True)
-                (plan.out / "texts" / f"infill-{system.name}-{part}.txt").write_text(read[part])
+                (plan.out / "texts" / f"infill-{system.name}-{part}.txt").write_text(report.readings[part])
             own = [row for row in report.rows if row.name == system.name]
             label = f"{system.method}: " if system.method else ""
             for reason in (row.about["refused"] for row in own if "refused" in row.about):

@@ -1,25 +1,20 @@
 """`difflm.train` and `difflm.evaluate`: the commands of these names, for Python. Torch is imported when they run."""
 
 import inspect
-import json
-import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from difflm.app.commands.evaluate import GROUPS, SETTINGS, MeasureOptions, RivalOptions, make_report
-from difflm.app.commands.train import default_run, resolve_own
-from difflm.app.console import TrainingView
+from difflm.app.console import Bar, TrainingView, note
 from difflm.errors import UsageError, suggest
+from difflm.evaluation.options import SETTINGS, TASKS, Options
 from difflm.generation.requests import Request
 
 if TYPE_CHECKING:
     from difflm.evaluation.reports import Report
     from difflm.generation.pipeline import TextDiffusion
-
-TASKS = ("language", "control", "infill", "seq2seq")
 
 
 @dataclass(frozen=True)
@@ -71,46 +66,34 @@ def train(
     `resume=True` continues from it. `progress=True` prints lines; a function is called with the number of finished
     steps and the total."""
     begun = time.perf_counter()
+    from difflm.data.corpora import file_names
     from difflm.generation.jobs import check_device
-    from difflm.training.fit import train_run
-    from difflm.training.model_card import finish_run
-    from difflm.training.own_text import is_own_text, split_arguments
-    from difflm.training.recipe import load_recipe
+    from difflm.training.own_text import default_run, is_own_text, split_arguments
+    from difflm.training.recipe import load_recipe, spell_changes
+    from difflm.training.work import resolve_own, train_recipe
 
     names = [str(recipe)] if isinstance(recipe, str | Path) else [*map(str, recipe)]
-    root, changed = Path(data_dir) if data_dir else None, list_changes(changes)
+    root, folder, chosen = Path(data_dir) if data_dir else None, Path(out) if out else None, check_device(device)
     name, wrong = split_arguments(names)
     if wrong or not names:
         raise UsageError(f"{(wrong or ['[]'])[0]!r} is not a file of texts. Give recipe settings as keywords.")
     if is_own_text(name):
-        resolved = resolve_own(name, changed, Path(out) if out else None, root, device, resume)
-        folder = Path(out) if out else default_run(name, resolved.method)
-    elif out is None:
+        note(f"reading {file_names(name)} …")
+        resolved = resolve_own(name, changes, folder, root, chosen, resume, note)
+        folder = folder or default_run(name, resolved.method)
+    elif folder is None:
         raise UsageError("where should the run be saved? Give out=, a new directory.")
     else:
-        resolved, folder = load_recipe(name, changed), Path(out)
-    chosen = check_device(device)
+        resolved = load_recipe(name, changes)
+    command = ["difflm", "train", *names, *spell_changes(changes), "--out", str(folder)]
     if progress is True:
         with TrainingView(folder, as_json=False) as view:
-            outcome = train_run(resolved, folder, chosen, view, view.reading, root, resume, begun)
+            outcome = train_recipe(resolved, folder, command, chosen, view, view.reading, root, resume, begun)
     else:
         counter = StepCounter(progress or (lambda step, steps: None))
-        outcome = train_run(resolved, folder, chosen, counter, lambda what, count: None, root, resume, begun)
-    if outcome.stopped != "interrupted" and resolved.method != "classifier":
-        finish_run(folder, shlex.join(["difflm", "train", *names, *changed, "--out", str(folder)]))
+        ignore: Callable[[str, int], None] = lambda what, count: None  # noqa: E731
+        outcome = train_recipe(resolved, folder, command, chosen, counter, ignore, root, resume, begun)
     return Run(folder, outcome.step, outcome.stopped, outcome.seconds, outcome.validation)
-
-
-def list_changes(changes: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Keys of a recipe in the command's notation: model={"hidden": 256} is model.hidden=256."""
-    found = []
-    for key, value in changes.items():
-        if isinstance(value, Mapping):
-            found += list_changes(value, f"{prefix}{key}.")
-        else:
-            said = str(value) if isinstance(value, str | Path) else json.dumps(value)
-            found.append(f"{prefix}{key}={said}")
-    return found
 
 
 def evaluate(runs: str | Path | Sequence[str | Path], task: str = "language", **options: Any) -> "Report":
@@ -125,49 +108,39 @@ def evaluate(runs: str | Path | Sequence[str | Path], task: str = "language", **
     given = {name: value for name, value in options.items() if value is not None}
     if wrong := [name for name in given if name not in OPTIONS]:
         raise UsageError(f"unknown option {wrong[0]!r} of evaluate. {suggest(wrong[0], OPTIONS)}".strip())
+    settings = {name: given.pop(name) for name in SETTINGS if name in given}
+    asked = Options(**{name: convert(value, OPTIONS[name]) for name, value in given.items()}, settings=settings)
+    asked.check_task(task)
+    from difflm.evaluation.runs import keep_report
+    from difflm.evaluation.tasks import evaluate as evaluate_runs
 
-    def fill(group: type) -> Any:
-        return group(**{one.name: as_path(one, given[one.name]) for one in fields(group) if one.name in given})
-
-    groups = {name: fill(group) for name, group in GROUPS.items()} | {"rivals": RivalOptions()}
     named = [str(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
-    settings = {name: given[name] for name in SETTINGS if name in given}
-    report = make_report(named, task, fill(MeasureOptions), settings, groups)
-    if "out" in given:
-        from difflm.app.measuring import append_records
-
-        append_records(Path(given["out"]), report, list(dict.fromkeys(row.name for row in report.rows)))
+    with Bar("measuring") as bar:
+        report = evaluate_runs(named, task, asked, bar)
+        if asked.out:
+            keep_report(report, named, asked.out, bar)
     return report
 
 
-def as_path(one: Any, value: Any) -> Any:
-    """Convert a value to the type of its option: paths may be given as text."""
-    kinds = str(one.type)
-    if "list" in kinds and isinstance(value, str | Path):
-        value = [value]
+def convert(value: Any, option: inspect.Parameter) -> Any:
+    """Convert a value to the type of its option: paths may be given as text, and one value for a list."""
+    kinds = str(option.annotation)
+    values = [value] if "list" in kinds and isinstance(value, str | Path) else value
     if "Path" not in kinds:
-        return value
-    return [Path(part) for part in value] if isinstance(value, list) else Path(value)
-
-
-def plain_type(annotation: Any) -> Any:
-    """The type in an annotation that also describes an option."""
-    return get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
+        return values
+    return [Path(part) for part in values] if isinstance(values, list) else Path(values)
 
 
 def list_options() -> dict[str, inspect.Parameter]:
-    """The options of the command as keyword arguments."""
-    kind = inspect.Parameter.KEYWORD_ONLY
-    found = {}
-    for group in (MeasureOptions, *GROUPS.values()):
-        for one in fields(group):
-            if one.name != "as_json":  # a report has its own form
-                found[one.name] = inspect.Parameter(
-                    one.name, kind, default=one.default, annotation=plain_type(one.type)
-                )
-    for name in SETTINGS:
-        found[name] = inspect.Parameter(name, kind, default=None, annotation=Request.model_fields[name].annotation)
-    return found
+    """The options of an evaluation as keyword arguments."""
+    kinds = get_type_hints(Options)
+    found = {one.name: (one.default, kinds[one.name]) for one in fields(Options) if one.name != "settings"}
+    found |= {name: (None, Request.model_fields[name].annotation) for name in SETTINGS}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return {
+        name: inspect.Parameter(name, keyword, default=default, annotation=kind)
+        for name, (default, kind) in found.items()
+    }
 
 
 OPTIONS = list_options()

@@ -100,6 +100,13 @@ class Bar:
             self._done = max(self._done + steps, least)
             self._progress.update(self._task, completed=self._done)
 
+    def note(self, message: str) -> None:
+        """Print a line to stderr, above the bar."""
+        if self._progress.live.is_started:
+            self._progress.console.print(strip_controls(message), markup=False, highlight=False, soft_wrap=True)
+        else:
+            note(message)
+
     def put(self, line: str) -> None:
         """Print a line of output to stdout; above the bar if both share a terminal."""
         if self._progress.live.is_started and sys.stdout.isatty():

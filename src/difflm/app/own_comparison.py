@@ -4,14 +4,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from difflm.app.commands.train import default_run, train_and_save
+from difflm.app.commands.train import train_and_save
 from difflm.app.console import note
 from difflm.data.corpora import corpus_path
 from difflm.errors import UsageError, suggest
 from difflm.generation.jobs import check_device
 from difflm.methods import METHODS
 from difflm.runtime.files import read_checked
-from difflm.training.own_text import begun_recipe, own_recipe
+from difflm.training.own_text import begun_recipe, default_run, own_recipe
 
 
 def train_methods(

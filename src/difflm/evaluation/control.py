@@ -46,7 +46,7 @@ from difflm.evaluation.language import (
 )
 from difflm.evaluation.reports import CONTROL, SENTENCES, Report, Row
 from difflm.evaluation.targets import Target, write_lines
-from difflm.generation.jobs import MOST_TEXTS, Generation, GenerationJob, check_request
+from difflm.generation.jobs import Generation, GenerationJob
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
 from difflm.methods.rivals import DECODERS
@@ -66,14 +66,6 @@ class Protocol:
     guidance: GuidanceSettings | None = None  # None: the model's own, or the decoder's
     settings: Mapping[str, Any] = field(default_factory=dict)  # of `Sampling`
     method: str | None = None  # the decoder of a left-to-right model
-
-    def check(self) -> None:
-        """Check the numbers before anything is loaded."""
-        if not 1 <= self.each <= MOST_TEXTS:
-            raise UsageError(f"--each must be between 1 and {MOST_TEXTS:,}, not {self.each}.")
-        check_request(1, self.seed, 1, self.candidates)
-        if self.guidance and not 0 <= self.guidance.size <= 1000:
-            raise UsageError(f"--guidance must be between 0 and 1,000, not {self.guidance.size}.")
 
     def make_job(self, lm: TextDiffusion, target: Target, number: int) -> GenerationJob:
         """Return the job that samples one target, with its own noise."""
@@ -141,30 +133,25 @@ class Made:
 
 
 def evaluate_control(
-    lm: TextDiffusion,
-    name: str,
+    systems: Sequence[System],
     targets: Sequence[Target],
     judge: TextDiffusion | None,
-    protocol: Protocol,
     pairs: Sequence[E2EPair] = (),
     about: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
     on_progress: OnProgress = lambda what, done, total: None,
     texts: Path | None = None,
     second_parser: Path | None = None,
-    rivals: Sequence[System] = (),
 ) -> Report:
     """Generate texts for every target and measure them. Sentences of one meaning among `pairs` are compared with the
     samples of one target; `about` says where the targets come from. The texts are kept in the file `texts`; if it
-    exists, its texts are measured instead. `rivals` have their own rows, for the same targets; a control that one of
-    several systems does not support is a row without figures, with the reason."""
-    systems = [System(name, lm, protocol), *rivals]
-    for system in systems:
-        system.protocol.check()
+    exists, its texts are measured instead. A control that one of several systems does not support is a row without
+    figures, with the reason."""
+    name, lm, protocol = systems[0].name, systems[0].lm, systems[0].protocol
     sampling = dict.fromkeys(system.protocol.describe(system.lm) for system in systems)
     if judge:
         check_judge(judge)
-    if texts and rivals:
+    if texts and len(systems) > 1:
         raise UsageError("--texts keeps the texts of one run: leave the others out.")
     counted = any(target.asked.length is not None for target in targets)
     if counted and any(system.lm.tokenizer.kind != "words" for system in systems):

@@ -18,7 +18,7 @@ from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.corpora import fits
-from difflm.evaluation.infill_writers import Asked, Lengths, Set, Words, Written, writers_for
+from difflm.evaluation.infill_writers import Set, Words, Written, writers_for
 from difflm.evaluation.language import (
     JUDGED,
     OnProgress,
@@ -29,10 +29,9 @@ from difflm.evaluation.language import (
     model_name,
     score,
 )
+from difflm.evaluation.options import Options
 from difflm.evaluation.reports import PEOPLE, Report, Row
 from difflm.generation.pipeline import TextDiffusion
-
-__all__ = ["Asked", "Lengths", "Set", "evaluate_infill"]
 
 LEAST_ROOM = 12  # words that every model must have room for in a gap
 BOOTSTRAPS = 1000
@@ -43,14 +42,14 @@ Floats = NDArray[np.float64]
 def evaluate_infill(
     models: Mapping[str, TextDiffusion],
     sets: Sequence[Set],
-    how: Asked,
+    options: Options,
     training_sentences: Sequence[str],
     similarity: BertScore | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
     judge: TextDiffusion | None = None,
-) -> tuple[Report, dict[str, str]]:
-    """Measure all models on all sets; also return some gaps of each set with their middles, for people to read."""
-    how.check()
+) -> Report:
+    """Measure all models on all sets; the report also has some gaps of each set with their middles."""
+    options.check("infill")
     if judge is not None:
         check_judge(judge)
     rows: list[Row] = []
@@ -64,9 +63,9 @@ def evaluate_infill(
             notes.append(f"{gaps.name}: {left_out} gaps are left out: their text is too long for a model")
         if not fitting.gaps:
             raise UsageError(f"{gaps.name}: no gap fits into all of these models.")
-        metrics = GapMetrics(fitting, how.seed, training_sentences, similarity, judge)
+        metrics = GapMetrics(fitting, options.seed, training_sentences, similarity, judge)
         written = {
-            name: [way for writer in writers_for(lm, fitting, how) for way in writer.write(name, on_progress)]
+            name: [way for writer in writers_for(lm, fitting, options) for way in writer.write(name, on_progress)]
             for name, lm in models.items()
         }
         on_progress(f"{gaps.name}: measuring", 0, 1)
@@ -75,14 +74,14 @@ def evaluate_infill(
         first = [way for ways in written.values() for way in ways if not way.refused]
         if not first:
             raise UsageError(given_up[0][1].refused)
-        best = metrics.overlap(first[1 if how.mbr > 1 else 0].middles)
+        best = metrics.overlap(first[1 if options.mbr > 1 else 0].middles)
         rows += metrics.people()
         for name, ways in written.items():
             rows += [metrics.row(name, models[name], way, best) for way in ways]
         read[gaps.name] = format_middles(fitting.gaps, written)
     legend = ["±: half of the 95 % interval, over gaps. Overlap is of words in lower case"]
-    about = {"seed": how.seed, "mbr": how.mbr, "judge": model_name(judge) if judge else None}
-    return Report("infill", f"{count_gaps(rows)}; seed {how.seed}", rows, about, legend, notes), read
+    about = {"seed": options.seed, "mbr": options.mbr, "judge": model_name(judge) if judge else None}
+    return Report("infill", f"{count_gaps(rows)}; seed {options.seed}", rows, about, legend, notes, read)
 
 
 def count_gaps(rows: Sequence[Row]) -> str:

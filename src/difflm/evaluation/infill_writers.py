@@ -4,8 +4,8 @@ sentence, or is decoded by a method that takes gaps."""
 
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from difflm.controls import Infill
-from difflm.controls.guidance import GuidanceSettings
 from difflm.data.corpora import REARRANGED
 from difflm.data.stories import ANSWER, BLANK, MIDDLES, Gap, asked, sentences
 from difflm.data.text_metrics import most_central
@@ -25,7 +24,8 @@ from difflm.diffusion.samplers.loop import Steering
 from difflm.diffusion.timesteps import GOLDEN_RATIO
 from difflm.errors import UsageError
 from difflm.evaluation.language import Counted, OnProgress, describe_sampling, score, settings_for
-from difflm.generation.jobs import Generation, GenerationJob, check_request
+from difflm.evaluation.options import Options
+from difflm.generation.jobs import Generation, GenerationJob
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import DECODERS
 from difflm.models.base import Sampling
@@ -87,24 +87,6 @@ class Written:
     refused: str = ""  # why there are none
 
 
-@dataclass(frozen=True)
-class Asked:
-    """How middles are requested."""
-
-    seed: int = 0
-    mbr: int = 10
-    beams: int = 5
-    draws: int = 8
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    methods: Mapping[str, GuidanceSettings | None] = field(default_factory=dict)  # decoders and their strengths
-
-    def check(self) -> None:
-        check_request(1, self.seed, self.mbr)
-        for name, value, without in (("beams", self.beams, "beam search"), ("draws", self.draws, "choice by score")):
-            if not 0 <= value <= 1000:
-                raise UsageError(f"--{name} must be between 0 (no {without}) and 1,000, not {value}.")
-
-
 class Writer:
     """A model on one set of gaps. Subclasses generate `mbr` candidates per gap and define the whole text."""
 
@@ -112,7 +94,7 @@ class Writer:
     counted: list[list[int]] | None = None  # network calls of each candidate, where they were counted
     label: str = ""  # of its rows, without how a candidate was chosen
 
-    def __init__(self, lm: TextDiffusion, gaps: Set, asked: Asked) -> None:
+    def __init__(self, lm: TextDiffusion, gaps: Set, asked: Options) -> None:
         self.lm, self.set, self.asked = lm, gaps, asked
 
     def candidates(self, on_progress: Counted) -> list[list[Words]]:
@@ -202,7 +184,7 @@ class BothSides(Writer):
 class Decoded(BothSides):
     """A model with a decoder that supports gaps and chooses their lengths itself."""
 
-    def __init__(self, lm: TextDiffusion, gaps: Set, asked: Asked, method: str) -> None:
+    def __init__(self, lm: TextDiffusion, gaps: Set, asked: Options, method: str) -> None:
         super().__init__(lm, gaps, asked)
         self.method, self.label = method, f"{method}: "
 
@@ -307,14 +289,14 @@ class LeftOnly(Answering):
         return split_words(sentences(text)[0])
 
 
-def writers_for(lm: TextDiffusion, gaps: Set, asked: Asked) -> list[Writer]:
+def writers_for(lm: TextDiffusion, gaps: Set, asked: Options) -> list[Writer]:
     """The model's own way, and those of decoders, which replace that of a model that only sees the left side."""
     own = writer_for(lm, gaps, asked)
     decoded = [Decoded(lm, gaps, asked, m) for m in asked.methods if isinstance(lm.model, DECODERS[m].decodes)]
     return [*([] if decoded and isinstance(own, LeftOnly) else [own]), *decoded]
 
 
-def writer_for(lm: TextDiffusion, gaps: Set, asked: Asked) -> Writer:
+def writer_for(lm: TextDiffusion, gaps: Set, asked: Options) -> Writer:
     if lm.config["method"] != "autoregressive":
         return BothSides(lm, gaps, asked)
     return (Answering if lm.config["recipe"]["data"] == REARRANGED else LeftOnly)(lm, gaps, asked)

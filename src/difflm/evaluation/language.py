@@ -32,8 +32,8 @@ from difflm.data.words import split_words
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import MOST_TEXTS, Corpus, fits
+from difflm.evaluation.options import DEFAULTS, SAMPLES, Options
 from difflm.evaluation.reports import LANGUAGE, Report, Row
-from difflm.generation.jobs import check_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.ld4lg.model import LatentDiffusion
 from difflm.models.base import Sampling
@@ -53,19 +53,16 @@ def evaluate_language(
     models: Mapping[str, TextDiffusion],
     corpus: Corpus,
     judge: TextDiffusion | None = None,
-    samples: int = 1000,
-    seed: int = 0,
-    draws: int = 8,
+    options: Options = DEFAULTS,
     twin: TextDiffusion | None = None,
-    settings: Mapping[str, Any] | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
-    score_texts: int = 500,
 ) -> Report:
     """Measure `samples` texts of each model, of the twin (of the judge if there is none) and of real text.
 
     `settings` change the models' sampling, not the twin's. Likelihoods and bounds are those of `score_texts` held-out
     texts with `draws` noise levels each; the cost is proportional to both."""
-    check_numbers(samples, seed, draws, score_texts)
+    options.check("language")
+    seed, draws, samples = options.seed, options.draws, options.samples or SAMPLES
     if not corpus.texts:
         raise DifflmError(f"{corpus.name} has no held-out text to measure against.")
     rival = twin or judge
@@ -77,7 +74,7 @@ def evaluate_language(
     real = reference[:samples]
     sets = {f"real text ({corpus.split})": Texts(real, tokenizer.encode_batch(real), tokenizer)}
     for name, lm in writers.items():
-        changes = {} if name in rivals else settings or {}
+        changes = {} if name in rivals else options.settings
         sets[name] = write_samples(lm, changes, samples, seed, partial(on_progress, f"{name}: writing"))
         if isinstance(lm.model, LatentDiffusion):
             sets[f"{name}, random latents"] = write_random(lm, lm.model, samples, seed)
@@ -91,7 +88,7 @@ def evaluate_language(
         seed,
     )
     rows = [measure.row(name, made, on_progress) for name, made in sets.items()]
-    scored, note = choose_scored(reference, list(writers.values()), score_texts)
+    scored, note = choose_scored(reference, list(writers.values()), options.score_texts)
     for row, lm in ((row, writers[row.name]) for row in rows if row.name in writers):
         add_likelihood(row, lm, scored, note, seed, draws, on_progress)
         if lm.model.capabilities.whole_text and scored:
@@ -113,14 +110,6 @@ def make_legend(rows: Sequence[Row], judge: "Judge | None", draws: int) -> list[
     if len({row.about["tokenizer"] for row in rows}) > 1:
         lines.append("nats/token: not comparable between models with different tokenizers")
     return lines + sorted({note for row in rows for key, note in row.notes.items() if key in LANGUAGE})
-
-
-def check_numbers(samples: int, seed: int, draws: int, score_texts: int) -> None:
-    numbers = (("samples", samples, 1_000_000), ("draws", draws, 1000), ("score-texts", score_texts, 10**6))
-    for name, value, most in numbers:
-        if not 1 <= value <= most:
-            raise UsageError(f"--{name} must be between 1 and {most:,}, not {value}.")
-    check_request(1, seed)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ class Report:
     about: dict[str, Any]  # what all rows share
     legend: list[str]  # how to read the table
     notes: list[str] = field(default_factory=list)  # what readers of the table and of the JSON objects must know
+    readings: dict[str, str] = field(default_factory=dict)  # texts for people to read, by the name of their file
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)

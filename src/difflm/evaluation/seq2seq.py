@@ -25,8 +25,9 @@ from difflm.data.text_metrics import most_central
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.language import OnProgress, describe_sampling, device_name
+from difflm.evaluation.options import Options
 from difflm.evaluation.reports import SEQ2SEQ, Report, Row
-from difflm.generation.jobs import Chosen, Decode, Generation, Ids, check_request
+from difflm.generation.jobs import Chosen, Decode, Generation, Ids
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.ranking import Rank, Ranking, check_repairs, make_ranking
 from difflm.generation.reading import Reader
@@ -132,47 +133,30 @@ def check_outputs(name: str, outputs: Outputs, sources: int) -> None:
 # -- generating -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Ways:
-    """How texts are requested."""
-
-    seed: int = 0
-    mbr: int = 10
-    beams: int = 5
-    oracle: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    repairs: int = 0  # how often a left-to-right twin repairs the candidates that it ranks
-    ranks: Sequence[Rank] = ()  # further choices among the candidates: by the model's own bound, by a twin
-
-    def check(self) -> None:
-        check_request(1, self.seed, self.mbr)
-        if not 0 <= self.beams <= 1000:
-            raise UsageError(f"--beams must be between 0 (no beam search) and 1,000, not {self.beams}.")
-        if self.oracle and self.mbr < 2:
-            raise UsageError("--oracle chooses among candidates: give --mbr 2 or more.")
-
-
 def evaluate_seq2seq(
     models: Mapping[str, TextDiffusion],
     pairs: PairSet,
-    ways: Ways,
+    options: Options,
+    ranks: Sequence[Rank] = (),
     similarity: BertScore | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> Report:
-    """Generate texts from all sources with all models, and measure them."""
-    readers = [*models.values(), *(rank for rank in ways.ranks if not isinstance(rank, str))]
+    """Generate texts from all sources with all models, and measure them. `ranks` are further choices among the
+    candidates: by the model's own bound, by a twin."""
+    readers = [*models.values(), *(rank for rank in ranks if not isinstance(rank, str))]
     fitting = pairs.keep(np.all([reads(lm, pairs.sources) for lm in readers], axis=0).tolist())
     notes = [f"seconds: on {device_name(next(iter(models.values())).device)}"]
     if left_out := len(pairs.sources) - len(fitting.sources):
         notes.append(f"{left_out:,} sources are left out, they are longer than a model reads")
     if not fitting.sources:
         raise UsageError("no source fits into all of these models.")
-    rankings = {name: rank_by(lm, fitting.sources, ways) for name, lm in models.items()}
+    rankings = {name: rank_by(lm, fitting.sources, options, ranks) for name, lm in models.items()}
     written = {
-        name: list(write_outputs(name, lm, fitting, ways, rankings[name], on_progress)) for name, lm in models.items()
+        name: list(write_outputs(name, lm, fitting, options, rankings[name], on_progress))
+        for name, lm in models.items()
     }
     on_progress("measuring", 0, 1)
-    about = {"corpus": fitting.name, "split": fitting.split, "seed": ways.seed}
+    about = {"corpus": fitting.name, "split": fitting.split, "seed": options.seed}
     return measure_outputs(fitting.sources, fitting.references, written, similarity, about, notes)
 
 
@@ -182,18 +166,18 @@ def reads(lm: Reader, sources: Sequence[str]) -> list[bool]:
     return [0 < len(ids) <= room for ids in lm.tokenizer.for_sources.encode_batch(list(sources))]
 
 
-def rank_by(lm: TextDiffusion, sources: Sequence[str], ways: Ways) -> dict[str, Ranking]:
+def rank_by(lm: TextDiffusion, sources: Sequence[str], options: Options, ranks: Sequence[Rank]) -> dict[str, Ranking]:
     """Return the rankings of candidates, by the names of their rows; a model that cannot be ranked so is rejected."""
     told = lm.encode_sources(sources)
     found = {}
-    for rank in ways.ranks:
+    for rank in ranks:
         own = isinstance(rank, str)
-        best = f", best of {ways.mbr}" if ways.mbr > 1 else ""
-        name, repairs = f"by {'bound' if own else 'the twin'}{best}", 0 if own else ways.repairs
+        best = f", best of {options.mbr}" if options.mbr > 1 else ""
+        name, repairs = f"by {'bound' if own else 'the twin'}{best}", 0 if own else options.repairs
         if repairs:
             check_repairs(repairs, rank)
             name += f", {repairs} {'repair' if repairs == 1 else 'repairs'} each"
-        found[name] = make_ranking(lm, rank, ways.mbr, told, len(told), ways.seed, repairs)
+        found[name] = make_ranking(lm, rank, options.mbr, told, len(told), options.seed, repairs)
     return found
 
 
@@ -201,30 +185,31 @@ def write_outputs(
     name: str,
     lm: TextDiffusion,
     pairs: PairSet,
-    ways: Ways,
+    options: Options,
     rankings: Mapping[str, Ranking],
     on_progress: OnProgress,
 ) -> Iterator[Outputs]:
     """Yield a model's texts: one sample, the most central and the likeliest of several, and beam search if it supports
     that."""
     left_to_right = "left-to-right" in lm.model.capabilities.settings
-    known = understood_by(lm.model.capabilities.settings) if left_to_right else ways.settings
-    settings = {key: value for key, value in ways.settings.items() if key in known}
+    known = understood_by(lm.model.capabilities.settings) if left_to_right else options.settings
+    settings = {key: value for key, value in options.settings.items() if key in known}
     about = {"method": lm.config["method"]}
 
     def describe(how: str, **changes: Any) -> dict[str, Any]:
         sampling = describe_sampling(lm.sampling(**settings, **changes))
         return {"how": how, "about": {**about, "sampling": f"{how}: {sampling}"}}
 
-    ids, made, calls, seconds = write_candidates(name, lm, pairs.sources, ways.mbr, ways.seed, settings, on_progress)
+    mbr, seed = options.mbr, options.seed
+    ids, made, calls, seconds = write_candidates(name, lm, pairs.sources, mbr, seed, settings, on_progress)
     texts = [[text.text for text in group] for group in made]
     firsts = [group[:1] for group in texts]
-    yield Outputs(firsts, calls / ways.mbr, seconds / ways.mbr, "first", **describe("one sample"))
-    if ways.mbr > 1:
+    yield Outputs(firsts, calls / mbr, seconds / mbr, "first", **describe("one sample"))
+    if mbr > 1:
         start = time.perf_counter()
         chosen = [most_central([text.tokens for text in group]) for group in made]  # as `translate --mbr` chooses
         own = seconds + time.perf_counter() - start
-        yield Outputs(texts, calls, own, "mbr", chosen=chosen, **describe(f"MBR of {ways.mbr}"))
+        yield Outputs(texts, calls, own, "mbr", chosen=chosen, **describe(f"MBR of {mbr}"))
     for how, ranking in rankings.items():
         on_progress(f"{name}: ranking", 0, 1)
         start = time.perf_counter()
@@ -232,12 +217,12 @@ def write_outputs(
         own, cost = seconds + time.perf_counter() - start, sum(one.calls for one in best) / len(best)
         chosen = [one.index for one in best]
         yield Outputs(put_repairs(lm, texts, best), calls + cost, own, "first", chosen=chosen, **describe(how))
-    if ways.mbr > 1 and ways.oracle:
-        yield Outputs(texts, calls, seconds, "oracle", **describe(f"oracle of {ways.mbr}"))
-    if left_to_right and ways.beams:
-        search = {**settings, "beams": ways.beams}
-        _, made, calls, seconds = write_candidates(name, lm, pairs.sources, 1, ways.seed, search, on_progress)
-        about_search = describe(f"{ways.beams} beams", beams=ways.beams)
+    if mbr > 1 and options.oracle:
+        yield Outputs(texts, calls, seconds, "oracle", **describe(f"oracle of {mbr}"))
+    if left_to_right and options.beams:
+        search = {**settings, "beams": options.beams}
+        _, made, calls, seconds = write_candidates(name, lm, pairs.sources, 1, seed, search, on_progress)
+        about_search = describe(f"{options.beams} beams", beams=options.beams)
         yield Outputs([[text.text for text in group] for group in made], calls, seconds, "first", **about_search)
 
 

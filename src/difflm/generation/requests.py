@@ -1,6 +1,7 @@
 """Requests from options of the command, lines of a .jsonl file or bodies of the HTTP API; their results as JSON."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from difflm.errors import UsageError, explain_faults
 from difflm.models.sampling import SETTINGS
 
 if TYPE_CHECKING:
+    from difflm.controls.guidance import GuidanceSettings
     from difflm.controls.plan import Edit
     from difflm.generation.texts import Generation
 
@@ -195,3 +197,18 @@ def generation_to_json(g: "Generation") -> dict[str, Any]:
     found = {key: round(g.seconds, 4) if key == "seconds" else getattr(g, key) for key in keys}
     more = {"classifier_calls": g.classifier_calls, "warnings": g.warnings}
     return found | {key: value for key, value in more.items() if value}
+
+
+def read_guidance(given: str | None, option: str = "--guidance") -> "GuidanceSettings | None":
+    """Parse the size of our guidance, or `original`, the settings of Li et al. (2022); None: the model's own."""
+    if given is None:
+        return None
+    try:
+        size = 0.0 if given == "original" else float(given)
+    except ValueError:
+        raise UsageError(f"{option} must be a number or `original`, not {given!r}.") from None
+    if not 0 <= size <= 1000:
+        raise UsageError(f"{option} must be between 0 and 1,000, not {given}.")
+    from difflm.controls.guidance import ORIGINAL, STANDARD
+
+    return ORIGINAL if given == "original" else replace(STANDARD, size=size)

@@ -26,13 +26,14 @@ from difflm.errors import UsageError
 from difflm.methods import METHODS
 from difflm.training.recipe import (
     TOKENIZERS,
+    Changes,
     Recipe,
     check,
     known_recipes,
     load_recipe,
+    read_changes,
     read_recipe,
     set_value,
-    split_change,
 )
 from difflm.training.run import find_run, find_start, read_config
 
@@ -146,15 +147,14 @@ def split_arguments(words: Sequence[str]) -> tuple[str, list[str]]:
     return names[0] if names else "", [*names[1:], *changes]
 
 
-def own_recipe(
-    data: str, changes: Sequence[str], root: Path | None, device: str, note: Callable[[str], None]
-) -> Recipe:
+def own_recipe(data: str, changes: Changes, root: Path | None, device: str, note: Callable[[str], None]) -> Recipe:
     """Return a recipe for these texts and a kind of device ("cuda", "cpu"): settings that are not given are chosen and
     reported."""
-    given = dict(map(split_change, changes))
+    given = read_changes(changes)
     if "data" in given:
         raise UsageError(f"the texts are given twice: {data} and data={given['data']}.")
-    plain = load_recipe(BASE, [f"data={data}", *changes])  # rejects errors before anything is read
+    wanted = {"data": data, **given}
+    plain = load_recipe(BASE, wanted)  # rejects errors before anything is read
     if is_model(Path(data)):
         raise UsageError(f"{data} holds a model, not texts: train it on yours with init={data}, or --resume its run.")
     corpus_paths(data, root)
@@ -163,16 +163,16 @@ def own_recipe(
             f"task=seq2seq: {file_names(data)} holds pairs; column {pairs[1]} is written from column {pairs[0]}. "
             "Give column=SOURCE,TARGET for others, or column=NAME to train on the texts of one alone"
         )
-        changes = [f"column={','.join(pairs)}", *changes, "task=seq2seq"]
-        plain = load_recipe(BASE, [f"data={data}", *changes])
+        wanted = {"data": data, "column": ",".join(pairs), **given, "task": "seq2seq"}
+        plain = load_recipe(BASE, wanted)
     sides = ("source", "target") if plain.has_sources else ()
     survey = Survey.of(counted_texts(resolve_data(data, root), root, plain.column, plain.chunk, sides))
     count, what = (survey.texts // 2, "pair") if sides else (survey.texts, "text")
     note(f"{file_names(data)}: {count:,} {what}{'s'[: count != 1]} of {survey.characters:,} characters")
     start = choose_start(survey, given) if not plain.has_sources else []
     if start:
-        changes = [f"{key}={value}" for key, value, _ in start] + [*changes]
-        plain = load_recipe(BASE, [f"data={data}", *changes])
+        wanted = {key: value for key, value, _ in start} | wanted
+        plain = load_recipe(BASE, wanted)
     chosen = [one for one in [*start, *choose_settings(survey, plain, device)] if one[0] not in given]
     if plain.init or plain.tokenizer not in TOKENIZERS:  # its sizes are those of another run
         chosen = [one for one in chosen if one[0] not in ("tokenizer", "vocabulary", "more_than")]
@@ -181,7 +181,7 @@ def own_recipe(
     for why in dict.fromkeys(why for *_, why in chosen if why):
         note(f"{' '.join(f'{key}={value}' for key, value, reason in chosen if reason == why)}: {why}")
     ignored = (lambda _: None) if start else note  # do not report unused lines if the method was chosen here
-    return load_recipe(BASE, [f"data={data}", *(f"{key}={value}" for key, value, _ in chosen), *changes], ignored)
+    return load_recipe(BASE, {key: value for key, value, _ in chosen} | wanted, ignored)
 
 
 def find_pairs(plain: Recipe, given: Mapping[str, Any], root: Path | None) -> tuple[str, str] | None:
@@ -248,9 +248,25 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
     return [*found, ("steps", 0, "")]  # reported when they are counted
 
 
-def begun_recipe(out: Path, data: str, changes: Sequence[str]) -> Recipe:
+def default_run(texts: str, method: str) -> Path:
+    """The directory of an unnamed run, from the names of its texts, the first of several, and its method."""
+    first = (list_parts(texts) or [texts])[0]
+    path = Path(first.rstrip("/")) if is_remote(first) else Path(os.path.abspath(first))
+    while is_pattern(str(path)):
+        path = path.parent
+    return Path(f"{path.name.split('.')[0] or 'run'}-{method}")
+
+
+def find_begun(texts: str, changes: Changes) -> Path:
+    """The directory of the unnamed run that training was begun in: of the given method, or of one of the usual."""
+    named = read_changes(changes).get("method")
+    usual = [default_run(texts, method) for method in ([named] if named else ["difflm", "mdlm"])]
+    return next((run for run in usual if run.exists()), usual[0])
+
+
+def begun_recipe(out: Path, data: str, changes: Changes) -> Recipe:
     """The recipe of an existing run, with the settings chosen for it and these changes."""
     values = {**read_recipe(out), "data": data}
-    for key, value in map(split_change, changes):
+    for key, value in read_changes(changes).items():
         set_value(values, key, value)
     return check(values)

@@ -1,5 +1,6 @@
 """Recipes: a YAML file with a method, a data set, sizes and a budget, and `key=value` changes to it."""
 
+import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from difflm.methods import METHODS, Method
 from difflm.runtime.files import check_regular, read_checked
 from difflm.training.run import initial_run
 
+Changes = Sequence[str] | Mapping[str, Any]  # of a recipe: "key=value" each, or values by key
 TOKENIZERS = ("words", "bpe", "characters")  # those that are learned from texts
 SIZES = ("hidden", "layers", "encoder_layers", "heads")  # shared by the networks of several methods
 # Settings of training that no weight's shape depends on.
@@ -155,13 +157,11 @@ def known_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def load_recipe(
-    name_or_path: str, changes: Sequence[str] = (), note: Callable[[str], None] = lambda text: None
-) -> Recipe:
-    """Load a bundled recipe or a file, with `key=value` changes; all errors are reported at once. `note` is called for
+def load_recipe(name_or_path: str, changes: Changes = (), note: Callable[[str], None] = lambda text: None) -> Recipe:
+    """Load a bundled recipe or a file, with changes; all errors are reported at once. `note` is called for
     lines of the recipe that do not apply to the method or the data that the changes name."""
     values = _read(name_or_path)
-    given = dict(split_change(change) for change in changes)
+    given = read_changes(changes)
     begins = values["model"].get("pretrained") == ""  # a recipe that starts from somebody else's model
     key = "model.pretrained" if begins and "init" not in given else "init"
     if given.get(key) and is_pretrained(Path(str(given[key]))):  # an open model with its own tokenizer
@@ -216,6 +216,26 @@ def _drop_foreign(values: dict[str, Any], given: Mapping[str, Any]) -> list[str]
         licence = values.pop("licence")
         messages.append(f"{licence} is the licence of the recipe's own data. Give licence=NAME for yours.")
     return messages
+
+
+def read_changes(changes: Changes) -> dict[str, Any]:
+    """Changes by their whole keys: {"model": {"hidden": 256}} is model.hidden."""
+    if not isinstance(changes, Mapping):
+        return dict(map(split_change, changes))
+    found: dict[str, Any] = {}
+    for key, value in changes.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            plain = str(value) if isinstance(value, Path) else value
+            found[key] = None if (key, plain) == ("init", "none") else plain
+    return found
+
+
+def spell_changes(changes: Changes) -> list[str]:
+    """Changes as a command gives them."""
+    found = read_changes(changes).items()
+    return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in found]
 
 
 def split_change(change: str) -> tuple[str, Any]:

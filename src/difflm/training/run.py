@@ -15,7 +15,8 @@ from difflm.errors import DifflmError, UsageError, suggest
 from difflm.machine import is_on
 from difflm.methods import METHODS, TextSpec
 from difflm.models.sampling import Sampling
-from difflm.runtime.files import AGAIN, FORMAT, INSTALL, OF_WEIGHTS, check_sha256, read_checked
+from difflm.runtime.files import AGAIN, FORMAT, INSTALL, OF_WEIGHTS, check_sha256, read_checked, read_json
+from difflm.runtime.hub import is_hub_name
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +104,12 @@ def read_config(run: Path) -> dict[str, Any]:
         raise DifflmError(f"{run}/config.json lacks {missing[0]!r}: it is not the whole config of a run.")
     check_keys(config, f"{run}/config.json")
     return config
+
+
+def peek_config(name_or_path: str) -> dict[str, Any]:
+    """The config of a run, without torch; {} for somebody else's model and for one on the Hub."""
+    folder = None if is_hub_name(name_or_path) else find_run(name_or_path)
+    return read_config(folder) if folder and not is_open_config(read_json(folder / "config.json")) else {}
 
 
 def advise_config(run: Path) -> str:

@@ -27,13 +27,12 @@ from difflm.app.commands.options import (
     join_others,
     load_model,
     option,
-    parse_guidance,
     report_errors,
     with_options,
 )
 from difflm.app.console import Bar, complain, note, to_json
 from difflm.errors import UsageError
-from difflm.generation.requests import Request, generation_to_json, read_requests
+from difflm.generation.requests import Request, generation_to_json, read_guidance, read_requests
 from difflm.models.sampling import FAMILIES, SETTINGS, option_name
 from difflm.runtime.files import check_place, check_regular
 from difflm.runtime.resumable import ResumableLines
@@ -163,7 +162,7 @@ def load_writer(
 
 def check_guidance(given: str | None, requests: list[Request]) -> "GuidanceSettings | None":
     """Parse how strongly classifiers steer; reject it if no request uses a classifier."""
-    guidance = parse_guidance(given)
+    guidance = read_guidance(given)
     if guidance is not None and not any(r.method or control.head for r in requests for control in r.controls()):
         raise UsageError(
             "--guidance is how strongly classifiers steer: give it with --field, --label, --pos, --tree or --span."

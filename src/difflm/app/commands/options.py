@@ -7,10 +7,10 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, get_type_hints
 
 import typer
 from rich.markup import escape
@@ -23,7 +23,6 @@ from difflm.models.sampling import FAMILIES, Family, Sampling
 
 if TYPE_CHECKING:
     from difflm.controls import Control
-    from difflm.controls.guidance import GuidanceSettings
     from difflm.generation.pipeline import TextDiffusion
     from difflm.generation.ranking import Rank
 
@@ -34,7 +33,7 @@ P = ParamSpec("P")
 CONSTRAINTS, REWRITING, CANDIDATES = "What the text must satisfy", "Rewriting a text", "Choosing among candidates"
 SAMPLING, VECTORS, DISCRETE = "Sampling", "Sampling: models of word vectors", "Sampling: masked and other token models"
 LEFT_TO_RIGHT, EDITS = "Sampling: autoregressive models", "Sampling: models that edit"
-FILES, HARDWARE = "Input and output", "Hardware"
+FILES, HARDWARE, TRAINING = "Input and output", "Hardware", "Training what is compared"
 PANELS: dict[str, Sequence[str]] = {
     CONSTRAINTS: (
         *("length", "words", "contains", "avoid", "infill", "pattern", "json_schema", "field", "label", "pos", "tree"),
@@ -54,7 +53,7 @@ ORDER = [None, *PANELS, "", SAMPLING, VECTORS, DISCRETE, LEFT_TO_RIGHT, EDITS, F
 
 
 # The panels of everyday options, and which of their options are not: --help shows the others, --help-all all of them.
-EVERYDAY = (None, CONSTRAINTS, REWRITING, CANDIDATES, SAMPLING, FILES, HARDWARE, "Training what is compared")
+EVERYDAY = (None, CONSTRAINTS, REWRITING, CANDIDATES, SAMPLING, FILES, HARDWARE, TRAINING)
 RARE = {
     *("guide", "guidance", "label", "pos", "tree", "span", "control", "method", "source", "mbr", "repairs", "rank"),
     *("sampler", "length_beam", "clamp", "draws", "dtype", "split"),
@@ -131,6 +130,8 @@ Out = Annotated[
     Path | None,
     option("Write to this file; run the same command again to continue after a stop.", "FILE", panel=FILES),
 ]
+Records = Annotated[Path | None, option("Append the records to this file instead of the runs.", "FILE", panel=FILES)]
+SHARED = {"data": Data, "device": Device, "seed": Seed, "out": Records}  # options of several commands
 METAVARS = {
     **dict.fromkeys(("field", "label", "control"), "NAME=VALUE"),
     **dict.fromkeys(("source", "contains", "infill", "edit", "keep"), "TEXT"),
@@ -187,37 +188,20 @@ def with_options(**groups: type | Sequence[str]) -> Callable[[Callable[..., int 
 
 
 def options_of(group: type | Sequence[str]) -> list[inspect.Parameter]:
-    if isinstance(group, type):
-        return list(inspect.signature(group).parameters.values())
-    return [request_option(key) for key in group]
-
-
-def parse_guidance(given: str | None, option: str = "--guidance") -> "GuidanceSettings | None":
-    """Parse the size of our guidance, or `original`, the settings of Li et al. (2022); None: the model's own."""
-    if given is None:
-        return None
-    try:
-        size = 0.0 if given == "original" else float(given)
-    except ValueError:
-        raise UsageError(f"{option} must be a number or `original`, not {given!r}.") from None
-    if not 0 <= size <= 1000:
-        raise UsageError(f"{option} must be between 0 and 1,000, not {given}.")
-    from difflm.controls.guidance import ORIGINAL, STANDARD
-
-    return ORIGINAL if given == "original" else replace(STANDARD, size=size)
-
-
-def parse_methods(given: "Sequence[str] | None") -> "dict[str, GuidanceSettings | None]":
-    """Decoders by name, each with its guidance; `all` are those of the registry. None: the decoder's usual guidance."""
-    from difflm.methods.rivals import DECODERS, find_decoder
-
-    found: dict[str, GuidanceSettings | None] = {}
-    for one in given or ():
-        name, equals, guidance = one.partition("=")
-        if (equals and name == "all") or guidance == "original":
-            raise UsageError(f"--method {one}: give the guidance of one decoder as a number, such as fudge=2.")
-        names = [*DECODERS] if name == "all" else [find_decoder(name).name]
-        found |= dict.fromkeys(names, parse_guidance(guidance, f"--method {name}") if equals else None)
+    """The options for keys of `Request`, or for the fields of a dataclass that say what they are about."""
+    if not isinstance(group, type):
+        return [request_option(key) for key in group]
+    kinds = get_type_hints(group, include_extras=True)
+    found = []
+    for one in fields(group):
+        about = next(iter(getattr(kinds[one.name], "__metadata__", ())), None)
+        if about is not None:
+            panel = f"--task {' or '.join(about.tasks)}" if len(about.tasks) < 3 else ""
+            made: Any = Annotated[kinds[one.name].__origin__, option(about.help, about.metavar, panel=panel)]
+        if about is not None or one.name in SHARED:
+            kind = SHARED.get(one.name) or made
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            found.append(inspect.Parameter(one.name, keyword, default=one.default, annotation=kind))
     return found
 
 
@@ -253,18 +237,10 @@ def is_text(given: str) -> bool:
     return not os.path.exists(given) and (len(given.split()) > 1 or not re.search(r"\.\w+(,|$)|/", given))
 
 
-def peek_config(model: str) -> dict[str, Any]:
-    """The config of a run, before torch is imported; {} for somebody else's model and for one on the Hub."""
-    from difflm.runtime.files import read_json
-    from difflm.runtime.hub import is_hub_name
-    from difflm.training.run import find_run, is_open_config, read_config
-
-    folder = None if is_hub_name(model) else find_run(model)
-    return read_config(folder) if folder and not is_open_config(read_json(folder / "config.json")) else {}
-
-
 def check_reads_sources(model: str) -> None:
     """Refuse a run that was trained without sources."""
+    from difflm.training.run import peek_config
+
     if (config := peek_config(model)) and not config["recipe"].get("source_longest"):
         raise UsageError(f"{model} was trained on texts without sources and cannot write from one.")
 
@@ -384,17 +360,12 @@ def silence_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def load_model(name: str, device: str, dtype: str | None = None, divided: bool = False) -> "TextDiffusion":
-    """Load a model for a command, without importing the evaluation code. `divided`: several processes share the
-    generation of its texts."""
+def load_model(name: str, device: str, dtype: str | None = None) -> "TextDiffusion":
     import torch
 
-    from difflm.generation.divided import DividedTextDiffusion
     from difflm.generation.pipeline import TextDiffusion
-    from difflm.runtime.distributed import current
 
-    kind = DividedTextDiffusion if divided and current().count > 1 else TextDiffusion
-    return kind.from_pretrained(name, device, getattr(torch, dtype) if dtype else None)
+    return TextDiffusion.from_pretrained(name, device, getattr(torch, dtype) if dtype else None)
 
 
 def load_rank(given: str, device: str) -> "Rank":

@@ -50,9 +50,9 @@ def train(
     """Train a model on your own texts, or from a recipe. Ctrl-C saves a checkpoint; --resume continues from it."""
     begun = time.perf_counter()
     check_names(device)
-    from difflm.data.corpora import is_pattern, list_parts
+    from difflm.data.corpora import file_names, is_pattern, list_parts
     from difflm.data.remote import is_remote
-    from difflm.training.own_text import is_own_text, split_arguments
+    from difflm.training.own_text import default_run, is_own_text, split_arguments
     from difflm.training.recipe import load_recipe
 
     given = [recipe, *(changes or ())]
@@ -63,7 +63,11 @@ def train(
             if not is_remote(part) and not is_pattern(part):
                 check_file(part)
     if own:
-        resolved = resolve_own(recipe, changes, out, data, device, resume)
+        note(f"reading {file_names(recipe)} …")  # at once: torch takes seconds to import
+        from difflm.generation.jobs import check_device
+        from difflm.training.work import resolve_own
+
+        resolved = resolve_own(recipe, changes, out, data, check_device(device), resume, note)
         out = out or default_run(recipe, resolved.method)
     else:
         resolved = load_recipe(recipe, changes, note)
@@ -108,36 +112,6 @@ def train(
     return 0
 
 
-def default_run(texts: str, method: str) -> Path:
-    """The directory of an unnamed run, from the names of its texts, the first of several, and its method."""
-    from difflm.data.corpora import is_pattern, list_parts
-    from difflm.data.remote import is_remote
-
-    first = (list_parts(texts) or [texts])[0]
-    path = Path(first.rstrip("/")) if is_remote(first) else Path(os.path.abspath(first))
-    while is_pattern(str(path)):
-        path = path.parent
-    return Path(f"{path.name.split('.')[0] or 'run'}-{method}")
-
-
-def resolve_own(
-    texts: str, changes: Sequence[str], out: Path | None, data: Path | None, device: str, resume: bool
-) -> "Recipe":
-    """The recipe for the user's own texts: chosen from them, or that of the run which is continued."""
-    from difflm.data.corpora import file_names
-
-    note(f"reading {file_names(texts)} …")  # at once: torch takes seconds to import
-    from difflm.generation.jobs import check_device
-    from difflm.training.own_text import begun_recipe, own_recipe
-
-    if resume:
-        named = next((one.removeprefix("method=") for one in changes if one.startswith("method=")), None)
-        usual = [default_run(texts, method) for method in ([named] if named else ["difflm", "mdlm"])]
-        return begun_recipe(out or next((run for run in usual if run.exists()), usual[0]), texts, changes)
-    kind = check_device(device).type
-    return own_recipe(texts, changes, data, kind if kind == "cuda" else "cpu", note)
-
-
 def train_and_save(
     recipe: "Recipe",
     out: Path,
@@ -151,13 +125,12 @@ def train_and_save(
     """Train a run and write its card; if it is interrupted, say how to continue. The clock of its minutes began at
     `begun`."""
     from difflm.generation.jobs import check_device
-    from difflm.runtime.distributed import current
-    from difflm.training.fit import train_run
-    from difflm.training.model_card import finish_run
     from difflm.training.tracking import track_run
+    from difflm.training.work import train_recipe
 
     with TrainingView(out, as_json) as view, track_run(recipe, out, view) as watcher:
-        outcome = train_run(recipe, out, check_device(device), watcher, view.reading, data, resume, begun)
+        where = check_device(device)
+        outcome = train_recipe(recipe, out, command, where, watcher, view.reading, data, resume, begun)
     if outcome.stopped == "interrupted":
         again = [*command, *([] if "compare" in command else ["--resume"])]
         again += ["--data", str(data)] if data and not os.environ.get("DIFFLM_DATA") else []
@@ -165,8 +138,6 @@ def train_and_save(
             f"stopped at step {outcome.step:,}; saved in {out}/checkpoints/step-{outcome.step}.\n"
             f"Continue: {shlex.join(again)}"
         )
-    elif recipe.method != "classifier" and current().first:  # part of a model, without a card of its own
-        finish_run(out, shlex.join(command))
     return outcome
 
 

@@ -1,0 +1,224 @@
+"""The tasks of an evaluation: each loads runs and what they are compared with, measures them, and returns a report."""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from difflm.controls.guidance import GuidanceSettings
+from difflm.controls.learned import checking_tagger
+from difflm.data.corpora import NAMES, corpus, corpus_path
+from difflm.data.known_corpora import E2EPair, anlg_path, e2e_path, read_e2e
+from difflm.data.references import read_pair_set
+from difflm.data.stories import read_anlg, story_gaps, whole
+from difflm.errors import UsageError, suggest
+from difflm.evaluation.bert_score import BertScore
+from difflm.evaluation.control import Protocol, System, evaluate_control
+from difflm.evaluation.corpora import corpus_for, named_corpus, pairs_for
+from difflm.evaluation.infill import evaluate_infill
+from difflm.evaluation.infill_writers import Lengths, Set
+from difflm.evaluation.language import evaluate_language
+from difflm.evaluation.options import SAMPLES, Options, split_names
+from difflm.evaluation.reports import Report
+from difflm.evaluation.runs import Watcher, check_same_data, check_seeds, load_judge, load_model, load_runs, refuse_open
+from difflm.evaluation.seq2seq import evaluate_seq2seq
+from difflm.evaluation.targets import (
+    CONTROLS,
+    check_known,
+    choose,
+    draw_targets,
+    fit_for,
+    keep_fitting,
+    read_targets,
+    write_targets,
+)
+from difflm.generation.jobs import check_device
+from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.ranking import Rank
+from difflm.generation.requests import read_guidance
+from difflm.methods.rivals import DECODERS
+from difflm.models.sampling import Sampling
+from difflm.runtime.distributed import current
+from difflm.runtime.files import check_place
+from difflm.training.run import peek_config
+
+GAPS = ("anlg", "roc")  # gap sets of the infilling task
+TARGETS = 200  # of a control
+
+
+def evaluate(runs: Sequence[str], task: str, options: Options, watch: Watcher) -> Report:
+    """Measure runs by a task."""
+    options.check(task)
+    if options.out is not None:
+        check_place(options.out)
+    Sampling().change(options.settings)
+    return MEASURES[task](runs, options, watch)
+
+
+def measure_language(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
+    """Measure all runs on their common corpus."""
+    named = None if options.on is None else named_corpus(options.on, options.data, options.split)
+    if named is None:
+        for data in (peek_config(run).get("recipe", {}).get("data") for run in runs):
+            if data in NAMES:
+                corpus_path(data, options.data, options.split)  # rejects a missing one before anything is loaded
+    models = load_runs(runs, options.device)
+    judge = load_judge(options.judge, models.values(), options.device, watch.note)
+    twin = load_model(options.twin, options.device) if options.twin else None
+    if named is not None:
+        corpus = named
+    else:
+        ours = {name: lm for name, lm in models.items() if lm.config["recipe"]}
+        if not ours:
+            raise UsageError("what somebody else's model was trained on is not known: give --on NAME or FILE.")
+        check_same_data(ours, options.data)
+        others = {"the judge": judge, "the twin": twin}
+        check_seeds({**ours, **{name: lm for name, lm in others.items() if lm is not None}}, options.data)
+        corpus = corpus_for(next(iter(ours.values())), options.data, options.split)
+    return evaluate_language(models, corpus, judge, options, twin, watch.update)
+
+
+def measure_control(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
+    """Measure runs on targets that are drawn from E2E or read from a file."""
+    names = None if options.controls is None else split_names(options.controls)
+    count, methods, path = options.samples or TARGETS, options.methods, options.targets
+    guidance = read_guidance(options.guidance)
+    protocol = Protocol(options.each, options.seed, options.candidates, guidance, options.settings)
+    check_known(names or ())
+    refuse_open(runs, "its controls have no classifiers")
+    given = choose(read_targets(path), names, count, path) if path and path.exists() else None
+    pairs = load_e2e(options, required=given is None)
+    models = load_runs(runs, options.device)
+    for folder in options.guide or ():
+        guide_models(list(models.values()), folder)
+    check_decoded(models, methods)
+    systems = find_systems(models, protocol, methods)
+    tagger, lm, notes = checking_tagger(), systems[0].lm, list[str]()
+    if given is not None:
+        targets = given
+        for one in models.values():
+            targets, changed = fit_for(targets, one, tagger)
+            notes += changed
+        about = {"corpus": str(path and path.name), "split": "targets of a file"}
+    else:
+        fitting = pairs
+        for one in models.values():
+            fitting = keep_fitting(fitting, one)
+        targets = draw_targets(names or CONTROLS, fitting or pairs, lm, tagger, count, options.seed)
+        about = {"corpus": "e2e", "split": options.split}
+        if path and current().first:
+            write_targets(path, targets)
+            watch.note(f"{path}: {len(targets):,} targets. Give this file again to use the same targets.")
+    judge = load_judge(options.judge, models.values(), options.device, watch.note)
+    return evaluate_control(
+        systems, targets, judge, pairs, about, notes, watch.update, options.texts, options.second_parser
+    )
+
+
+def guide_models(models: Sequence[TextDiffusion], folder: Path) -> None:
+    """Give a classifier to the models that it was trained for."""
+    refused = []
+    for lm in models:
+        try:
+            lm.guided_by(folder)
+        except UsageError as error:
+            refused.append(error)
+    if len(refused) == len(models):
+        raise refused[0]
+
+
+def check_decoded(models: dict[str, TextDiffusion], methods: Iterable[str]) -> None:
+    """Refuse a decoder that decodes none of the models."""
+    for method in methods:
+        if not any(isinstance(lm.model, DECODERS[method].decodes) for lm in models.values()):
+            kinds = ", ".join(dict.fromkeys(lm.config["method"] for lm in models.values()))
+            raise UsageError(f"{method} decodes {DECODERS[method].family}; there are none among these runs ({kinds}).")
+
+
+def find_systems(
+    models: dict[str, TextDiffusion], protocol: Protocol, methods: dict[str, GuidanceSettings | None]
+) -> list[System]:
+    """Return the rows of a control: each run by itself, unless it needs a decoder, and with each that decodes it."""
+    found = []
+    for name, lm in models.items():
+        decoders = [method for method in methods if isinstance(lm.model, DECODERS[method].decodes)]
+        if lm.model.capabilities.denoises or not decoders:
+            found.append(System(name, lm, protocol))
+        for method in decoders:
+            found.append(System(name, lm, replace(protocol, guidance=methods[method], method=method)))
+    return found
+
+
+def load_e2e(options: Options, required: bool) -> list[E2EPair]:
+    """Load the pairs of the split; with targets of a file they serve as a comparison only and may be missing."""
+    try:
+        return list(read_e2e(e2e_path(options.data, options.split)))
+    except UsageError:
+        if required:
+            raise
+        return []
+
+
+def measure_infill(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
+    """Measure a run and its rivals on the same gaps."""
+    names, methods = split_names(options.sets or "anlg,roc"), options.methods
+    if unknown := {*names} - {*GAPS}:
+        raise UsageError(f"unknown gaps {min(unknown)!r}. {suggest(min(unknown), GAPS)}Known: {', '.join(GAPS)}.")
+    similarity = BertScore(options.encoder, check_device(options.device)) if options.encoder else None
+    stories = list(whole(corpus("roc", options.data, "train")))
+    sets = [load_gaps(name, stories, options) for name in names]
+    models = load_runs(runs, options.device)
+    check_decoded(models, methods)
+    judge = load_model(options.judge, options.device) if options.judge else None
+    training = [sentence for story in stories for sentence in story]
+    return evaluate_infill(models, sets, options, training, similarity, watch.update, judge)
+
+
+def measure_seq2seq(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
+    """Measure a run and its rivals on the same sources: those of a file, or those that the run's training held out."""
+    ranks = list(dict.fromkeys(options.rank or ()))
+    if (ranks or options.oracle) and options.mbr < 2 and not options.repairs:
+        raise UsageError(f"--{'rank' if ranks else 'oracle'} chooses among candidates: give --mbr 2 or more.")
+    if len({*ranks} - {"bound"}) > 1:
+        raise UsageError("--rank takes one run at most; `bound` may be given as well.")
+    if options.repairs and not {*ranks} - {"bound"}:
+        raise UsageError("--repairs needs a left-to-right run that ranks the candidates: give --rank RUN.")
+    if options.pairs is None and options.column is not None:
+        raise UsageError("--column names the columns of --pairs FILE.")
+    refuse_open(runs, "it learned no pairs")
+    similarity = BertScore(options.encoder, check_device(options.device)) if options.encoder else None
+    given = read_pair_set(options.pairs, options.column, options.data, options.split) if options.pairs else None
+    models = load_runs(runs, options.device)
+    for lm in models.values():
+        lm.source_room()
+    rankers: list[Rank] = ["bound" if r == "bound" else TextDiffusion.from_pretrained(r, options.device) for r in ranks]
+    if given is None:
+        check_same_data(models, options.data)
+        given = pairs_for(next(iter(models.values())), options.data, options.split)
+    pairs = given.sample(options.samples, options.skip, options.seed)
+    return evaluate_seq2seq(models, pairs, options, rankers, similarity, watch.update)
+
+
+def load_gaps(name: str, stories: Sequence[Sequence[str]], options: Options) -> Set:
+    """Load gaps after the first `skip` in the seed's order, of aNLG's dev set or of the split's stories.
+
+    The order depends on neither number, so that settings can be chosen on other gaps than the reported ones."""
+    ends_only = name == "anlg"
+    if ends_only:
+        found = read_anlg(anlg_path(options.data))
+    else:
+        found = list(story_gaps(corpus("roc", options.data, options.split), options.seed))
+    skip, count = options.skip, SAMPLES if options.samples is None else options.samples
+    chosen = random.Random(options.seed).sample(found, len(found))[skip : skip + count]
+    if len(chosen) < 2:
+        raise UsageError(f"{name} has {len(found):,} gaps: --skip {skip} leaves {len(chosen)}; at least 2 are needed.")
+    return Set(name, chosen, Lengths.of(stories, ends_only), "dev" if ends_only else options.split)
+
+
+Measure = Callable[[Sequence[str], Options, Watcher], Report]
+MEASURES: dict[str, Measure] = {
+    "language": measure_language,
+    "control": measure_control,
+    "infill": measure_infill,
+    "seq2seq": measure_seq2seq,
+}
