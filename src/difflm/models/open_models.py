@@ -3,7 +3,8 @@
 None of their code is run, and nothing is unpickled. Every weight of the network must be there, and no other."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,17 @@ def recognise(folder: Path, keys: Sequence[str]) -> tuple[Family, dict[str, Any]
     return family, config
 
 
+@contextmanager
+def explain_config(folder: Path, family: Family) -> Iterator[None]:
+    """Turn what fails when a config is read into one line."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{folder}/config.json: {error}.") from None
+    except NOT_A_CONFIG as error:
+        raise DifflmError(f"{folder}/config.json does not describe a {family.name} model ({error}).") from None
+
+
 def load_network(
     folder: Path, dtype: torch.dtype, device: torch.device, rows: Sequence[int] | None = None, mask: int | None = None
 ) -> tuple[nn.Module, Tensor]:
@@ -127,14 +139,8 @@ def load_network(
     family, config = recognise(folder, [*weights])
     if family.noise == "gaussian":
         config["gumbel"] = take_gumbel(folder, weights)
-    try:
-        vocabulary = family.count_words(config)
-        with torch.device("meta"):  # allocates nothing, whatever sizes a damaged config has
-            network = family.layout.build_network(config, vocabulary)
-    except UsageError as error:
-        raise UsageError(f"{folder}/config.json: {error}.") from None
-    except NOT_A_CONFIG as error:
-        raise DifflmError(f"{folder}/config.json does not describe a {family.name} model ({error}).") from None
+    with explain_config(folder, family), torch.device("meta"):  # allocates nothing, whatever a damaged config says
+        network = family.layout.build_network(config, family.count_words(config))
     found = collect_weights(folder, weights, network, family.layout, config)
     weights.clear()  # each is freed as soon as it is cast
     for name in [*found]:
@@ -236,25 +242,26 @@ def find_special(name: str, config: Config, files: TokenizerFiles) -> int | None
     return found if isinstance(found, int) else files.find(f"{name}_token")
 
 
+def find_end(config: Config, files: TokenizerFiles) -> int | None:
+    """The id of the token that ends a text."""
+    end = find_special("eos", config, files)
+    return end if end is not None else next(iter(files.find_among(ENDS)), None)
+
+
 def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> OpenModel:
     """Load a model of another library's format; inconsistent files are rejected with a one-line error."""
     if dtype is torch.int8:
         raise UsageError("dtype int8 is for difflm's own Transformer: leave it out.")
     family, config = recognise(folder, [*stored_keys(folder)])
     files = TokenizerFiles(find_tokenizer(folder, family))
-    try:
+    with explain_config(folder, family):
         rows, context = family.count_words(config), family.count_positions(config)
-    except NOT_A_CONFIG as error:
-        raise DifflmError(f"{folder}/config.json does not describe a {family.name} model ({error}).") from None
     mask = find_mask(folder, family, config, files, rows) if family.noise == "masks" else None
-    end = find_special("eos", config, files)
-    end = end if end is not None else next(iter(files.find_among(ENDS)), None)
+    end = find_end(config, files)
     if end is None or end >= rows or end == mask:
         raise UsageError(f'{folder} names no token that ends a text: add "eos_token_id" to its config.json.')
-    starts = [find_special(name, config, files) for name in ("bos", "cls")]
-    start = next((found for found in starts if found is not None), end)
-    unknown, padding = (find_special(name, config, files) for name in ("unk", "pad"))
-    specials = [start, end, end if unknown is None else unknown, end if padding is None else padding]
+    bos, cls, unknown, padding = (find_special(name, config, files) for name in ("bos", "cls", "unk", "pad"))
+    specials = [end if one is None else one for one in (cls if bos is None else bos, end, unknown, padding)]
     if outside := [number for number in specials if not 0 <= number < rows or number == mask]:
         raise UsageError(f"{folder}: the special token {outside[0]} is the mask, or none of its {rows} tokens.")
     tokenizer = OpenTokenizer(files.definition, specials, () if mask is None else (mask,), rows, folder)
@@ -266,7 +273,7 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
     more = [*files.find_among(family.ends), *(listed if isinstance(listed, list) else ())]
     ends = [one for one in dict.fromkeys([END, *map(tokenizer.our_id, more)]) if one not in (START, UNK, PAD)]
     forbidden = {START, UNK, PAD, *tokenizer.marks} - {*ends}
-    begins = family.shifts or starts[1] == start
+    begins = family.shifts or (cls is not None and bos in (None, cls))
     lengths = OwnEnd(min(GENERATED, context), context, begins, ends, sorted(forbidden))
     block = min((size for size in (family.sampling.block, shape.block) if size), default=0)
     model = OpenDiffusion(
@@ -284,9 +291,8 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
     )
     parameters = sum(weight.numel() for weight in network.parameters()) + embedding.numel() * (not is_tied(config))
     about = {"method": family.name, "parameters": parameters, "sampling": {}, "recipe": {}}
-    template = files.template
     # An answer has at least one token, and its end.
-    chat = Chat(template, tokenizer, files.settings, folder, context - 2) if template is not None else None
+    chat = Chat(files.template, tokenizer, files.settings, folder, context - 2) if files.template is not None else None
     return OpenModel(model.requires_grad_(False).eval(), tokenizer, about, chat)
 
 
@@ -320,19 +326,14 @@ def describe_open_model(folder: Path) -> dict[str, Any]:
     """What a directory holds, from its config, its tokenizer and the headers of its weights, which are not read."""
     sizes = stored_keys(folder)
     family, config = recognise(folder, [*sizes])
-    try:
+    with explain_config(folder, family):
         shape: Any = family.layout.read_shape(config)
         words, context = family.count_words(config), family.count_positions(config)
-    except UsageError as error:
-        raise UsageError(f"{folder}/config.json: {error}.") from None
-    except NOT_A_CONFIG as error:
-        raise DifflmError(f"{folder}/config.json does not describe a {family.name} model ({error}).") from None
     files = TokenizerFiles(folder)
     there = any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))
     # The bound does not hold after a token that is always given (`load_open_model`).
     bos, cls = (find_special(name, config, files) if there else None for name in ("bos", "cls"))
-    begins = cls is not None and bos in (None, cls) if there else family.begins
-    begins |= family.shifts
+    begins = family.shifts or (cls is not None and bos in (None, cls) if there else family.begins)
     named = ("hidden", "layers", "heads", "block")
     return {
         "family": family.name,

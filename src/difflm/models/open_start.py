@@ -7,13 +7,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from difflm.data.open_tokenizer import ENDS, TokenizerFiles
+from difflm.data.open_tokenizer import TokenizerFiles
 from difflm.data.pretrained_tokenizer import PretrainedTokenizer
 from difflm.data.tokenizers import END, SPECIALS, START, Tokenizer
 from difflm.errors import UsageError
-from difflm.models.diffusion import DiffusionModel
+from difflm.models.base import LanguageModel
 from difflm.models.open_families import CAUSAL, EMBEDDING, HEAD
-from difflm.models.open_models import NOT_A_CONFIG, collect_weights, find_special, read_weights
+from difflm.models.open_models import NOT_A_CONFIG, collect_weights, find_end, find_special, read_weights
 from difflm.networks.open_transformer import AnnealedTransformer, OpenTransformer, Shape
 from difflm.runtime.files import read_json
 
@@ -54,18 +54,15 @@ def read_causal(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 @torch.no_grad()
-def take_weights(model: Any, folder: str, tokenizer: Tokenizer) -> None:
+def take_weights(model: LanguageModel, folder: str, tokenizer: Tokenizer) -> None:
     """Copy the weights of a directory in place. START and END are its own special tokens; the mask, and tokens that it
     does not have, start as the mean of all tokens."""
     if not isinstance(tokenizer, PretrainedTokenizer):
         raise UsageError(f"model.pretrained={folder} knows its own tokens: give tokenizer={folder}.")
-    assert isinstance(model, DiffusionModel)
     network, table = model.denoiser.network, model.denoiser.codec.get_parameter("raw")
     assert isinstance(network, AnnealedTransformer)
     (config, found), files = read_causal(Path(folder)), TokenizerFiles(Path(folder))
-    end = find_special("eos", config, files)
-    end = end if end is not None else next(iter(files.find_among(ENDS)), None)
-    start = find_special("bos", config, files)
+    start, end = find_special("bos", config, files), find_end(config, files)
     marks = {START: end if start is None else start, END: end}
     chosen = {own: number for own, number in marks.items() if number is not None}
     chosen |= dict(enumerate(tokenizer.theirs, len(SPECIALS)))
