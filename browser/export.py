@@ -22,7 +22,7 @@ from difflm.app.studio.examples import EXAMPLES
 from difflm.data.corpora import describe_training
 from difflm.data.tokenizers import Bpe, Characters, Words
 from difflm.diffusion.codecs import Tokens
-from difflm.diffusion.codecs.embedding import Embedding, LearnedEmbedding, Logits
+from difflm.diffusion.codecs.embedding import Embedding, LearnedEmbedding
 from difflm.diffusion.denoiser import Conditioning
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.processes.alpha_schedules import LinearAlpha
@@ -138,7 +138,7 @@ def find_state(model: Any) -> str:
         return ""
     schedule = process.schedule
     known = isinstance(schedule, LogSnrShift) and isinstance(schedule.base, Cosine)
-    words = isinstance(codec.prediction, Logits) and not codec.x0_std and denoiser.self_conditioning is not None
+    words = codec.predicts_tokens and not codec.x0_std and denoiser.self_conditioning is not None
     timed = network.time == "adaptive" and type(times) in (LearnedWarp, LowDiscrepancy)
     return "vectors" if known and words and timed else ""
 
@@ -167,7 +167,7 @@ def describe_noise(model: LanguageModel) -> dict[str, Any]:
     if isinstance(times, LearnedWarp):
         along_time, along_loss = (edges.detach() for edges in times.edges())
         warp = (along_loss / along_loss[-1]).tolist(), (along_time / along_time[-1]).tolist()
-    shown = isinstance(codec.prediction, Logits) and codec.prediction.evidence
+    shown = codec.adds_evidence
     return {"evidence": shown, "schedule": {"s": schedule.base.s, "shift": schedule.shift}, "warp": warp}
 
 

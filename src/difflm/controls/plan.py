@@ -40,7 +40,7 @@ from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
-from difflm.models.leave_one_out import NEARLY_WRITTEN, knows_evidence, leave_one_out_nats
+from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_nats
 
 if TYPE_CHECKING:
     from difflm.controls.patterns.pattern import Chains
@@ -336,7 +336,7 @@ class ControlPlan:
         """Whether finished texts are also compared by how likely the model finds their words: if controls determine
         every word, and one call of the model is enough."""
         speaks = speaks_of_every_word(self.controls, self.info)
-        return speaks and knows_evidence(self.model.denoiser) and not self.model.capabilities.source_limit
+        return speaks and self.model.denoiser.codec.adds_evidence and not self.model.capabilities.source_limit
 
     @torch.no_grad()
     def word_nats(self, rows: list[list[int]]) -> list[float]:

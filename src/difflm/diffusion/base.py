@@ -200,6 +200,8 @@ class Codec(nn.Module):
     def encode(self, ids: Tensor) -> Tensor:
         """The clean state of tokens [B, L], without noise."""
 
+    adds_evidence = False  # to the network's logits
+
     def evidence(self, x: Tensor, level: Levels) -> Tensor | None:
         """The evidence of each position's own noisy state for its token, [B, L, V], if the codec adds it to logits."""
         return None

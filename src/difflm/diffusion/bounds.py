@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Embedding
-from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
@@ -277,8 +276,7 @@ def _squares(vectors: Tensor, believed: Tensor, mask: Tensor) -> Tensor:
 def _is_told(denoiser: Denoiser) -> bool:
     """Whether the evidence of context is separate from that of the word's own noisy vector, so that a control variate
     can remove the errors that the vector's noise adds by chance."""
-    prediction = _embedding(denoiser).prediction
-    return isinstance(prediction, Logits) and prediction.evidence and not _embedding(denoiser).x0_std
+    return denoiser.codec.adds_evidence and not denoiser.codec.x0_std
 
 
 def _opinion(belief: Belief) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from difflm.diffusion.base import Belief, Levels, Process, cross_entropy, expand_levels
 from difflm.diffusion.codecs import Codec, Embedding
 from difflm.diffusion.codecs.embedding import X0, Prediction
-from difflm.diffusion.processes import DiscreteProcess, Gaussian, GaussianLevels, Interpolating
+from difflm.diffusion.processes import DiscreteProcess, Gaussian, Interpolating
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ class Corrupted:
         return prediction
 
     @property
+    def gaussian(self) -> Gaussian:
+        assert isinstance(self.process, Gaussian), "this term is for vectors"
+        return self.process
+
+    @property
     def discrete(self) -> DiscreteProcess:
         assert isinstance(self.process, DiscreteProcess), "this term is for discrete processes"
         return self.process
@@ -81,8 +86,7 @@ def rounding_ce(batch: Corrupted) -> Tensor:
 
 def terminal_norm(batch: Corrupted) -> Tensor:
     """‖α_1 x_0‖², the mean of the last state, which keeps vectors from growing to escape the noise."""
-    last = batch.process.at(torch.ones(1, device=batch.x0.device))
-    assert isinstance(last, GaussianLevels)
+    last = batch.gaussian.at(torch.ones(1, device=batch.x0.device))
     return (expand_levels(last.alpha, batch.x0) * batch.x0).square().mean(-1)
 
 
@@ -92,14 +96,13 @@ def mse(batch: Corrupted) -> Tensor:
     At the first level of a chain the target is the word's own vector instead of its noised copy
     (Li et al., 2022, equation 1; `training_losses_e2e` in the released code).
     """
-    level, prediction, clean = batch.level, batch.prediction, batch.x0
-    assert isinstance(level, GaussianLevels) and isinstance(batch.process, Gaussian)
+    level, prediction, clean = batch.gaussian.at(batch.level), batch.prediction, batch.x0
     if batch.chain is not None:
         clean = torch.where(expand_levels(level.t <= 1 / batch.chain, clean), batch.clean, clean)
     target = prediction.target(clean, batch.noise, level)
     if isinstance(prediction, X0):  # a network that predicts the clean state has no use for the noise
         return (batch.belief.clean - target).square().mean(-1)
-    implied = batch.process.implied_noise(batch.x_t, batch.belief.clean, level)
+    implied = batch.gaussian.implied_noise(batch.x_t, batch.belief.clean, level)
     return (prediction.target(batch.belief.clean, implied, level) - target).square().mean(-1)
 
 

@@ -29,7 +29,6 @@ from difflm.machine import is_on
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import DenoisingModel, LanguageModel, Sampling
 from difflm.models.batching import WIDTH
-from difflm.models.diffusion import DiffusionModel
 from difflm.networks.transformer import Transformer
 from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, is_capturing, records_steps
 from difflm.runtime.tensors import module_tensors, storage_addresses, submodules
@@ -134,8 +133,7 @@ class Inference:
             def decode(part: Autoregressive, how: Sampling, steering: Steering) -> Iterator[Frame]:
                 return self._decode(part, noise, width, how, steering)
 
-            follow = model.follows_frames
-            yield from model.follow_frames(frames, lengths, sampling, steering, decode) if follow else frames
+            yield from model.follow_frames(frames, lengths, sampling, steering, decode)
         else:
             yield from model.stream(noise, lengths, width, sampling, steering)
 
@@ -267,7 +265,6 @@ class Inference:
         """log p of every word at each place of texts as long as these, [B, L, V], before any word is written, under a
         masked model; captured on a GPU."""
         model = self.model
-        assert isinstance(model, DiffusionModel)
         if model.training:
             model.eval()
         self.sync_weights()
@@ -301,7 +298,7 @@ class Inference:
         self._repairs.clear()
         for reader in [*self._readers.values(), *self._expectations.values()]:
             reader.clear_recorded()
-        if isinstance(self.model, DiffusionModel):
+        if self.model.capabilities.denoises:
             self.model.lengths.clear_recorded()
 
 

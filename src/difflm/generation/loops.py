@@ -187,7 +187,7 @@ class Loop:
             inputs.step_counter.resize_(size).zero_()  # in place, since transforms hold it too
             rows_before, fresh = torch.tensor(order).to(device, non_blocking=True), fresh_states(inputs)
             states = fresh if self.sampler is None else self.sampler.states.keep(rows_before, fresh)
-            if model.follows_frames:
+            if model.capabilities.state == "tokens":
                 calls, unwritten = torch.zeros_like(batch.lengths), torch.ones_like(batch.lengths, dtype=torch.bool)
                 if self._calls is not None and self._unwritten is not None:
                     old, new = rows_before.clamp(min=0), rows_before < 0
@@ -198,7 +198,7 @@ class Loop:
         self._held.close()
         self.sampler = self._held.enter_context(self.lm.inference.open_sampler(inputs, states))
         self._sent.clear()  # flags of the previous rows
-        self.joined, self.ordered = self.steps, model.follows_frames and sampling.sampler in ORDERED
+        self.joined, self.ordered = self.steps, sampling.sampler in ORDERED
         self.jobs, self.batch, self.seats, self.arriving = jobs, batch, [seat for _, seat in held], []
 
     def _count_calls(self) -> None:

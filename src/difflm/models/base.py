@@ -197,6 +197,11 @@ class LanguageModel(Trainable):
         raise TypeError("this model has neither latents nor pixels")
 
     @property
+    def trains_masked_words(self) -> bool:
+        """Whether training computes logits of masked words only."""
+        return False
+
+    @property
     def pair_readers(self) -> list[Any]:
         """The parts that learn before training from how often each token follows each other (`read_pairs`)."""
         return []
@@ -231,10 +236,6 @@ class WordModel(LanguageModel):
 class DenoisingModel(LanguageModel):
     """A model whose texts come from a denoiser."""
 
-    denoiser: Denoiser
-    times: TimeSampler
-    follows_frames = True  # whether frames of the sampling loop are not yet those of texts
-
     @abstractmethod
     def sampler_inputs(
         self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering
@@ -256,8 +257,8 @@ class DenoisingModel(LanguageModel):
             return part.stream(noise, lengths, width, sampling, steering)
 
         steering = steering or Steering()
-        frames = self.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering).frames()
-        return self.follow_frames(frames, lengths, sampling, steering, decode) if self.follows_frames else frames
+        inputs = self.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
+        return self.follow_frames(inputs.frames(), lengths, sampling, steering, decode)
 
 
 @torch.no_grad()

@@ -215,7 +215,6 @@ class BlockDiffusion(DiffusionModel):
         **parts: Any,
     ) -> None:
         super().__init__(codec, process, network, lengths=lengths, **parts)
-        self.follows_frames = True
         self.capabilities = replace(
             self.capabilities,
             step_rules=tuple(name for name in process.steps if name != "heun"),  # which calls the network twice a step

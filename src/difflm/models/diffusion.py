@@ -84,19 +84,17 @@ class DiffusionModel(DenoisingModel):
         noise_factor: float = 1.0,
     ) -> None:
         super().__init__()
-        self.given = given
         self.denoiser = Denoiser(network, codec, process, conditioning, self_conditioning)
         self.objective, self.times, self.lengths, self.bound = objective, times, lengths, bound
-        self.clean_context, self.reflow, self.drop = clean_context, reflow, drop or ConditionDrop()
+        self.clean_context, self.given, self.drop = clean_context, given, drop or ConditionDrop()
         self.noise_factor = noise_factor
         self._rows: dict[torch.Size, int] = {}  # rows of the head, by the shape of a batch
         if reflow:
             codec.requires_grad_(False)  # paths end at the teacher's words, which its classifiers know
         self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, lengths.vocabulary or codec.vocabulary
-        settings: list[Family] = ["any", "diffusion"]
-        settings += [OF_STATE[codec.state]]
+        settings: list[Family] = ["any", "diffusion", OF_STATE[codec.state]]
         settings += ["masks"] if self.can_hide_known else []
-        settings += ["masked"] if process.mask_id >= 0 else []
+        settings += ["masked"] if process.masks else []
         self.capabilities = Capabilities(
             state=codec.state,
             step_rules=process.steps,
@@ -113,7 +111,6 @@ class DiffusionModel(DenoisingModel):
             whole_canvas=True,
             syncs_with_device=codec.holds_tokens,
         )
-        self.follows_frames = codec.holds_tokens
 
     @property
     def pieces(self) -> Sequence[str]:
@@ -178,6 +175,10 @@ class DiffusionModel(DenoisingModel):
     ) -> dict[str, Tensor]:
         """Means of other losses of a corrupted batch, by name; `seen` is the network's attention mask."""
         return {}
+
+    @property
+    def trains_masked_words(self) -> bool:
+        return is_linear(self.objective, self.denoiser)
 
     def begin_update(self, update: int) -> None:
         self.times.adapt(self.process, update)
@@ -247,7 +248,7 @@ class DiffusionModel(DenoisingModel):
         if previous is not None and dropped is not None and self.drop.self_condition:
             previous = torch.where(dropped.view(-1, *(1,) * (previous.dim() - 1)), 0, previous)
         more = codec, process, self.times.steps, first
-        if weight is None or not is_linear(self.objective, self.denoiser):
+        if weight is None or not self.trains_masked_words:
             belief = self.denoiser(x_t, level, seen, condition, previous)
             return Corrupted(ids, counted, clean, x0, x_t, own, level, belief, *more)
         one = WordNats((counted & (x_t == process.mask_id)).float())  # the loss of 1 nat is the weight
@@ -320,7 +321,7 @@ class DiffusionModel(DenoisingModel):
             return self.nats_and_error(batch, noise, draws)[0]
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
         condition = self.denoiser.prepare(self.condition_of(batch, ids))
-        if self.reflow:  # along the teacher's path
+        if self.capabilities.coupled:  # along the teacher's path
             t = self.times.time_of(noise.uniform(0))
             corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin)
             return (cross_entropy(corrupted.belief.logits, ids) * corrupted.mask).sum(-1)
@@ -450,6 +451,9 @@ class DiffusionModel(DenoisingModel):
         self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering, decode: PartDecoder
     ) -> Iterator[Frame]:
         """Count the network calls of a token model for each text; the frames end when no mask is left."""
+        if not self.denoiser.codec.holds_tokens:
+            yield from frames
+            return
         ordered = sampling.sampler in ORDERED
         calls = torch.zeros_like(lengths)
         cost = self.denoiser.passes * (2 if sampling.contrast and steering.known is not None else 1)

@@ -7,18 +7,12 @@ position, with that position masked."""
 import torch
 from torch import Tensor
 
-from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.errors import UsageError
 
 NEARLY_WRITTEN = 0.01  # the share of the noise at which a text is read: words can still be told apart
 AT_ONCE = 64  # copies of a text, each with another position masked, that share a batch
-
-
-def knows_evidence(denoiser: Denoiser) -> bool:
-    prediction = getattr(denoiser.codec, "prediction", None)
-    return isinstance(prediction, Logits) and prediction.evidence
 
 
 def leave_one_out_log_probs(

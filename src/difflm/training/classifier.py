@@ -157,7 +157,7 @@ def prepare_classifier(setup: Setup) -> Prepared:
     tokens = read_tokens(setup, tokenizer, "train")
     selection = select_texts(tokens, limits, recipe.distinct)
     labels = read_labellings(setup, tokens, selection.kept)
-    if isinstance(guided, Autoregressive):
+    if guided.capabilities.state == "prefix":
         labels = labels_of_prefixes(labels, tokens, guided.longest)
     kept, held = split(selection.kept, len(tokens), recipe.seed)
     begun = read_checked(setup.out / "config.json") if setup.resume else None
@@ -183,7 +183,7 @@ def prepare_classifier(setup: Setup) -> Prepared:
         "texts": len(kept),
         **count_left_out(recipe, selection),
     }
-    kind = PrefixLearner if isinstance(guided, Autoregressive) else Learner
+    kind = PrefixLearner if guided.capabilities.state == "prefix" else Learner
     learner = kind(classifier, guided, method.get("low_noise", 2.0))
     return Prepared(recipe, learner, batches, validation, "label_nats", config)
 

@@ -8,9 +8,6 @@ from torch import nn
 
 from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
 from difflm.methods.base import TextSpec
-from difflm.models.base import LanguageModel
-from difflm.models.diffusion import DiffusionModel
-from difflm.models.word_nats import is_linear
 from difflm.networks.head import CHUNK
 from difflm.runtime.tensors import SkipInit
 from difflm.training.recipe import TOKENIZERS, Recipe
@@ -67,12 +64,12 @@ def estimate_training(recipe: Recipe, kind: str) -> Estimate:
             flops += 12.0 * rows * len(blocks) * width * seen  # attention
     weights = [part for part in model.modules() if isinstance(part, nn.Linear)]
     head = sum(part.weight.numel() for part in weights if part.out_features == texts.vocabulary)
-    counted = 0.5 if masks_words(model) else 1.0  # share of the positions whose logits are computed
+    counted = 0.5 if model.trains_masked_words else 1.0  # share of the positions whose logits are computed
     flops += 6.0 * rows * (sum(part.weight.numel() for part in weights) - (1 - counted) * head)
-    if isinstance(model, DiffusionModel) and model.denoiser.self_conditioning:
+    if model.capabilities.denoises and model.denoiser.self_conditioning:
         flops *= FIRST_ESTIMATE
     logits = rows * texts.vocabulary
-    in_parts = masks_words(model) or model.capabilities.likelihood == "exact"
+    in_parts = model.trains_masked_words or model.capabilities.likelihood == "exact"
     parameters = sum(p.numel() for p in model.parameters())
     kept = INPUT if recipe.recompute is True else ACTIVATION[recipe.precision]
     if recipe.recompute == "light" and recipe.compile:
@@ -84,11 +81,6 @@ def estimate_training(recipe: Recipe, kind: str) -> Estimate:
     }
     reached = [share for least, share in REACHED[kind].items() if hidden >= least][-1]
     return Estimate(texts, parameters, gib, 1e-9 * flops * recipe.accumulate * recipe.steps, reached)
-
-
-def masks_words(model: LanguageModel) -> bool:
-    """Whether training computes the head's logits for masked words only."""
-    return isinstance(model, DiffusionModel) and is_linear(model.objective, model.denoiser)
 
 
 def text_sizes(recipe: Recipe) -> TextSpec:

@@ -21,7 +21,6 @@ from difflm.data.tokenizers import UNK
 from difflm.errors import UsageError, say_in_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.leave_one_out import knows_evidence
 
 OTHERS = 5  # likely words for a place of a text
 SOME_JSON = '{"a": [0]}'  # whose signs a model must know to write any
@@ -153,7 +152,7 @@ class Served:
         model = self.lm.model
         if type(model) is not DiffusionModel or not self.whole_words or model.capabilities.source_limit:
             return False
-        return self.lm.reads_tokens and knows_evidence(model.denoiser) and self.lm.device.type == "cpu"
+        return self.lm.reads_tokens and model.denoiser.codec.adds_evidence and self.lm.device.type == "cpu"
 
     def find_alternatives(self, text: str) -> dict[str, Any]:
         """For each word of a text, its probability given all others, and the likeliest words in its place."""

@@ -18,6 +18,9 @@ Norm = Literal["none", "sphere", "layer"]
 class Prediction(ABC):
     """`target` is what the network should predict; `clean` is the inverse: the clean state for a prediction."""
 
+    of_words = False  # whether the network predicts logits of words
+    evidence = False  # whether the codec adds what x_t shows at each position
+
     @abstractmethod
     def target(self, clean: Tensor, noise: Tensor, level: GaussianLevels) -> Tensor: ...
 
@@ -63,6 +66,7 @@ class Logits(Prediction):
     With `evidence` the likelihood of x_t at each position, known in closed form, is added to what the network says from
     context (Gulrajani & Hashimoto, 2023): the network need not learn to compare vectors with its own table."""
 
+    of_words = True
     evidence: bool = False
 
     def target(self, clean: Tensor, noise: Tensor, level: GaussianLevels) -> Tensor:
@@ -115,20 +119,24 @@ class Embedding(Codec):
         """Word vectors [B, L, D], without x0 noise."""
         return F.embedding(ids, self.table())
 
-    def evidence(self, x: Tensor, level: Levels) -> Tensor | None:
-        assert isinstance(level, GaussianLevels)
-        shown = isinstance(self.prediction, Logits) and self.prediction.evidence
-        return self.log_likelihood(x, level) if shown else None
+    @property
+    def adds_evidence(self) -> bool:  # type: ignore[override]
+        return self.prediction.evidence
 
-    def inputs(self, x: Tensor, level: Levels, evidence: Tensor | None) -> tuple[Tensor, ...]:
+    def evidence(self, x: Tensor, level: GaussianLevels) -> Tensor | None:  # type: ignore[override]
+        return self.log_likelihood(x, level) if self.adds_evidence else None
+
+    def inputs(  # type: ignore[override]
+        self, x: Tensor, level: GaussianLevels, evidence: Tensor | None
+    ) -> tuple[Tensor, ...]:
         """The state at unit scale; with evidence also its mean word, which is the best guess without context."""
-        assert isinstance(level, GaussianLevels)
         state = x / expand_levels(level.scale, x)
         return (state,) if evidence is None else (state, self.expectation(evidence + self.bias))
 
-    def belief(self, answer: Tensor, x: Tensor, level: Levels, evidence: Tensor | None, process: Process) -> Belief:
-        assert isinstance(level, GaussianLevels)
-        if isinstance(self.prediction, Logits):
+    def belief(  # type: ignore[override]
+        self, answer: Tensor, x: Tensor, level: GaussianLevels, evidence: Tensor | None, process: Process
+    ) -> Belief:
+        if self.prediction.of_words:
             return Belief(answer if evidence is None else answer + evidence, evidence, self)
         state = self.prediction.clean(answer, x, level)
         return Belief(self.readout(state), codec=self, state=state)
@@ -137,16 +145,15 @@ class Embedding(Codec):
     def view_dim(self) -> int:  # type: ignore[override]
         return 2 * self.dim
 
-    def view(self, x: Tensor, level: Levels) -> Tensor:
+    def view(self, x: Tensor, level: GaussianLevels) -> Tensor:  # type: ignore[override]
         """The state at unit scale, and the mean word of its evidence."""
-        assert isinstance(level, GaussianLevels)
         return torch.cat(self.inputs(x, level, self.log_likelihood(x, level)), -1)
 
     # -- vectors and words --------------------------------------------------------------------------------------
 
     @property
     def predicts_tokens(self) -> bool:  # type: ignore[override]
-        return isinstance(self.prediction, Logits)
+        return self.prediction.of_words
 
     def word_noise(self, level: GaussianLevels) -> tuple[Tensor, Tensor]:
         """α and σ of q(x_t | w): the spread of x_0 around its word adds to the process's own."""

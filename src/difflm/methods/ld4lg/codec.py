@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import Belief, Codec, Levels, Process, State, expand_levels
+from difflm.diffusion.base import Belief, Codec, Process, State, expand_levels
 from difflm.diffusion.codecs.embedding import Prediction, V
 from difflm.diffusion.processes.gaussian import GaussianLevels
 
@@ -25,12 +25,14 @@ class Latents(Codec):
     def state_shape(self, width: int) -> tuple[int, ...]:
         return self.count, self.dim
 
-    def inputs(self, x: Tensor, level: Levels, evidence: Tensor | None) -> tuple[Tensor, ...]:
-        assert isinstance(level, GaussianLevels)
+    def inputs(  # type: ignore[override]
+        self, x: Tensor, level: GaussianLevels, evidence: Tensor | None
+    ) -> tuple[Tensor, ...]:
         return (x / expand_levels(level.scale, x),)
 
-    def belief(self, answer: Tensor, x: Tensor, level: Levels, evidence: Tensor | None, process: Process) -> Belief:
-        assert isinstance(level, GaussianLevels)
+    def belief(  # type: ignore[override]
+        self, answer: Tensor, x: Tensor, level: GaussianLevels, evidence: Tensor | None, process: Process
+    ) -> Belief:
         return Belief(torch.zeros_like(x[..., :1]), codec=self, state=self.prediction.clean(answer, x, level))
 
     def _refuse_words(self, *args: Any, **named: Any) -> Any:
