@@ -23,7 +23,7 @@ from difflm.diffusion.samplers.loop import Denoise, Frame, Steering, impose_toke
 from difflm.diffusion.timesteps import BlockTimes
 from difflm.models.base import PartDecoder, Sampling
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.lengths import DrawnLength, LengthPolicy, observed_counts
+from difflm.models.lengths import DrawnLength, LengthPolicy, observed_counts, put_between_ends
 from difflm.networks import EncoderDecoder, Transformer
 from difflm.networks.rotary import compute_rotations
 from difflm.networks.transformer import Cache, Memory
@@ -45,11 +45,9 @@ class BlockLengths(DrawnLength):
         return (words // self.size + 1) * self.size
 
     def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        place = torch.arange(self.positions(ids.shape[1]), device=ids.device)
-        inside = torch.nn.functional.pad(ids, (0, len(place) - ids.shape[1]), value=PAD)
-        ends = lengths.unsqueeze(1)
-        canvas = torch.where(place < ends, inside, torch.where(place == ends, END, PAD))
-        return canvas, place < (ends // self.size + 1) * self.size
+        width = self.positions(ids.shape[1])
+        mask = torch.arange(width, device=ids.device) < (lengths.unsqueeze(1) // self.size + 1) * self.size
+        return put_between_ends(ids, lengths, 0, width), mask
 
     def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         return torch.full(u.shape, self.positions(self.longest), device=u.device)

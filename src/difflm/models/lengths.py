@@ -46,9 +46,9 @@ class LengthPolicy(nn.Module):
         """The same for training, where a policy may place words at random."""
         return self.canvas(ids, lengths)
 
-    @abstractmethod
     def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """Draw numbers of positions, [B], by uniform numbers [B]."""
+        """Draw numbers of positions, [B], by uniform numbers [B]; if the model itself ends its texts, all of them."""
+        return torch.full(u.shape, self.longest, device=u.device, dtype=torch.int64)
 
     def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         """−log p(length), [B]; 0 if the length is part of the text."""
@@ -58,15 +58,16 @@ class LengthPolicy(nn.Module):
         """The word ids of one finished row."""
         return words_before_end(row)
 
-    @abstractmethod
     def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """Draw numbers of words from `low` to `high`, [B], by uniform numbers [B]."""
+        """Draw numbers of words from `low` to `high`, [B], by uniform numbers [B]; if the policy has no counts, among
+        the FEW + 1 smallest."""
+        return (low + (u * (min(high, low + FEW) - low + 1)).long()).clamp(max=high)
 
     def draw_among(
         self, u: Tensor, lengths: Sequence[int], shares: Sequence[float], condition: Condition = UNCONDITIONAL
     ) -> Tensor:
         """Draw one of the given numbers of words, [B], in proportion to `shares` and to how likely the policy finds
-        each; if it has no counts, among the FEW smallest."""
+        each; if it has no counts, among the FEW + 1 smallest."""
         return draw_one(lengths[: FEW + 1], torch.tensor([shares[: FEW + 1]], dtype=torch.float64), u)
 
     def rank_between(self, ranks: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
@@ -173,9 +174,8 @@ class DrawnLength(LengthPolicy):
 def draw_one(lengths: Sequence[int], chances: Tensor, u: Tensor) -> Tensor:
     """Draw one of the lengths for every u [B], with chances [1 or B, N] up to a factor; uniformly if all are 0."""
     chances = chances.to(u.device)
-    sums = torch.where(chances.sum(-1, keepdim=True) > 0, chances, 1.0).cumsum(-1)
-    chosen = (sums <= u.double().unsqueeze(1) * sums[:, -1:]).sum(-1).clamp(max=len(lengths) - 1)
-    return torch.tensor(lengths, device=u.device)[chosen]
+    chances = torch.where(chances.sum(-1, keepdim=True) > 0, chances, 1.0)
+    return torch.tensor(lengths, device=u.device)[draw_from(chances, u)]
 
 
 def cumulative_shares(smoothed: Tensor) -> Tensor:
@@ -200,26 +200,19 @@ class PadTokens(LengthPolicy):
         super().__init__(longest, longest - 2)
 
     def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        batch = ids.shape[0]
-        canvas = torch.full((batch, self.longest), PAD, device=ids.device, dtype=ids.dtype)
-        canvas[:, 0] = START
-        width = min(ids.shape[1], self.max_words)
-        canvas[:, 1 : width + 1] = torch.where(
-            torch.arange(width, device=ids.device) < lengths.unsqueeze(1), ids[:, :width], PAD
-        )
-        canvas.scatter_(1, lengths.clamp(max=self.max_words).unsqueeze(1) + 1, END)
+        canvas = put_between_ends(ids, lengths.clamp(max=self.max_words), 1, self.longest)
         return canvas, torch.ones_like(canvas, dtype=torch.bool)
-
-    def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
-        return torch.full(u.shape, self.longest, device=u.device, dtype=torch.int64)
-
-    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """Uniform over up to FEW words more than `low`: this policy has no counts of lengths."""
-        return (low + (u * (min(high, low + FEW) - low + 1)).long()).clamp(max=high)
 
     def settled(self, words: int) -> tuple[int, dict[int, int]]:
         ends = {0: START, words + 1: END}
         return self.longest, ends | dict.fromkeys(range(words + 2, self.longest), PAD)
+
+
+def put_between_ends(ids: Tensor, lengths: Tensor, first: int, width: int) -> Tensor:
+    """START on the `first` positions, words, END, and PAD up to `width`, [B, width]."""
+    place, end = torch.arange(width, device=ids.device), (first + lengths).unsqueeze(1)
+    inside = F.pad(F.pad(ids, (first, 0), value=START), (0, width - first - ids.shape[1]), value=PAD)
+    return torch.where(place < end, inside, PAD).masked_fill(place == end, END)
 
 
 def words_before_end(row: list[int]) -> list[int]:
@@ -284,17 +277,9 @@ class OwnEnd(LengthPolicy):
         self.first, self.ends, self.forbidden = int(begins), tuple(ends), tuple(forbidden)
 
     def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        place = torch.arange(self.first + ids.shape[1] + 1, device=ids.device)
-        inside = F.pad(F.pad(ids, (self.first, 0), value=START), (0, 1), value=PAD)
-        end = (self.first + lengths).unsqueeze(1)
-        return torch.where(place < end, inside, torch.where(place == end, END, PAD)), place <= end
-
-    def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
-        return torch.full(u.shape, self.longest, device=u.device, dtype=torch.int64)
-
-    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """Uniform over up to FEW tokens more than `low`: this policy has no counts of lengths."""
-        return (low + (u * (min(high, low + FEW) - low + 1)).long()).clamp(max=high)
+        width = self.first + ids.shape[1] + 1
+        mask = torch.arange(width, device=ids.device) <= (self.first + lengths).unsqueeze(1)
+        return put_between_ends(ids, lengths, self.first, width), mask
 
     def settled(self, words: int) -> tuple[int, dict[int, int]]:
         return self.first + words + 1, dict.fromkeys(range(self.first), START) | {self.first + words: END}

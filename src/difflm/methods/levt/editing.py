@@ -5,15 +5,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.data.batches import Batch
-from difflm.data.tokenizers import END, PAD, START
+from difflm.models.lengths import put_between_ends
 
 
 def between_ends(batch: Batch) -> Tensor:
     """START words END PAD …, [B, L + 2]."""
-    place = torch.arange(batch.ids.shape[1] + 2, device=batch.ids.device) - 1
-    inside, last = F.pad(batch.ids, (1, 1), value=PAD), batch.lengths.unsqueeze(1)
-    text = torch.where(place < last, inside, torch.where(place == last, END, PAD))
-    return torch.where(place < 0, START, text)
+    return put_between_ends(batch.ids, batch.lengths, 1, batch.ids.shape[1] + 2)
 
 
 def source_mask(batch: Batch) -> Tensor | None:
