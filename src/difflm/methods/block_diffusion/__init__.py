@@ -26,9 +26,9 @@ class BlockDiffusionMethod(DecoderStart):
         from difflm.diffusion.objectives import Objective
         from difflm.diffusion.processes import Absorbing
         from difflm.diffusion.timesteps import BlockTimes
+        from difflm.methods.block_diffusion.open_blocks import OpenBlockDenoiser
         from difflm.models.base import Sampling
         from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths
-        from difflm.models.open_blocks import OpenBlockDenoiser
 
         process, lengths = Absorbing(texts.vocabulary), BlockLengths(texts.longest, self.block)
         network: nn.Module
