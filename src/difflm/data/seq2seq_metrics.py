@@ -8,13 +8,13 @@ models of lower-case words.
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache, reduce
 from itertools import combinations, zip_longest
 from operator import or_
 from typing import Any
 
-from difflm.data.text_metrics import ORDERS, distinct_n, rouge_l
+from difflm.data.text_metrics import ORDERS, Grams, count_ngrams, distinct_n, rouge_l
 from difflm.errors import UsageError
 
 SMOOTHING = 5  # K of Chen & Cherry (2014), NLTK's default
@@ -27,7 +27,7 @@ def sentence_bleu_nltk4(text: str, references: Sequence[str]) -> float:
     The k-th order without a match counts ln(length) / (2^k · 5) matches, also where the text is too short to have
     n-grams of that order: a text of two or three words scores less than 1 against itself. One word is not smoothed.
     A text that shares no word with a reference scores 0."""
-    own, others = count_ngrams(text), [count_ngrams(reference) for reference in references]
+    own, others = word_ngrams(text), [word_ngrams(reference) for reference in references]
     length = own[0].total()
     logs, missed = 0.0, 0
     for n in range(ORDERS):
@@ -45,10 +45,8 @@ def sentence_bleu_nltk4(text: str, references: Sequence[str]) -> float:
 
 
 @lru_cache(maxsize=4096)  # a candidate is compared with all the others of its source
-def count_ngrams(text: str) -> list[Counter[tuple[str, ...]]]:
-    """Count the n-grams of words, a counter for each order from 1 to 4."""
-    words = text.split()
-    return [Counter(zip(*(words[i:] for i in range(n)), strict=False)) for n in range(1, ORDERS + 1)]
+def word_ngrams(text: str) -> Grams:
+    return count_ngrams(text.split())
 
 
 def corpus_sacrebleu(texts: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, str]:
@@ -73,10 +71,10 @@ def sari(text: str, source: str, references: Sequence[str]) -> float:
     """Return SARI of a simplification in [0, 1] (Xu et al., 2016): the mean of F1 of n-grams kept, F1 of those added
     and precision of those deleted, each in the mean over the orders 1 to 4, in lower case. As in the authors' code,
     what there is none of counts 0."""
-    own, before, *others = (count_ngrams(one.lower()) for one in (text, source, *references))
+    own, before, *others = (word_ngrams(one.lower()) for one in (text, source, *references))
     total = 0.0
     for n in range(ORDERS):
-        wanted = sum((other[n] for other in others), Counter[tuple[str, ...]]())
+        wanted = sum((other[n] for other in others), Counter[tuple[Hashable, ...]]())
         old, new = ({gram: len(others) * count for gram, count in grams[n].items()} for grams in (before, own))
         kept, dropped = Counter(old) & Counter(new), Counter(old) - Counter(new)
         good, to_keep = kept & wanted, Counter(old) & wanted
@@ -87,7 +85,7 @@ def sari(text: str, source: str, references: Sequence[str]) -> float:
     return total / (3 * ORDERS)
 
 
-def share_found(found: Counter[tuple[str, ...]], among: Counter[tuple[str, ...]]) -> float:
+def share_found(found: Counter[tuple[Hashable, ...]], among: Counter[tuple[Hashable, ...]]) -> float:
     """Return the mean over n-grams of how much of their count was found."""
     return sum(count / among[gram] for gram, count in found.items()) / max(1, len(among))
 

@@ -24,18 +24,8 @@ def distinct_n(token_lists: Iterable[Tokens], n: int) -> float:
     return len(grams) / grams.total() if grams else 0.0
 
 
-def sentence_bleu(candidate: Tokens, references: Sequence[Tokens], smooth: bool = True) -> float:
-    """Return BLEU-4 of one text in [0, 1] (Papineni et al., 2002): mean log precision of n-grams and a brevity penalty.
-
-    With smoothing, orders 2 to 4 count one match and one n-gram more (Lin & Och, 2004), so that a text equal to a
-    reference scores 1 however short it is; sacrebleu's `add-k` gives texts of fewer than four words 0. A candidate that
-    shares no word scores 0. The brevity penalty uses the nearest reference length.
-    """
-    return _bleu(_grams(candidate), [_grams(reference) for reference in references], smooth)
-
-
 def self_bleu(token_lists: Sequence[Tokens], references: int = 100, seed: int = 0) -> float:
-    """Return how similar the texts of a set are (Zhu et al., 2018): the mean smoothed `sentence_bleu` of each text
+    """Return how similar the texts of a set are (Zhu et al., 2018): the mean `smoothed_bleu` of each text
     against `references` other texts of the set, drawn without replacement by `seed`, or all others if there are fewer.
 
     Lower is more varied. More references give a higher value: compare only values with the same number.
@@ -43,12 +33,12 @@ def self_bleu(token_lists: Sequence[Tokens], references: int = 100, seed: int = 
     others = len(token_lists) - 1
     if others < 1:
         raise DifflmError("self-BLEU compares texts with each other: give it at least two.")
-    grams = [_grams(tokens) for tokens in token_lists]
+    grams = [count_ngrams(tokens) for tokens in token_lists]
     draw = random.Random(seed)
     total = 0.0
     for i, own in enumerate(grams):
         sample = draw.sample(range(others), min(references, others))
-        total += _bleu(own, [grams[j + (j >= i)] for j in sample])
+        total += smoothed_bleu(own, [grams[j + (j >= i)] for j in sample])
     return total / len(grams)
 
 
@@ -90,7 +80,7 @@ def cider(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], 
     clipped at the reference's, averaged over orders 1 … 4 and over references, with a penalty for different lengths.
 
     Document frequencies count the texts whose references contain an n-gram."""
-    grams = [[_grams(reference) for reference in many] for many in references]
+    grams = [[count_ngrams(reference) for reference in many] for many in references]
     seen = Counter(gram for many in grams for gram in {g for one in many for order in one for g in order})
     known = math.log(len(references))
 
@@ -99,7 +89,7 @@ def cider(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], 
 
     scores = []
     for candidate, many in zip(candidates, grams, strict=True):
-        own = [weights(order) for order in _grams(candidate)]
+        own = [weights(order) for order in count_ngrams(candidate)]
         total = 0.0
         for reference in many:
             apart = len(candidate) - reference[0].total()
@@ -114,8 +104,8 @@ def most_central(candidates: Sequence[Tokens]) -> int:
     minimum Bayes risk (Kumar & Byrne, 2004)."""
     if not candidates:
         raise DifflmError("there is no candidate to choose from.")
-    grams = [_grams(tokens) for tokens in candidates]
-    gains = [sum(_bleu(own, [other]) for j, other in enumerate(grams) if j != i) for i, own in enumerate(grams)]
+    grams = [count_ngrams(tokens) for tokens in candidates]
+    gains = [sum(smoothed_bleu(own, [other]) for j, other in enumerate(grams) if j != i) for i, own in enumerate(grams)]
     return gains.index(max(gains))
 
 
@@ -159,13 +149,18 @@ def length_distance(a: Iterable[int], b: Iterable[int], bin: int = 5) -> float:
     return sum(abs(p.get(k, 0.0) - q.get(k, 0.0)) for k in p.keys() | q.keys()) / 2
 
 
-def _bleu(candidate: Grams, references: Sequence[Grams], smooth: bool = True) -> float:
+def smoothed_bleu(candidate: Grams, references: Sequence[Grams]) -> float:
+    """Return BLEU-4 of one text in [0, 1] (Papineni et al., 2002): mean log precision of n-grams and a brevity penalty
+    by the nearest reference length. A candidate that shares no word scores 0.
+
+    Orders 2 to 4 count one match and one n-gram more (Lin & Och, 2004), so that a text equal to a reference scores 1
+    however short it is; sacrebleu's `add-k` gives texts of fewer than four words 0."""
     length = candidate[0].total()
     if not length or not references:
         return 0.0
     logs = 0.0
     for order, grams in enumerate(candidate):
-        added = int(smooth and order > 0)
+        added = int(order > 0)
         pool = [reference[order] for reference in references]
         matched = sum(min(count, max(other.get(gram, 0) for other in pool)) for gram, count in grams.items()) + added
         if not matched:
@@ -190,7 +185,7 @@ def _longest_common(a: Tokens, b: Tokens) -> int:
     return row[-1]
 
 
-def _grams(tokens: Tokens) -> Grams:
+def count_ngrams(tokens: Tokens) -> Grams:
     return [Counter(_windows(tokens, n)) for n in range(1, ORDERS + 1)]
 
 
