@@ -137,11 +137,10 @@ class Compiler:
 
     def resolve(self, name: Any, at: str) -> Any:
         """The schema that `#/$defs/NAME` names."""
-        named = self.root.get("$defs", {})
-        if not isinstance(name, str) or not name.startswith("#/$defs/") or not isinstance(named, Mapping):
+        named, root = self.root.get("$defs"), "#/$defs/"
+        found = named.get(str(name).removeprefix(root)) if isinstance(named, Mapping) else None
+        if found is None or not str(name).startswith(root):
             self.refuse(at, f"{str(name)[:50]!r} is not a #/$defs/NAME of this schema")
-        if (found := named.get(name.removeprefix("#/$defs/"))) is None:
-            self.refuse(at, f"{name[:50]!r} is not a #/$defs/NAME of this schema")
         return found
 
     def listed(self, schema: Schema, key: str, at: str) -> Sequence[Any]:
@@ -149,20 +148,16 @@ class Compiler:
             self.refuse(at, f"{key} must be a list that is not empty")
         return schema[key]
 
-    def count(self, schema: Schema, key: str, default: int | None, at: str) -> int | None:
-        """A count, at most as large as a repetition may be."""
-        value = schema.get(key, default)
-        if value is not default and not (is_whole(value) and 0 <= value <= MAX_COUNT):
-            self.refuse(at, f"{key} must be a whole number from 0 to {MAX_COUNT}")
-        return None if value is None else int(value)
-
     def counts(self, schema: Schema, low: str, high: str, at: str) -> tuple[int, int | None]:
-        if is_whole(schema.get(high)) and schema[high] > MAX_COUNT:  # as good as none, since fewer may be written
-            schema = {key: value for key, value in schema.items() if key != high}
-        least, most = self.count(schema, low, 0, at) or 0, self.count(schema, high, None, at)
-        if most is not None and most < least:
+        """The smallest and the largest of two counts. Above what a repetition may be the largest is as good as none,
+        since fewer may be written."""
+        for key, limit in ((low, MAX_COUNT), (high, LARGEST)):
+            if not is_whole(schema.get(key, 0)) or not 0 <= schema.get(key, 0) <= limit:
+                self.refuse(at, f"{key} must be a whole number from 0 to {MAX_COUNT}")
+        least, most = int(schema.get(low, 0)), int(schema.get(high, LARGEST))
+        if most < least:
             self.refuse(at, f"{low} is above {high}")
-        return least, most
+        return least, most if most <= MAX_COUNT else None
 
     # -- a type each ----------------------------------------------------------------------------------------------
 

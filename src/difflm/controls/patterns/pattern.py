@@ -86,9 +86,11 @@ class WordCount(Pattern):
 
     def __post_init__(self) -> None:
         if isinstance(self.low, str):
-            low, _, high = self.low.partition("-")
-            object.__setattr__(self, "low", low)
-            object.__setattr__(self, "high", high or self.high)
+            found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", self.low.strip())
+            if found is None:
+                raise UsageError(f"words: give a number such as 12 or 8-12, not {self.low!r}.")
+            object.__setattr__(self, "low", found[1])
+            object.__setattr__(self, "high", found[2] or self.high)
         object.__setattr__(self, "low", need_number(self.low, "WordCount(8, 12)"))
         if self.high is not None:
             object.__setattr__(self, "high", need_number(self.high, "WordCount(8, 12)"))
@@ -100,10 +102,7 @@ class WordCount(Pattern):
 
     @classmethod
     def parse(cls, value: str) -> "WordCount":
-        found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", value.strip())
-        if found is None:
-            raise UsageError(f"words: give a number such as 12 or 8-12, not {value!r}.")
-        return cls(int(found[1]), int(found[2]) if found[2] else None)
+        return cls(value)  # type: ignore[arg-type]
 
     @property
     def most(self) -> int:
