@@ -1,6 +1,6 @@
 """Forward and backward passes of one batch shape as a CUDA graph: one launch instead of a thousand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -64,3 +64,28 @@ class CapturedGradients:
         for weight, grad in zip(self.weights, self.grads, strict=True):
             weight.grad = grad
         return self.losses
+
+
+class CapturedSteps:
+    """`gradients` as CUDA graphs, one for each shape of a batch. With `summed`, those of several batches are added."""
+
+    def __init__(self, gradients: Gradients, weights: Sequence[Parameter], summed: bool) -> None:
+        self.gradients, self.weights = gradients, weights
+        self.sums = [torch.zeros_like(weight) for weight in weights] if summed else []
+        self._graphs: dict[Hashable, CapturedGradients] = {}
+
+    def begin(self) -> None:
+        """Begin a step."""
+        if self.sums:
+            torch._foreach_zero_(self.sums)
+
+    def name_memory(self, batch: Batch) -> Hashable:
+        """Name the memory that the gradients of a step lie in whose last batch is this one."""
+        return 0 if self.sums else batch.key
+
+    def capture(self, batch: Batch) -> Gradients:
+        """The graph of a batch's shape; it is made for the first such batch."""
+        if batch.key not in self._graphs:
+            other = next(iter(self._graphs.values()), None)
+            self._graphs[batch.key] = CapturedGradients(self.gradients, self.weights, batch, self.sums or None, other)
+        return self._graphs[batch.key]

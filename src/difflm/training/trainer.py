@@ -3,25 +3,24 @@
 import json
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch._functorch import config as functorch_config
-from torch.utils.checkpoint import checkpoint as recomputed
 
 from difflm.data.batches import Batch, Stream, prefetch
 from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise, fold_counter
 from difflm.diffusion.precision import avoid_onednn
 from difflm.errors import DifflmError
-from difflm.fast.graph_capture import CapturedGradients, Gradients
+from difflm.fast.graph_capture import CapturedSteps
 from difflm.fast.master_weights import MasterWeights
+from difflm.fast.training_blocks import prepare_blocks
 from difflm.models.base import LanguageModel, Likelihood, Losses, Trainable, sum_losses
 from difflm.runtime.distributed import current, on_loss
 from difflm.runtime.files import append_line, keep_lock, sync_path
@@ -53,8 +52,6 @@ from difflm.training.update import Update
 VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one level per text would leave mostly variance
 CPU_WORK, CPU_TOKENS = 5e11, 4e4  # limits of a validation on a CPU, weights × tokens and tokens: seconds on two cores
 MOST_SEQUENTIAL = 16  # draws of one text that are computed one after the other; further ones are copies in a batch
-# Random numbers as in eager mode: the compiler's own take a kernel more time than its memory traffic.
-COMPILED: dict[str, Any] = {"fallback_random": True}
 
 
 @dataclass(frozen=True)
@@ -143,6 +140,19 @@ class Outcome:
         return {"sha256": self.sha256, "trained": {**about, "validation": self.validation}}
 
 
+class Meter:
+    """Sums of what was trained since the last line of the log."""
+
+    def __init__(self, step: int) -> None:
+        self.first, self.begun, self.tokens = step, time.perf_counter(), 0
+        self.losses: dict[str, Tensor] = {}
+
+    def add(self, losses: dict[str, Tensor], batches: list[Batch]) -> None:
+        self.tokens += sum(int(batch.lengths.sum()) for batch in batches)
+        for name, value in losses.items():
+            self.losses[name] = self.losses[name] + value if name in self.losses else value
+
+
 class Trainer:
     """Trains a model, with its optimiser and its averaged weights, by the steps and settings of a recipe."""
 
@@ -165,11 +175,9 @@ class Trainer:
         # communication between processes within a step.
         capturable = recipe.recompute is not True and all(getattr(part, "capturable", True) for part in model.modules())
         exchanging = gather_observations(model, self.processes) or self.processes.shards
-        self.recording = (
-            capture and capturable and not exchanging and device.type == "cuda"
-        )  # whether steps are CUDA graphs
+        recording = capture and capturable and not exchanging and device.type == "cuda"  # as CUDA graphs
         # Gradients may be in bfloat16, unless those of several micro-batches are summed.
-        narrow = self.recording and self.recipe.precision == "bf16" and recipe.accumulate == 1
+        narrow = recording and self.recipe.precision == "bf16" and recipe.accumulate == 1
         self.summed = recipe.accumulate > 1 or self.processes.count > 1  # gradients are sums, and divided later
         self.processes.copy_from_first([*model.parameters(), *model.buffers()])
         self.ema = Ema(model, recipe.ema)
@@ -177,33 +185,16 @@ class Trainer:
             shard_model(model, device)
             self.ema.follow(shard_model(self.ema.model, device), model)
         self.masters = MasterWeights(model, torch.bfloat16 if narrow else None)
-        self.update = Update(self.masters, self.ema, recipe, device, self.recording)
+        self.update = Update(self.masters, self.ema, recipe, device, recording)
+        summing = recipe.accumulate > 1
+        self.captures = CapturedSteps(self.gradients, self.masters.used, summing) if recording else None
         self.step = 0
         self.seconds = 0.0
         self.validation: dict[str, Any] = {}  # the best with patience, else the last
         self.levels: int | None = None  # noise levels over all held-out texts; None: as many as usual
         self.best_weights: dict[str, Tensor] | None = None
         self.sha256: str | None = None  # of the model's file, once it is saved
-        self._graphs: dict[Hashable, CapturedGradients] = {}
-        self._sums: list[Tensor] = []  # gradients, summed over several captured batches
-        for network in [part for part in self.masters.model.modules() if hasattr(part, "blocks")][:1]:
-            self._prepare_blocks(network)
-
-    def _prepare_blocks(self, network: Any) -> None:
-        """Checkpoint or compile blocks of the network; also compile its input layers, its last sum and the gradients
-        of its head, if they are costly."""
-        if self.recipe.compile:
-            # Torch's limit is eight. A first block, to which none hands on, is compiled apart for every width.
-            torch._dynamo.config.recompile_limit = max(16, torch._dynamo.config.recompile_limit)
-        for block in network.blocks:
-            if self.recipe.recompute is True:
-                block.hands_on = False  # its input is kept: one tensor, not two that it would add
-                block.forward = partial(recomputed, block.forward, use_reentrant=False)
-            if self.recipe.compile:  # block by block: equal blocks share their code, which saves minutes
-                block.compile(dynamic=False, options=COMPILED)
-        for part in ("entry", "add_rest", "slopes"):
-            if self.recipe.compile and hasattr(network, part):
-                setattr(network, part, torch.compile(getattr(network, part), dynamic=False, options=COMPILED))
+        prepare_blocks(self.masters.model, self.recipe.compile, self.recipe.recompute is True)
 
     # -- one step -----------------------------------------------------------------------------------------------
 
@@ -220,12 +211,12 @@ class Trainer:
         synchronise; the losses it returns are valid until the next step."""
         self.masters.model.train()
         self.masters.model.begin_update(self.step)
-        if self._sums:
-            torch._foreach_zero_(self._sums)
+        if self.captures:
+            self.captures.begin()
         found: list[Losses] = []
         for micro, batch in enumerate(batches):
             moved = self.to_device(batch.take(self.processes.rows(len(batch.lengths))))
-            gradients = self.captured(moved) if self.recording else self.gradients
+            gradients = self.captures.capture(moved) if self.captures else self.gradients
             # Each process has its own dropout; the first one has that of a single process.
             own = [self.processes.rank] * (not self.processes.first)
             torch.manual_seed(fold_counter(self.recipe.seed, self.step, micro, *own))
@@ -234,7 +225,8 @@ class Trainer:
         whole = sum_losses(found)
         if self.summed:  # parts of a batch may have different token counts, so sums are divided once
             whole = self.divide_grads(whole)
-        self.update(self.step, self.pace.rate(self.step), 0 if self._sums else batches[-1].key)
+        memory = self.captures.name_memory(batches[-1]) if self.captures else 0
+        self.update(self.step, self.pace.rate(self.step), memory)
         self.step += 1
         return whole.means()
 
@@ -259,16 +251,6 @@ class Trainer:
                 losses: Losses = self.masters.model(batch)
             (losses.total / (UNIT if self.summed else losses.count)).backward()
         return losses
-
-    def captured(self, batch: Batch) -> Gradients:
-        """`gradients` as a CUDA graph, one for each shape of a batch."""
-        weights = self.masters.used
-        if self.recipe.accumulate > 1 and not self._sums:
-            self._sums = [torch.zeros_like(weight) for weight in weights]
-        if batch.key not in self._graphs:
-            other = next(iter(self._graphs.values()), None)
-            self._graphs[batch.key] = CapturedGradients(self.gradients, weights, batch, self._sums or None, other)
-        return self._graphs[batch.key]
 
     def validate(self, batches: list[Batch]) -> tuple[float, float | None]:
         """Measure the averaged weights on held-out texts, always with the same noise: nats per token, exact or a bound,
@@ -385,32 +367,20 @@ class Trainer:
         if last or self.out_of_patience():  # a finished run lacks at most model.safetensors
             self.save_model()
             return self.outcome("done" if last else "early")
-        accumulated: dict[str, Tensor] = {}
         on_loss.append(lambda: f"{self.advise()}; --resume continues it.")
-        since, tokens, start, since_step = time.perf_counter(), 0, time.perf_counter() - self.seconds, self.step
+        meter, start = Meter(self.step), time.perf_counter() - self.seconds
         stream = prefetch(batches, self.step * recipe.accumulate)
         with catch_stop_signals() as asked_to_stop, closing(stream):
             while not last and stop == "done":
                 micro = [next(stream)[1] for _ in range(recipe.accumulate)]
-                tokens += sum(int(b.lengths.sum()) for b in micro)
                 rate = pace.rate(self.step)
-                for name, value in self.train_step(micro).items():
-                    accumulated[name] = accumulated[name] + value if name in accumulated else value
+                meter.add(self.train_step(micro), micro)
                 last = pace.has_ended(self.step)
                 stopping = self.processes.any(asked_to_stop())
                 # Losses are checked before anything is saved.
                 if last or stopping or any(pace.is_due(what, self.step) for what in ("log", "save", "validate")):
-                    now, count = time.perf_counter(), self.step - since_step
-                    losses = {name: float(value) / count for name, value in accumulated.items()}
-                    self.seconds = now - start
-                    self.check_finite(losses)
-                    pace.replan(self.step, self.seconds, count, now - since)
-                    last = pace.has_ended(self.step)
-                    speed = count / (now - since), tokens / (now - since)
-                    report = Progress(self.step, pace.steps, losses, rate, self.seconds, *speed)
-                    self.note_record(report.record())
-                    watcher.progress(report)
-                    accumulated, since, tokens, since_step = {}, now, 0, self.step
+                    watcher.progress(self.report(meter, rate, start))
+                    last, meter = pace.has_ended(self.step), Meter(self.step)
                 pause = time.perf_counter()
                 if held_out and (last or pace.is_due("validate", self.step)):
                     with pace.spend("validate", self.step):
@@ -425,8 +395,20 @@ class Trainer:
                 if last or stop != "done" or pace.is_due("save", self.step):
                     with pace.spend("save", self.step):
                         self.save()
-                since += time.perf_counter() - pause
+                meter.begun += time.perf_counter() - pause
         return self.outcome(stop)
+
+    def report(self, meter: Meter, rate: float, start: float) -> Progress:
+        """Check and log the losses since the last line, and plan the rest of the run."""
+        now, count = time.perf_counter(), self.step - meter.first
+        losses = {name: float(value) / count for name, value in meter.losses.items()}
+        self.seconds, seconds = now - start, now - meter.begun
+        self.check_finite(losses)
+        self.pace.replan(self.step, self.seconds, count, seconds)
+        speed = count / seconds, meter.tokens / seconds
+        report = Progress(self.step, self.pace.steps, losses, rate, self.seconds, *speed)
+        self.note_record(report.record())
+        return report
 
     @property
     def can_sample(self) -> bool:
