@@ -20,7 +20,7 @@ from difflm.data.words import Given
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED, SURE
-from difflm.diffusion.samplers.loop import Frame
+from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.diffusion.timesteps import StepSpan
 from difflm.errors import DifflmError, UsageError, suggest
 from difflm.fast.float32 import avoid_float64
@@ -231,7 +231,6 @@ class GenerationJob:
     wanted: Callable[[], bool] = lambda: True  # called at every step and text: an unwanted job is left unfinished
     on_step: Callable[[int], None] | None = None  # called with the number of its rows that took a denoising step
     warnings: list[str] = field(default_factory=list)  # for all of its texts
-    rows: list[Row] = field(default_factory=list)
     sources: Sequence[Ids] = ()  # one per text, if texts are written from sources
     first: int = 0  # the number of the first text, if a long list is written in pieces
     begin: Ids = field(default_factory=list)  # the text that every text is edited from
@@ -350,7 +349,6 @@ class FinishedRow:
 
     owner: int
     sample: int
-    seed: int
     ids: list[int]
     calls: int  # of the network
     classifier_calls: int = 0
@@ -380,7 +378,7 @@ class Finished:
             elif job.plan is not None:
                 steps = job.sampling.steps - ("vectors" in model.capabilities.settings)  # not moved after the last
                 asked = len(job.plan.asked_classifiers) * job.plan.guidance.inner * steps
-            found.append(FinishedRow(row.owner, row.sample, row.seed, ids, cost, asked))
+            found.append(FinishedRow(row.owner, row.sample, ids, cost, asked))
         return found, (time.perf_counter() if self.progress.ended is None else self.progress.ended) - self.begun
 
 
@@ -390,15 +388,12 @@ def run_jobs(inference: Inference, jobs: Sequence[GenerationJob], in_order: bool
     their own."""
     check_process()
     model = inference.model
+    groups: dict[Any, list[Row]] = {}
     for owner, job in enumerate(jobs):
-        job.rows = job.make_rows(model, owner)
-        if job.is_own is not None:
-            job.rows = [row for row in job.rows if job.is_own(row)]
+        own = [row for row in job.make_rows(model, owner) if job.is_own is None or job.is_own(row)]
+        groups.setdefault(batch_key(job, model) if len(jobs) > 1 else None, []).extend(own)
     inference.sync_weights()
     device = next(model.parameters()).device
-    groups: dict[Any, list[Row]] = {}
-    for job in jobs:
-        groups.setdefault(batch_key(job, model) if len(jobs) > 1 else None, []).extend(job.rows)
     batches = (batch for rows in groups.values() for batch in make_batches(model, rows, device))
     runs = (partial(run_batch, inference, batch, jobs) for batch in batches)
     if device.type == "cpu":  # one core per batch, even for a single one, so that all texts round in the same way
@@ -418,14 +413,8 @@ def run_batch(
     steps = {owner: job.sampling.steps for owner, job in own.items()}
     early = {n for n in steps.values() if n < max(steps.values())}
     watched = any(job.watch for job in own.values())
-    parts: list[tuple[Any, slice]] = [(jobs[owner].plan, part) for owner, part in batch.owners]
-    strengths = {owner: job.plan.edit.strength if job.plan and job.plan.edit else 1.0 for owner, job in own.items()}
-    spans = [StepSpan(steps[k], strengths[k]) for k, part in batch.owners for _ in range(part.stop - part.start)]
     read = None if watched else {n - 1 for n in steps.values()}
-    lead = parts[0][0]  # texts of a decoder never share a batch with others
-    decodes = isinstance(lead, ControlDecoder)
-    steering = lead.steer(batch, parts) if decodes else steering_for(batch, parts, spans)
-    steering = replace(steering, watched_steps=read, spans=spans)
+    steering = replace(steer_batch(batch, jobs), watched_steps=read)
     noise, sampling = Noise(batch.seeds, batch.samples), next(iter(own.values())).sampling
     broken = None
     for frame in inference.stream(noise, batch.lengths, batch.width, sampling, steering):
@@ -444,6 +433,19 @@ def run_batch(
     broken = frame.is_broken() if broken is None else broken | frame.is_broken()  # vectors may become so on the way
     ended = time.perf_counter() if on_cpu else None
     yield BatchProgress(batch, jobs, frame, rest, begun, ended, last=True, broken=broken)
+
+
+def steer_batch(batch: SampleBatch, jobs: Sequence[GenerationJob]) -> Steering:
+    """What the jobs of a batch ask of its rows, and how many steps each row takes."""
+    parts: list[tuple[Any, slice]] = [(jobs[owner].plan, part) for owner, part in batch.owners]
+    strengths = [plan.edit.strength if plan and plan.edit else 1.0 for plan, _ in parts]
+    steps = [jobs[owner].sampling.steps for owner, _ in batch.owners]
+    own = zip(steps, strengths, parts, strict=True)
+    spans = [StepSpan(count, strength) for count, strength, (_, part) in own for _ in range(part.stop - part.start)]
+    lead = parts[0][0]
+    if isinstance(lead, ControlDecoder):  # whose texts never share a batch with others
+        return replace(lead.steer(batch, parts), spans=spans)
+    return steering_for(batch, parts, spans)
 
 
 def delay_by_one(made: Iterable[BatchProgress]) -> Iterator[BatchProgress]:

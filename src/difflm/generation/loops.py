@@ -17,12 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from difflm.controls.plan import steering_for
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED
-from difflm.diffusion.timesteps import StepSpan
 from difflm.fast.joinable import JoinableSampler, fresh_states
-from difflm.generation.jobs import BatchProgress, Finished, GenerationJob, batch_key, run_batch
+from difflm.generation.jobs import BatchProgress, Finished, GenerationJob, batch_key, run_batch, steer_batch
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import ControlDecoder
 from difflm.models.batching import ALONE, WIDTH, Row, SampleBatch, batch_rows, max_batch_rows, pad_batch
@@ -174,13 +172,7 @@ class Loop:
             size = min(size, GROWTH ** -(-(len(rows) - 1).bit_length() // 2))
         batch = pad_batch(rows, self.shape.width, device, size=size)
         order = [k for k, _ in held] + [held[-1][0]] * (size - len(held))
-        spans = [
-            StepSpan(jobs[k].sampling.steps, plan.edit.strength if (plan := jobs[k].plan) and plan.edit else 1.0)
-            for k, part in batch.owners
-            for _ in range(part.stop - part.start)
-        ]
-        plans: list[tuple[Any, slice]] = [(jobs[k].plan, part) for k, part in batch.owners]
-        steering, sampling = steering_for(batch, plans, spans), held[0][1].job.sampling
+        steering, sampling = steer_batch(batch, jobs), held[0][1].job.sampling
         noise, denoiser = Noise(batch.seeds, batch.samples), self.lm.inference.denoiser
         with torch.no_grad():
             inputs = model.sampler_inputs(denoiser, noise, batch.lengths, batch.width, sampling, steering)

@@ -226,7 +226,8 @@ class TextDiffusion(Pretrained, Reader):
         """Check a request and bind it to this model; raises an error if it is wrong. Arguments as for `generate`."""
         task = self._parse(n, seed, asked)
         sampling, plan, begin = self._bind(task)
-        each, choose = max(task.mbr, task.candidates), self._choose_ranking(task, plan)
+        each = max(task.mbr, task.candidates)
+        choose = self._choose_ranking(task, plan) if each > 1 or task.rank is not None else None
         job = GenerationJob(task.n, seed, sampling, plan, each, task.watch, choose, sources=task.sources, begin=begin)
         if task.controls or task.edit or task.told:
             job.warnings = self._warn(task, plan, begin)
@@ -290,12 +291,12 @@ class TextDiffusion(Pretrained, Reader):
         return warnings
 
     def _choose_ranking(self, task: Task, plan: ControlPlan | ControlDecoder | None) -> Choice | None:
-        """How the best candidate of a text is chosen; None: there is only one."""
+        """How the best candidate of a text is chosen; None: they cannot be told apart."""
         if task.rank is not None:
             return make_ranking(self, task.rank, task.candidates, task.told, task.n, task.seed, task.repairs)
         if task.mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
             return lambda _, __, made: [Chosen(most_central([one().tokens for one in group])) for group in made]
-        if task.candidates == 1 or plan is None:
+        if plan is None:
             return None
         if not task.chooses_by_fit:
             return choose_by_classifiers(plan)
