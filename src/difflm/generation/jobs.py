@@ -338,9 +338,10 @@ class BatchProgress:
     def copy_to_host(self) -> "BatchProgress":
         """Start copying the words, so that the next batch on the GPU does not delay them."""
         tokens, copied = self.frame.tokens.to("cpu", non_blocking=True), torch.cuda.Event()
+        calls = None if self.frame.calls is None else self.frame.calls.to("cpu", non_blocking=True)
         broken = None if self.broken is None else self.broken.to("cpu", non_blocking=True)
         copied.record()
-        return replace(self, frame=replace(self.frame, tokens=tokens), broken=broken, copied=copied)
+        return replace(self, frame=replace(self.frame, tokens=tokens, calls=calls), broken=broken, copied=copied)
 
 
 @dataclass(frozen=True)

@@ -240,19 +240,15 @@ class Loop:
             return []
         slots = [k for own in done.values() for k in own]
         chosen = torch.tensor(slots).to(self.lm.device, non_blocking=True)
-        frame, copied = self.sampler.frame(self.steps, None), None
+        frame = self.sampler.frame(self.steps, None)
         broken = frame.is_broken()[chosen]
         frame = replace(frame, tokens=frame.tokens[chosen], calls=None if self._calls is None else self._calls[chosen])
-        if self.runs_ahead:
-            calls = None if frame.calls is None else frame.calls.to("cpu", non_blocking=True)
-            frame = replace(frame, tokens=frame.tokens.to("cpu", non_blocking=True), calls=calls)
-            broken = broken.to("cpu", non_blocking=True)
-            copied = torch.cuda.Event()
-            copied.record()
         batch = replace(self.batch, rows=[self.batch.rows[k] for k in slots])
         begun = [seat.begun for k in slots if (seat := self.seats[k]) is not None]
         ended, found, first = time.perf_counter() if self.on_cpu else None, list[Finished](), 0
-        progress = BatchProgress(batch, self.jobs, frame, [*done], min(begun), ended, broken=broken, copied=copied)
+        progress = BatchProgress(batch, self.jobs, frame, [*done], min(begun), ended, broken=broken)
+        if self.runs_ahead:
+            progress = progress.copy_to_host()
         for owner, own in done.items():
             part = slice(first, first := first + len(own))
             found.append(Finished(progress, owner, self.jobs[owner], part, min(begun[part])))

@@ -94,21 +94,7 @@ class Engine:
             jobs = [Job(one, self.limits, watched, self.metrics, post, client) for one in asked]
             for job in jobs:
                 job.likely = likely
-                bound, made = (
-                    asyncio.Event(),
-                    self._binder.submit(self._prepare, partial(job.bind, lm or self.lm, self._move), job),
-                )
-                made.add_done_callback(partial(post.call_on_loop, bound.set))
-                try:
-                    async with asyncio.timeout(max(0, job.deadline - time.monotonic())):
-                        await bound.wait()
-                except TimeoutError:
-                    raise job.late from None
-                finally:
-                    made.cancel()
-                if made.cancelled():  # by `close`
-                    raise self._ending
-                made.result()
+                await self._bind(job, lm or self.lm, post)
         except BaseException:
             for job in jobs:
                 job.leave()  # so that the binder goes on to the next
@@ -129,6 +115,21 @@ class Engine:
         if refused:
             raise refused[0]
         return jobs
+
+    async def _bind(self, job: Job, lm: TextDiffusion, post: Post) -> None:
+        """Have the binder check a request and bind it to its model, until its time is up."""
+        bound, made = asyncio.Event(), self._binder.submit(self._prepare, partial(job.bind, lm, self._move), job)
+        made.add_done_callback(partial(post.call_on_loop, bound.set))
+        try:
+            async with asyncio.timeout(max(0, job.deadline - time.monotonic())):
+                await bound.wait()
+        except TimeoutError:
+            raise job.late from None
+        finally:
+            made.cancel()
+        if made.cancelled():  # by `close`
+            raise self._ending
+        made.result()
 
     def _judge(self) -> dict[int, Unavailable]:
         """Give turns to the requests whose cost is known now, and end those that cannot be finished in time. Returns
