@@ -1,6 +1,7 @@
 """Requests from options of the command, lines of a .jsonl file or bodies of the HTTP API; their results as JSON."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,21 @@ if TYPE_CHECKING:
 
 
 MOST_SEED = 2**31 - 1
+MAKERS: dict[str, Callable[[Any], Control]] = {  # of controls, by their keys, in the order of results
+    "infill": Infill,
+    "length": Length,
+    "field": lambda pair: Field(*pair),
+    "label": lambda pair: Label(*pair),
+    "pos": lambda tags: Tags(tuple(tags.split())),
+    "tree": Tree,
+    "span": Span.parse,
+    "contains": Contains,
+    "avoid": Avoid,
+    "pattern": Pattern,
+    "json_schema": Json,
+    "words": WordCount.parse,
+    "control": parse_control,
+}
 
 
 def setting(name: str) -> Any:
@@ -128,25 +144,10 @@ class Request(BaseModel):
 
     def controls(self) -> list[Control]:
         asked: list[Control] = []
-        if self.infill is not None:
-            asked.append(Infill(self.infill))
-        if self.length is not None:
-            asked.append(Length(self.length))
-        asked += [Field(name, value) for name, value in self.field.items()]
-        asked += [Label(name, value) for name, value in self.label.items()]
-        if self.pos is not None:
-            asked.append(Tags(tuple(self.pos.split())))
-        if self.tree is not None:
-            asked.append(Tree(self.tree))
-        asked += [Span.parse(span) for span in self.span]
-        asked += [Contains(phrase) for phrase in self.contains]
-        asked += [Avoid(word) for word in self.avoid]
-        asked += [Pattern(regex) for regex in self.pattern]
-        if self.json_schema is not None:
-            asked.append(Json(self.json_schema))
-        if self.words is not None:
-            asked.append(WordCount.parse(self.words))
-        asked += [parse_control(pair) for pair in self.control]
+        for key, make in MAKERS.items():
+            value = getattr(self, key)
+            values = value if isinstance(value, list) else [] if value is None else [value]
+            asked += map(make, value.items() if key in ("field", "label") else values)
         return asked
 
     def edited(self) -> "Edit | None":

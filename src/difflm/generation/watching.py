@@ -1,7 +1,6 @@
 """Watch texts while they form: the progress, and the drafts of every step."""
 
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ from difflm.errors import UsageError
 from difflm.generation.jobs import GenerationJob, Watch
 from difflm.generation.texts import Draft, Generation
 from difflm.models.base import LanguageModel
+from difflm.player.page import Recording
 
 Progress = Callable[[int, int], None]  # finished denoising steps, and their total
 
@@ -28,19 +28,18 @@ class Watcher:
     ) -> None:
         if not callable(progress) and not isinstance(progress, bool):
             raise UsageError(f"progress must be True, False or a function of two numbers, not {progress!r}.")
-        self.jobs, self.frames = jobs, frames
         self.progress = draw_bar if progress is True else progress or None
         self.done = 0
         self.total = sum(job.n * job.each * model.frames(job.sampling, model.longest) for job in jobs)
-        self.drafts: defaultdict[tuple[int, int], list[Draft]] = defaultdict(list)  # by job and sample
+        self.recordings = [Recording(1, 1, job.each) for job in jobs] if frames else []
         for owner, job in enumerate(jobs):
             job.watch = self.follow(owner, job.watch)
 
     def follow(self, owner: int, also: Watch | None) -> Watch:
         def watch(drafts: list[Draft]) -> None:
             self.done = min(self.done + len(drafts), self.total - 1)  # texts may be shorter than the longest
-            for draft in drafts if self.frames else ():
-                self.drafts[owner, draft.sample].append(draft)
+            if self.recordings:
+                self.recordings[owner].frame(drafts)
             if self.progress:
                 self.progress(self.done, self.total)
             if also:
@@ -52,11 +51,7 @@ class Watcher:
         """Report the end; return the texts with their drafts."""
         if self.progress:
             self.progress(self.total, self.total)
-        return {key: replace(text, drafts=self.drafts_of(*key, text)) for key, text in made.items()}
-
-    def drafts_of(self, owner: int, number: int, text: Generation) -> list[Draft]:
-        """The drafts of a text; with several candidates, those that end with this text."""
-        each, plain = self.jobs[owner].each, "".join(text.text.split())
-        own = [self.drafts[owner, number * each + k] for k in range(each)]
-        ends = (drafts for drafts in own if drafts and "".join("".join(drafts[-1].tokens).split()).startswith(plain))
-        return next(ends, own[0])
+        if not self.recordings:
+            return made
+        own = {(owner, k): self.recordings[owner].drafts_of(k, text) for (owner, k), text in made.items()}
+        return {key: replace(text, drafts=own[key]) for key, text in made.items()}
