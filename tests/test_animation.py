@@ -11,8 +11,8 @@ from difflm.app.cli import main
 from difflm.app.live_view import draw_words
 from difflm.app.studio.animation import FRAMES, HELD, PLAYED, draw_animation
 from difflm.errors import UsageError
-from difflm.generation.jobs import Draft, Generation
-from difflm.player.page import PlayedText
+from difflm.generation.jobs import Generation
+from difflm.player.frames import Draft
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -30,12 +30,12 @@ def test_every_frame_shows_its_draft_and_the_last_one_the_text(tokens: list[str]
     played = text_of(tokens)
     frames = frames_in(draw_animation([played], "difflm generate"))
     assert [words_of(frame) for frame in frames[:-1]] == [draw_words(d, [""]).plain for d in played.drafts[:-1]]
-    assert words_of(frames[-1]) == played.generation.text
+    assert words_of(frames[-1]) == played.text
 
 
 def test_words_have_the_class_of_their_confidence() -> None:
     draft = Draft(0, 0, 0.5, ["Ziz", "zi", " is", " cheap"], [1.0, 0.99, 0.6, 0.0], [True] * 4)
-    frame, last = frames_in(draw_animation([PlayedText(Generation("Zizzi is cheap", [], 2, 2, 0, 0), [draft] * 2)], ""))
+    frame, last = frames_in(draw_animation([Generation("Zizzi is cheap", [], 2, 2, 0, 0, drafts=[draft] * 2)], ""))
     assert [(run.get("class"), run.text) for run in frame[0]] == [("c7", "Zizzi"), ("c4", " is"), ("c0", " ·····")]
     assert {run.get("class") for run in last.iter(f"{SVG}tspan")} == {"c7"}
 
@@ -44,7 +44,7 @@ def test_words_have_the_class_of_their_confidence() -> None:
 @given(made=drafts())
 def test_any_token_gives_a_picture_that_holds_nothing_but_shapes_and_words(made: list[Draft]) -> None:
     text = "\x00\x1b\ufffe\ud800 ]]> & <script>" + "".join(made[-1].tokens)
-    played = PlayedText(Generation(text, [], 1, 1, 0.0, 0), made)
+    played = Generation(text, [], 1, 1, 0.0, 0, drafts=made)
     root = ElementTree.fromstring(draw_animation([played], "difflm --infill '<&\"\x00'").encode())
     assert {one.tag.removeprefix(SVG) for one in root.iter()} <= {"svg", "style", "rect", "text", "tspan", "g"}
     names = {name for one in root.iter() for name in one.attrib}
@@ -97,7 +97,7 @@ def test_a_picture_of_two_texts_is_small() -> None:
     """The worst case: the confidence of every word differs from that of its neighbours, at every step."""
     words = [f"word{k}" for k in range(33)]
     made = [Draft(0, s, 0.5, words, [k % 8 / 8 for k in range(33)], [True] * 33) for s in range(50)]
-    texts = [PlayedText(Generation(" ".join(words), words, 50, 50, 0.0, 0), made)] * 2
+    texts = [Generation(" ".join(words), words, 50, 50, 0.0, 0, drafts=made)] * 2
     assert len(draw_animation(texts, "").encode()) < 150_000
 
 

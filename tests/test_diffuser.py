@@ -29,7 +29,6 @@ from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Steering
 from difflm.errors import UsageError
-from difflm.generation.jobs import Draft
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.diffuser.model import EditDiffusion, keep_best
 from difflm.methods.diffuser.process import PAPER_STEP, EditProcess
@@ -44,7 +43,7 @@ from difflm.methods.levt.alignment import (
     open_slots,
 )
 from difflm.methods.levt.editing import between_ends
-from difflm.player.frames import Packer
+from difflm.player.frames import Draft, Packer
 from difflm.runtime.cuda_graphs import DelayedFlag
 
 assert opened  # a fixture

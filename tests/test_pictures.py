@@ -24,8 +24,8 @@ from difflm.app.plots import canvas, denoising, embeddings, schedules, training
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, Sqrt
 from difflm.errors import DifflmError, UsageError
-from difflm.generation.jobs import Draft
 from difflm.generation.pipeline import TextDiffusion
+from difflm.player.frames import Draft
 from difflm.training.run import bundled_runs
 
 pytestmark = pytest.mark.long  # a few seconds of setup

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 
 from difflm.data.words import join_words
 from difflm.errors import UsageError, speak_command
-from difflm.generation.jobs import Draft, Generation
-from difflm.player.frames import SIGNS, spaces
-from difflm.player.page import MOST_FRAMES, MOST_TEXTS, PlayedText, Recording, page, write_player
+from difflm.generation.jobs import Generation
+from difflm.player.frames import SIGNS, Draft, spaces
+from difflm.player.page import MOST_FRAMES, MOST_TEXTS, Recording, page, write_player
 
 STEPS = 12
 WORDS = ["Zizzi", "is", "a", "cheap", "pub", "near", "the", "river", "."]
@@ -24,7 +25,7 @@ HOSTILE = [
 ]
 
 
-def text_of(tokens: list[str], number: int = 0, steps: int = STEPS, **changes: Any) -> PlayedText:
+def text_of(tokens: list[str], number: int = 0, steps: int = STEPS, **changes: Any) -> Generation:
     """Words that are "the" until their turn comes: one more is right at every step."""
     drafts = []
     before: list[str] = []
@@ -36,10 +37,10 @@ def text_of(tokens: list[str], number: int = 0, steps: int = STEPS, **changes: A
         drafts.append(Draft(number, step, 1 - (step + 1) / steps, now, sure, changed))
         before = now
     made = {"steps": steps, "denoiser_calls": steps, "seconds": 0.1, "seed": 3, **changes}
-    return PlayedText(Generation(join_words(tokens), tokens, **made), drafts)
+    return Generation(join_words(tokens), tokens, **made, drafts=drafts)
 
 
-def four_texts() -> list[PlayedText]:
+def four_texts() -> list[Generation]:
     controls = [
         {"name": "length", "target": 9, "satisfied": True, "score": 1.0, "checker": "count"},
         {"name": "food", "target": "Thai", "satisfied": False, "score": 0.1, "checker": "words"},
@@ -130,7 +131,7 @@ def drafts(draw: st.DrawFn) -> list[Draft]:
 def test_what_is_embedded_comes_back(made):
     """Any token at any place, drafts of any lengths; confidences to within half a level."""
     text = "this is not what the last draft says"
-    source = page([PlayedText(Generation(text, [], 1, 1, 0.0, 0), made)], {}).decode()
+    source = page([Generation(text, [], 1, 1, 0.0, 0, drafts=made)], {}).decode()
     assert not set("<>&") & set(Reader(source).scripts[0])
     data = embedded(source)
     assert data["texts"][0]["text"] == text
@@ -150,14 +151,14 @@ def test_words_are_spaced_as_in_a_text(tokens):
 
 def test_byte_pairs_bring_their_own_spaces():
     draft = Draft(0, 0, 0.0, ["Ziz", "zi", " is", " che", "ap"], [1.0] * 5, [True] * 5)
-    data = embedded(page([PlayedText(Generation("Zizzi is cheap", [], 1, 1, 0.0, 0), [draft])], {}).decode())
+    data = embedded(page([Generation("Zizzi is cheap", [], 1, 1, 0.0, 0, drafts=[draft])], {}).decode())
     assert unpacked(data["texts"][0]["frames"], data["tokens"])[0]["written"] == "Zizzi is cheap"
 
 
 def test_words_behind_the_end_are_not_part_of_the_last_draft():
     tokens = ["Zizzi", "is", "cheap", "", "river", "the"]
     last = Draft(0, 0, 0.0, tokens, [1.0] * 6, [True] * 6)
-    data = embedded(page([PlayedText(Generation("Zizzi is cheap", [], 1, 1, 0.0, 0), [last])], {}).decode())
+    data = embedded(page([Generation("Zizzi is cheap", [], 1, 1, 0.0, 0, drafts=[last])], {}).decode())
     assert unpacked(data["texts"][0]["frames"], data["tokens"])[0]["written"] == "Zizzi is cheap"
 
 
@@ -186,7 +187,7 @@ def test_eight_texts_of_thirty_words_and_fifty_steps_are_small():
             Draft(number, s, 0.5, [words[(s * 30 + i * 7 + number) % 1000] for i in range(30)], [0.5] * 30, [True] * 30)
             for s in range(50)
         ]
-        texts.append(PlayedText(Generation("text", ["text"], 50, 50, 0.0, 0), made))
+        texts.append(Generation("text", ["text"], 50, 50, 0.0, 0, drafts=made))
     assert len(page(texts, {})) < 400_000
 
 
@@ -196,7 +197,8 @@ def test_a_recording_keeps_every_step_of_every_text_in_order():
     for tile in (two, one):
         for draft in tile.drafts:
             recording.frame([draft])
-    assert recording.texts([one.generation, two.generation]) == [one, two]
+    bare = [replace(text, drafts=[]) for text in (one, two)]
+    assert [text.drafts for text in recording.texts(bare)] == [one.drafts, two.drafts]
 
 
 def test_a_long_recording_is_thinned_and_loses_no_change():
@@ -216,7 +218,8 @@ def test_of_several_candidates_the_chosen_one_is_played():
     for played in made:
         for draft in played.drafts:
             recording.frame([draft])
-    assert recording.texts([made[1].generation]) == [made[1]]
+    (chosen,) = recording.texts([replace(made[1], drafts=[])])
+    assert chosen.drafts == made[1].drafts
 
 
 def test_a_score_that_is_no_number_is_none():
@@ -269,7 +272,7 @@ def opened(browser, tmp_path):
     """Opens texts in a page of its own; at the end there must have been no error and no request."""
     contexts, wrong = [], []
 
-    def open_texts(texts: list[PlayedText], motion: str = "reduce", theme: str = "light", width: int = 1200) -> Any:
+    def open_texts(texts: list[Generation], motion: str = "reduce", theme: str = "light", width: int = 1200) -> Any:
         path = tmp_path / "player.html"
         write_player(path, texts, ABOUT)
         context = browser.new_context(
@@ -310,14 +313,14 @@ def test_the_slider_leads_from_the_first_draft_to_the_text(opened):
     assert shown(tab).startswith("the the")
     assert tab.inner_text("#step") == f"1/{STEPS}"
     slider.fill(str(STEPS - 1))
-    assert [shown(tab, i) for i in range(4)] == [played.generation.text for played in texts]
+    assert [shown(tab, i) for i in range(4)] == [played.text for played in texts]
     assert tab.inner_text("#step") == f"{STEPS}/{STEPS}" and tab.inner_text("#t") == "0.000"
     assert slider.get_attribute("aria-valuetext") == f"step {STEPS} of {STEPS}, t 0.000"
 
 
 def test_a_text_that_its_tokens_do_not_spell_is_shown_at_the_end(opened):
     played = text_of(WORDS)
-    odd = PlayedText(Generation("Zizzi", ["Zizzi"], STEPS, STEPS, 0.0, 3), [*played.drafts[:-1], played.drafts[0]])
+    odd = Generation("Zizzi", ["Zizzi"], STEPS, STEPS, 0.0, 3, drafts=[*played.drafts[:-1], played.drafts[0]])
     tab = opened([odd])
     assert shown(tab) == "Zizzi"
     tab.keyboard.press("ArrowLeft")

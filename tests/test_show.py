@@ -11,7 +11,7 @@ from rich.console import Console
 
 from difflm.app import live_view as show
 from difflm.app.live_view import TerminalView, hide_letters, printable
-from difflm.generation.jobs import Draft
+from difflm.player.frames import Draft
 
 STEPS = 8
 ESCAPE = "\x1b"

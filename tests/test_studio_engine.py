@@ -27,9 +27,9 @@ from difflm.app.studio.job import Box, Done, Frames, Post, Text
 from difflm.app.studio.limits import Limits
 from difflm.controls import Length
 from difflm.controls.base import Check
-from difflm.generation.jobs import Draft
 from difflm.generation.loops import Loop, LoopShape, share_shape
 from difflm.generation.pipeline import TextDiffusion
+from difflm.player.frames import Draft
 
 assert tiny_runs  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn")

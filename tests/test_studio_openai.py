@@ -16,7 +16,7 @@ from tiny import tiny_run, tiny_runs
 from difflm.controls import Infill
 from difflm.data.words import split_words
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.texts import Draft
+from difflm.player.frames import Draft
 
 assert tiny_runs  # a fixture
 openai = need("openai", "fastapi", "uvicorn")

@@ -97,7 +97,7 @@ def show_signature(name: str, function: Any) -> str:
 
 def show_fields(kind: type) -> Iterator[str]:
     """The fields of a dataclass that its source explains."""
-    source = inspect.getsource(kind)
+    source = "".join(inspect.getsource(base) for base in kind.__mro__ if is_dataclass(base))
     for one in fields(kind):
         if found := re.search(rf"^    {one.name}: .*?  # (.*)$", source, re.MULTILINE):
             yield f"- `{one.name}`: {found[1]}"

@@ -36,9 +36,8 @@ from difflm.data.texts import read_chunks, read_examples, read_sources, read_tex
 from difflm.data.tokenizers import Tokenizer
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError
-from difflm.generation.jobs import Draft
 from difflm.generation.requests import parse_request
-from difflm.player.frames import Packer, spaces, written
+from difflm.player.frames import Draft, Packer, spaces, written
 from difflm.runtime.files import read_json
 from difflm.runtime.tensors import load_tensors
 from difflm.training.recipe import load_recipe

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from difflm.errors import DifflmError, UsageError
     from difflm.evaluation.reports import Report
     from difflm.generation.pipeline import TextDiffusion
-    from difflm.generation.texts import Draft, Generation, Texts, TokenBelief
+    from difflm.generation.texts import Generation, Texts, TokenBelief
+    from difflm.player.frames import Draft
 
 __all__ = [
     "Avoid",
@@ -71,7 +72,7 @@ _HOMES = {
     "Tree": "difflm.controls",
     "WordCount": "difflm.controls",
     "DifflmError": "difflm.errors",
-    "Draft": "difflm.generation.texts",
+    "Draft": "difflm.player.frames",
     "Generation": "difflm.generation.texts",
     "Report": "difflm.evaluation.reports",
     "Run": "difflm.api",

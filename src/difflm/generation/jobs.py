@@ -26,7 +26,6 @@ from difflm.errors import DifflmError, UsageError, suggest
 from difflm.fast.float32 import avoid_float64
 from difflm.fast.inference import Inference
 from difflm.generation.requests import MOST_SEED
-from difflm.generation.texts import Draft as Draft
 from difflm.generation.texts import Generation as Generation
 from difflm.machine import is_on
 from difflm.methods.rivals import ControlDecoder
@@ -34,6 +33,7 @@ from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
 from difflm.networks import Transformer
+from difflm.player.frames import Draft
 from difflm.runtime.threads import IsStopped, check_process, run_parallel
 
 MOST_TEXTS, MOST_CANDIDATES = 1_000_000, 1_000

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from difflm.errors import UsageError
-from difflm.player.frames import Draft
-from difflm.player.page import PlayedText, page
+from difflm.player.frames import PlayedText
+from difflm.player.page import page
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,10 @@ class TokenBelief:
         return f"{self.token!r} {self.probability:.0%} ({likely})"
 
 
-@dataclass(frozen=True)
-class Generation:
+@dataclass(frozen=True, repr=False)
+class Generation(PlayedText):
     """One text and how it was generated; it prints as its text."""
 
-    text: str
-    tokens: list[str]  # its words
-    steps: int
-    denoiser_calls: int
-    seconds: float  # of its batch; with candidates, the sum over all batches and their ranking
-    seed: int
-    controls: list[dict[str, Any]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)  # why the text may not be as requested
-    classifier_calls: int = 0  # calls of classifiers, in addition to denoiser_calls
-    drafts: list[Draft] = field(default_factory=list, compare=False)  # every step, with `frames=True`
     read: Callable[..., list[TokenBelief]] | None = field(default=None, compare=False)  # computes `alternatives`
 
     def __str__(self) -> str:
@@ -87,5 +77,5 @@ def show_texts(texts: Sequence[Generation]) -> str:
     """HTML for a notebook: the player for texts with drafts, plain paragraphs for others."""
     if not texts or not all(text.drafts for text in texts):
         return "".join(f"<p>{html.escape(text.text)}</p>" for text in texts)
-    framed = html.escape(page([PlayedText(text, text.drafts) for text in texts], {}).decode("utf-8"))
+    framed = html.escape(page(texts, {}).decode("utf-8"))
     return f'<iframe srcdoc="{framed}" style="width: 100%; height: 38em; border: 0"></iframe>'

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from difflm.errors import UsageError
 from difflm.generation.jobs import GenerationJob, Watch
-from difflm.generation.texts import Draft, Generation
+from difflm.generation.texts import Generation
 from difflm.models.base import LanguageModel
+from difflm.player.frames import Draft
 from difflm.player.page import Recording
 
 Progress = Callable[[int, int], None]  # finished denoising steps, and their total

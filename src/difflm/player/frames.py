@@ -33,6 +33,22 @@ class DrawnDraft(Draft):
     picture: str = ""  # the pixels, as the address of a PNG that holds it
 
 
+@dataclass(frozen=True)
+class PlayedText:
+    """A finished text and what is known of its making."""
+
+    text: str
+    tokens: list[str]  # its words
+    steps: int
+    denoiser_calls: int
+    seconds: float  # of its batch; with candidates, the sum over all batches and their ranking
+    seed: int
+    controls: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # why the text may not be as requested
+    classifier_calls: int = 0  # calls of classifiers, in addition to denoiser_calls
+    drafts: list[Draft] = field(default_factory=list, compare=False)  # every step, with `frames=True`
+
+
 def made_of_pieces(tokens: Sequence[str]) -> bool:
     """Whether the tokens are byte pairs, which carry their own spaces, rather than words."""
     return any(token[:1] == " " for token in tokens)

@@ -6,43 +6,21 @@ import html
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, isfinite
 from pathlib import Path
 from string import Template
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from difflm.errors import UsageError
-from difflm.player.frames import Draft, Packer, made_of_pieces, written
+from difflm.player.frames import Draft, Packer, PlayedText, made_of_pieces, written
 from difflm.runtime.files import write_atomic
 
 MOST_TEXTS = 100  # few enough for a browser
 MOST_FRAMES = 250  # the most drafts of a text; of more steps, only every second, third … is kept
 HERE = Path(__file__).parent
+Text = TypeVar("Text", bound=PlayedText)
 MODULES = ["player.js", "parts.js", "time.js"]  # shared by the player and the studio
-
-
-class Finished(Protocol):
-    """What the page says of a finished text: a `Generation`, which lies above this package."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def controls(self) -> list[dict[str, Any]]: ...
-    @property
-    def warnings(self) -> list[str]: ...
-
-
-@dataclass(frozen=True)
-class PlayedText:
-    """A finished text and the drafts it went through."""
-
-    generation: Finished
-    drafts: list[Draft]
 
 
 class Recording:
@@ -67,11 +45,11 @@ class Recording:
             else:
                 self._passing[draft.sample] = draft
 
-    def texts(self, generations: Sequence[Finished]) -> list[PlayedText]:
-        """Pair the texts with their drafts; of several candidates, with those of the chosen one."""
-        return [PlayedText(made, self.drafts_of(number, made)) for number, made in enumerate(generations)]
+    def texts(self, made: Sequence[Text]) -> list[Text]:
+        """The texts with their drafts; of several candidates, with those of the chosen one."""
+        return [replace(text, drafts=self.drafts_of(number, text)) for number, text in enumerate(made)]
 
-    def drafts_of(self, number: int, made: Finished) -> list[Draft]:
+    def drafts_of(self, number: int, made: PlayedText) -> list[Draft]:
         first = number * self._candidates
         every = [self._drafts(sample) for sample in range(first, first + self._candidates)]
         return next((drafts for drafts in every if drafts and count_spelling(drafts[-1], made.text)), every[0])
@@ -96,7 +74,7 @@ def page(texts: Sequence[PlayedText], about: Mapping[str, Any]) -> bytes:
         policy=content_policy(style, [module, script]),
         title=html.escape(f"{about['model']}: texts out of noise" if "model" in about else "Texts out of noise"),
         style=style,
-        plain="".join(f"<p>{html.escape(played.generation.text)}</p>" for played in texts),
+        plain="".join(f"<p>{html.escape(played.text)}</p>" for played in texts),
         data=json_for_html({"about": dict(about), "tokens": [*packer.numbers], "texts": packed}),
         module=module,
         script=script,
@@ -119,8 +97,8 @@ def join_modules(names: Sequence[str]) -> str:
     return "\n".join(['"use strict";', *(line.removeprefix("export ") for line in lines)]) + "\n"
 
 
-def pack_text(played: PlayedText, packer: Packer) -> dict[str, Any]:
-    made, drafts = played.generation, played.drafts
+def pack_text(made: PlayedText, packer: Packer) -> dict[str, Any]:
+    drafts = made.drafts
     pieces = any(made_of_pieces(draft.tokens) for draft in drafts)
     for last in drafts[-1:]:
         if end := count_spelling(last, made.text, pieces):  # some models write words after the end of a text

@@ -42,8 +42,9 @@ MOST_SCHEMA = 1 << 20  # bytes
 if TYPE_CHECKING:
     from difflm.app.live_view import TerminalView
     from difflm.controls.guidance import GuidanceSettings
-    from difflm.generation.jobs import Draft, Generation, GenerationJob, Watch
+    from difflm.generation.jobs import Generation, GenerationJob, Watch
     from difflm.generation.pipeline import TextDiffusion
+    from difflm.player.frames import Draft
     from difflm.player.page import Recording
 
 AT_ONCE, AT_ONCE_CPU = 1024, 16  # the most texts of several requests that are generated together

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from difflm.app.plots.canvas import open_figure
 from difflm.errors import UsageError
-from difflm.generation.jobs import Draft
+from difflm.player.frames import Draft
 
 ROW = 0.17  # inches a word
 MAX_ROWS = 120

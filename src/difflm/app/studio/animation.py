@@ -12,7 +12,7 @@ from rich.text import Text
 
 from difflm.app.live_view import ON_DARK, ON_LIGHT, draw_words, printable
 from difflm.errors import UsageError
-from difflm.player.page import PlayedText
+from difflm.player.frames import PlayedText
 from difflm.runtime.files import write_atomic
 
 COLUMNS, MOST_TEXTS, MOST_LINES = 76, 8, 32
@@ -54,7 +54,7 @@ def draw_animation(texts: Sequence[PlayedText], caption: str) -> str:
         **{"size": SIZE, "edge": EDGE, "total": total, "light": paint(ON_LIGHT), "dark": paint(ON_DARK)},
     )
     ramp = "".join(f'<tspan class="{kind}">■</tspan>' for kind in CLASSES)
-    said = to_xml(printable(" / ".join(played.generation.text for played in texts)))
+    said = to_xml(printable(" / ".join(played.text for played in texts)))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
         f'height="{height:.0f}" role="img" aria-label="{said}"><style>{style}</style>',
@@ -81,7 +81,7 @@ def draw_moment(played: PlayedText, frame: int, count: int) -> list[str]:
     if frame < count - 1:
         words = draw_words(played.drafts[frame * (len(played.drafts) - 1) // (count - 1)], CLASSES)
     else:
-        words = Text().append(printable(played.generation.text.replace("\n", " ")), CLASSES[-1])
+        words = Text().append(printable(played.text.replace("\n", " ")), CLASSES[-1])
     return [mark_runs(line) for line in words.wrap(Console(), COLUMNS)]
 
 

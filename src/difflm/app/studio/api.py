@@ -19,9 +19,9 @@ from difflm.app.studio.job import Done, Frames, Job, Text
 from difflm.app.studio.metrics import TYPE
 from difflm.app.studio.served import Models, Served
 from difflm.errors import DifflmError, say_in_request
-from difflm.generation.jobs import Draft, Generation
+from difflm.generation.jobs import Generation
 from difflm.generation.requests import generation_to_json
-from difflm.player.frames import spaces
+from difflm.player.frames import Draft, spaces
 from difflm.player.page import Recording, page
 
 

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from difflm.controls import Json, Pattern
 from difflm.errors import UsageError
-from difflm.generation.texts import Draft, TokenBelief
+from difflm.generation.texts import TokenBelief
+from difflm.player.frames import Draft
 
 UNLIKELY = 1e-9  # the smallest probability, so that its logarithm is finite
 

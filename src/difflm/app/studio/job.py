@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.metrics import Metrics
 from difflm.errors import DifflmError, UsageError
-from difflm.generation.jobs import Draft, Generation, Watch
+from difflm.generation.jobs import Generation, Watch
 from difflm.generation.loops import LoopShape, loop_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import Row
+from difflm.player.frames import Draft
 
 IDLE = 2.0  # seconds without an event after which a stream sends a keep-alive
 
