@@ -5,13 +5,12 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
 from difflm.data.texts import read_csv
 from difflm.data.words import split_words
 from difflm.errors import DifflmError, UsageError, suggest
-from difflm.runtime.files import replace_atomically, write_atomic
+from difflm.runtime.files import read_own_table, replace_atomically, write_atomic
 
 
 class Entry(BaseModel):
@@ -59,8 +58,9 @@ class Corpus(Entry):
         return "size and sha256 not known"
 
 
-_ENTRIES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-CATALOGUE: dict[str, Corpus] = {name: Corpus(name=name, **facts) for name, facts in _ENTRIES.items()}
+CATALOGUE: dict[str, Corpus] = {
+    name: Corpus(name=name, **facts) for name, facts in read_own_table("catalogue.yaml", __file__).items()
+}
 
 
 def find_corpus(name: str) -> Corpus:

@@ -9,11 +9,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
 from difflm.data.stories import marked, read_stories, rearranged, with_excerpts
 from difflm.data.texts import Example, check_any, check_readable, read_chunks, read_examples, read_lines, read_parallel
 from difflm.errors import DifflmError, UsageError
+from difflm.runtime.files import read_own_table
 
 Split = Literal["train", "valid", "test"]
 TWO_SPLITS = ("train", "valid")
@@ -154,8 +153,5 @@ FORMATS: Mapping[str, Callable[[KnownCorpus, Split, Sequence[Path]], Iterator[Ex
     "dialogues": read_dialogues,
     "concepts": read_concepts,
 }
-KNOWN = {
-    name: KnownCorpus(**facts)
-    for name, facts in yaml.safe_load(Path(__file__).with_name("corpora.yaml").read_text(encoding="utf-8")).items()
-}
+KNOWN = {name: KnownCorpus(**facts) for name, facts in read_own_table("corpora.yaml", __file__).items()}
 PAIRS = {name for name, corpus in KNOWN.items() if corpus.sources == "texts"}

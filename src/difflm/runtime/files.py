@@ -238,6 +238,14 @@ def read_json(path: Path) -> Any:
         raise DifflmError(f"{path} is not a readable JSON file ({error}).") from None
 
 
+def read_own_table(name: str, beside: str) -> Any:
+    """A YAML file of the package `beside` a module. libyaml reads it thirty times as fast as Python alone."""
+    import yaml
+
+    loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+    return yaml.load(Path(beside).with_name(name).read_text(encoding="utf-8"), loader)
+
+
 def write_checked(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object with its format and a checksum of its contents, which `read_checked` compares."""
     whole = json.loads(json.dumps({**value, "format": FORMAT}))
