@@ -43,6 +43,7 @@ from difflm.models.base import Sampling
 from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import DrawnFromSource
+from difflm.runtime.resumable import ResumableLines
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 
@@ -352,7 +353,7 @@ def test_translate_ranks_in_any_pieces(run, twin, sources, capsys, monkeypatch):
 def test_another_rank_does_not_continue_a_file(run, twin, sources, tmp_path, complaint, monkeypatch):
     argv = ("translate", run, sources, "--out", tmp_path / "out.txt", "--steps", 2, "--candidates", 2, "--rank")
     with monkeypatch.context() as patch:
-        patch.setattr(command.ResumableLines, "finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(ResumableLines, "finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main([str(arg) for arg in (*argv, "bound")]) == 1
     assert "was started with another rank" in complaint(2, *argv, twin)
 

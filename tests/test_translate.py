@@ -18,6 +18,7 @@ from tiny import Silent, tiny_runs
 from difflm import TextDiffusion
 from difflm.app.cli import main
 from difflm.app.commands import translate as command
+from difflm.runtime.resumable import ResumableLines
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 
@@ -150,7 +151,7 @@ def test_other_arguments_do_not_continue_a_file(run, sources, tmp_path, complain
     out = tmp_path / "out.txt"
     argv = ("translate", run, sources, "--out", out, "--steps")
     with monkeypatch.context() as patch:
-        patch.setattr(command.ResumableLines, "finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(ResumableLines, "finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main([str(arg) for arg in (*argv, 3)]) == 1
     assert "was started with another steps (3 then, 4 now)" in complaint(2, *argv, 4)
     assert "was started with another mbr" in complaint(2, *argv, 3, "--mbr", 2)
@@ -166,8 +167,6 @@ def test_other_arguments_do_not_continue_a_file(run, sources, tmp_path, complain
 
 
 def test_two_processes_do_not_write_one_file(run, sources, tmp_path, complaint):
-    from difflm.runtime.resumable import ResumableLines
-
     with ResumableLines(tmp_path / "out.txt", {}) as kept:
         kept.put("one")
         assert "another process is writing" in complaint(1, "translate", run, sources, "--out", tmp_path / "out.txt")

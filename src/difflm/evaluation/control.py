@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,16 @@ from difflm.data.texts import read_lines
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
 from difflm.evaluation.checkers import Checkers
-from difflm.evaluation.corpora import fits
 from difflm.evaluation.language import (
     JUDGED,
     OnProgress,
-    add_nats,
     check_judge,
     describe_sampling,
     describe_tokenizer,
     device_name,
+    judge_texts,
     model_name,
-    score,
+    run_all,
     settings_for,
 )
 from difflm.evaluation.reports import CONTROL, SENTENCES, Report, Row
@@ -233,12 +231,8 @@ def written(
     lm: TextDiffusion, targets: Sequence[Target], protocol: Protocol, on_progress: Callable[[int, int], None]
 ) -> list[Made]:
     """Generate the texts of all targets together."""
-    found: list[dict[int, Generation]] = [{} for _ in targets]
-    total = len(targets) * protocol.each
-    for number, made in lm.run_jobs([protocol.make_job(lm, target, n) for n, target in enumerate(targets)]):
-        found[number] |= made
-        on_progress(sum(map(len, found)), total)
-    return [Made(t, [texts[k] for k in range(protocol.each)]) for t, texts in zip(targets, found, strict=True)]
+    jobs = [protocol.make_job(lm, target, number) for number, target in enumerate(targets)]
+    return [Made(target, texts) for target, texts in zip(targets, run_all(lm, jobs, on_progress), strict=True)]
 
 
 def write_texts(path: Path, made: Sequence[Made]) -> None:
@@ -372,12 +366,7 @@ class Measure:
             row.figures["distinct_4"] = distinct_n([many[0] for many in words], 4)
             row.texts["distinct_4"] = len(groups)
         if self.judge:
-            fitting = [list(compress(group, fits(self.judge, group))) for group in groups]
-            ids = self.judge.tokenizer.encode_batch([text for group in fitting for text in group])
-            row.texts[JUDGED] = len(ids)
-            if ids:
-                nats = score(self.judge, ids, 0, 1, lambda done, total: None)
-                add_nats(row, JUDGED, nats, ids, [len(group) for group in fitting if group])
+            judge_texts(self.judge, row, groups)
         return row
 
     def make_notes(self, rows: Sequence[Row]) -> list[str]:

@@ -19,16 +19,7 @@ from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.corpora import fits
 from difflm.evaluation.infill_writers import Set, Words, Written, writers_for
-from difflm.evaluation.language import (
-    JUDGED,
-    OnProgress,
-    add_nats,
-    check_judge,
-    describe_tokenizer,
-    device_name,
-    model_name,
-    score,
-)
+from difflm.evaluation.language import OnProgress, check_judge, describe_tokenizer, device_name, judge_texts, model_name
 from difflm.evaluation.options import Options
 from difflm.evaluation.reports import PEOPLE, Report, Row
 from difflm.generation.pipeline import TextDiffusion
@@ -157,9 +148,7 @@ class GapMetrics:
         if self.judge is not None:
             gaps = zip(self.set.gaps, way.middles, strict=True)
             texts = [f"{gap.left} {join_words(middle)} {gap.right}" for gap, middle in gaps]
-            ids = self.judge.tokenizer.encode_batch(list(compress(texts, fits(self.judge, texts))))
-            if ids:
-                add_nats(row, JUDGED, score(self.judge, ids, 0, 1, lambda done, total: None), ids)
+            judge_texts(self.judge, row, [[text] for text in texts])
         return row
 
     def people(self) -> list[Row]:

@@ -23,9 +23,9 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Steering
 from difflm.diffusion.timesteps import GOLDEN_RATIO
 from difflm.errors import UsageError
-from difflm.evaluation.language import Counted, OnProgress, describe_sampling, score, settings_for
+from difflm.evaluation.language import Counted, OnProgress, describe_sampling, run_all, score, settings_for
 from difflm.evaluation.options import Options
-from difflm.generation.jobs import Generation, GenerationJob
+from difflm.generation.jobs import GenerationJob
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import DECODERS
 from difflm.models.base import Sampling
@@ -154,11 +154,8 @@ class BothSides(Writer):
 
     def candidates(self, on_progress: Counted) -> list[list[Words]]:
         jobs = [(gap, job) for gap in self.set.gaps for job in self.jobs(gap)]
-        made: list[dict[int, Generation]] = [{} for _ in jobs]
-        for number, finished in self.lm.run_jobs([job for _, job in jobs]):
-            made[number] |= finished
-            on_progress(sum(map(len, made)), len(self.set.gaps) * self.asked.mbr)
-        texts = [(gap, own[k]) for (gap, _), own in zip(jobs, made, strict=True) for k in sorted(own)]
+        made = run_all(self.lm, [job for _, job in jobs], on_progress)
+        texts = [(gap, text) for (gap, _), some in zip(jobs, made, strict=True) for text in some]
         # A new control without the length: the job's own check does not judge words that the model does not know.
         kept = [Infill(f"{gap.left} ___ {gap.right}").check(g.text).satisfied for gap, g in texts]
         self.kept = sum(map(bool, kept)) / len(texts)

@@ -34,6 +34,7 @@ from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import MOST_TEXTS, Corpus, fits
 from difflm.evaluation.options import DEFAULTS, SAMPLES, Options
 from difflm.evaluation.reports import LANGUAGE, Report, Row
+from difflm.generation.jobs import Generation, GenerationJob
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.ld4lg.model import LatentDiffusion
 from difflm.models.base import Sampling
@@ -218,6 +219,25 @@ def add_nats(row: Row, figure: str, nats: Nats, ids: Sequence[Sequence[int]], gr
     if error is not None:
         row.errors[figure] = error
     return nats / tokens
+
+
+def judge_texts(judge: TextDiffusion, row: Row, groups: Sequence[Sequence[str]]) -> None:
+    """Add the judge's nats/token of the texts that it can read, with the error over groups of texts."""
+    fitting = [list(compress(group, fits(judge, group))) for group in groups]
+    ids = judge.tokenizer.encode_batch([text for group in fitting for text in group])
+    row.texts[JUDGED] = len(ids)
+    if ids:
+        nats = score(judge, ids, 0, 1, lambda done, total: None)
+        add_nats(row, JUDGED, nats, ids, [len(group) for group in fitting if group])
+
+
+def run_all(lm: TextDiffusion, jobs: Sequence[GenerationJob], on_progress: Counted) -> list[list[Generation]]:
+    """Generate the texts of all jobs together."""
+    found: list[dict[int, Generation]] = [{} for _ in jobs]
+    for number, made in lm.run_jobs(jobs):
+        found[number] |= made
+        on_progress(sum(map(len, found)), sum(job.n for job in jobs))
+    return [[texts[k] for k in sorted(texts)] for texts in found]
 
 
 def check_judge(lm: TextDiffusion) -> None:

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difflm.app.commands.kept_lines import choose_processes, hash_model, hash_texts, report_rest
+from difflm.app.commands.kept_lines import choose_processes, hash_model, hash_texts, keep_lines
 from difflm.app.commands.options import (
     ENGLISH,
     FILES,
@@ -35,7 +35,6 @@ from difflm.errors import UsageError
 from difflm.generation.requests import Request, generation_to_json, read_guidance, read_requests
 from difflm.models.sampling import FAMILIES, SETTINGS, option_name
 from difflm.runtime.files import check_place, check_regular
-from difflm.runtime.resumable import ResumableLines
 
 MOST_SCHEMA = 1 << 20  # bytes
 
@@ -106,10 +105,8 @@ def generate(
         asked_for = hash_texts([request.model_dump_json() for request in many])
         settings = {"guide": [hash_model(str(folder)) for folder in guide or []], "guidance": guidance, "dtype": dtype}
         origin = {"model": hash_model(model), "requests": asked_for, **settings, "json": as_json}
-        rows = processes.rows(sum(request.n for request in many))
-        with ResumableLines(out, origin, processes) as kept, report_rest(kept, rows.stop - rows.start):
-            writer.write(many, first=rows.start + kept.count, last=rows.stop, put=kept.put)
-            kept.finish()
+        with keep_lines(out, origin, processes, sum(request.n for request in many)) as (put, rows):
+            writer.write(many, put=put, rows=rows)
         return
     if not show and not files:
         writer.write(many)
@@ -238,18 +235,17 @@ class Writer:
         requests: list[Request],
         view: "TerminalView | None" = None,
         recording: "Recording | None" = None,
-        first: int = 0,
-        last: int | None = None,
         put: Callable[[str], None] | None = None,
+        rows: range | None = None,
     ) -> "list[Generation]":
         """Print the texts with a progress bar, or in a view that shows how they form; return them if they are recorded.
-        Texts are numbered across all requests; those from `first` up to, but not including, `last` are generated."""
+        Texts are numbered across all requests; those of `rows` are generated."""
         watchers = [watcher for watcher in (view, recording) if watcher]
         start = [0, *accumulate(request.n for request in requests)]  # the number of each request's first text
         steps = [count_steps(self.lm, request) for request in requests]
         before = [0, *accumulate(own * request.n for own, request in zip(steps, requests, strict=True))]
         count, kept = start[-1], []
-        end = count if last is None else last
+        first, end = (0, count) if rows is None else (rows.start, rows.stop)
 
         def watch(drafts: "list[Draft]") -> None:
             for watcher in watchers:

@@ -1,10 +1,10 @@
 """Shared by commands that write their lines to a file, alone or as several processes."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from difflm.app.console import note
 from difflm.errors import UsageError
@@ -28,16 +28,23 @@ def choose_processes(out: Path | None) -> "Processes":
 
 
 @contextmanager
-def report_rest(kept: ResumableLines, total: int) -> Iterator[None]:
-    """Say how many lines were already there and, if the work is interrupted, how many there are now."""
-    if kept.count:
-        note(f"{kept.partial}: {kept.count:,} of {total:,} texts are already written.")
-    try:
-        yield
-    except BaseException:
+def keep_lines(
+    out: Path, origin: dict[str, Any], processes: "Processes", total: int
+) -> Iterator[tuple[Callable[[str], None], range]]:
+    """Yield a function that appends a line to the file, and the numbers of the lines that this process has yet to
+    write; say how many were already there and, if the work is interrupted, how many there are now."""
+    rows = range(total)[processes.rows(total)]
+    with ResumableLines(out, origin, processes) as kept:
         if kept.count:
-            note(f"{kept.partial}: {kept.count:,} of {total:,} texts. Run the same command again to write the rest.")
-        raise
+            note(f"{kept.partial}: {kept.count:,} of {len(rows):,} texts are already written.")
+        try:
+            yield kept.put, rows[kept.count :]
+            kept.finish()
+        except BaseException:
+            if kept.count:
+                left = "Run the same command again to write the rest."
+                note(f"{kept.partial}: {kept.count:,} of {len(rows):,} texts. {left}")
+            raise
 
 
 def hash_texts(texts: Sequence[str]) -> str:

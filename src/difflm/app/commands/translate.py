@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from difflm.app.commands.generate import check_guidance, count_steps, in_order, load_writer, make_request
-from difflm.app.commands.kept_lines import choose_processes, hash_model, hash_texts, report_rest
+from difflm.app.commands.kept_lines import choose_processes, hash_model, hash_texts, keep_lines
 from difflm.app.commands.options import (
     CANDIDATES,
     FILES,
@@ -34,7 +34,6 @@ from difflm.app.commands.options import (
 from difflm.app.console import Bar, complain, to_json
 from difflm.errors import UsageError
 from difflm.generation.requests import Request, generation_to_json
-from difflm.runtime.resumable import ResumableLines
 
 if TYPE_CHECKING:
     from difflm.generation.jobs import Generation, GenerationJob
@@ -107,11 +106,11 @@ def translate(
         found = {"source": source, **generation_to_json(text)}
         return to_json(found) if as_json else " ".join(str(text).split("\n"))
 
-    rows, steps = processes.rows(len(sources)), count_steps(lm, request)
+    steps = count_steps(lm, request)
     bar = Bar(f"translating {len(sources):,} sources, denoising steps", len(sources) * steps)
     if out is None:
         with bar:
-            write_texts(lm, job, sources, line, bar, steps, bar.put)
+            write_texts(lm, job, sources, line, bar, steps, bar.put, range(len(sources)))
         return
     settings = {**asked, "guidance": guidance, "dtype": dtype}
     settings["guide"] = [hash_model(str(folder)) for folder in guide or []]
@@ -120,10 +119,8 @@ def translate(
     if rank:
         settings["rank"] = rank if rank == "bound" else hash_model(rank)
     origin = {"model": hash_model(run), "sources": hash_texts(sources), **settings, "json": as_json}
-    with ResumableLines(out, origin, processes) as kept, report_rest(kept, rows.stop - rows.start):
-        with bar:
-            write_texts(lm, job, sources, line, bar, steps, kept.put, rows.start + kept.count, rows.stop)
-        kept.finish()
+    with keep_lines(out, origin, processes, len(sources)) as (put, rows), bar:
+        write_texts(lm, job, sources, line, bar, steps, put, rows)
 
 
 def write_texts(
@@ -134,15 +131,13 @@ def write_texts(
     bar: Bar,
     steps: int,
     put: Callable[[str], None],
-    first: int = 0,
-    last: int | None = None,
+    numbers: range,
 ) -> None:
-    """Write the texts of the sources from number `first` up to, but not including, `last`, in pieces. A text does not
-    depend on its piece. `steps` is the largest number of steps of a text."""
+    """Write the texts of the sources with these numbers, in pieces. A text does not depend on its piece. `steps` is the
+    largest number of steps of a text."""
     size = max(1, PIECE.get(lm.device.type, 64) // job.each)
-    end = len(sources) if last is None else last
-    for begin in range(first, end, size):
-        rows = job.sources[begin : min(begin + size, end)]
+    for begin in numbers[::size]:
+        rows = job.sources[begin : min(begin + size, numbers.stop)]
 
         def more(count: int, begin: int = begin) -> None:
             bar.advance(0, (begin + count) * steps)
