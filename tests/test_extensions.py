@@ -23,7 +23,8 @@ from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import parse_request
-from difflm.methods import METHODS, Mdlm, Method
+from difflm.methods import METHODS, Method
+from difflm.methods.mdlm import Mdlm
 from difflm.models.codecs import CODECS
 from difflm.runtime import registry
 from difflm.runtime.registry import Registry

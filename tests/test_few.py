@@ -20,7 +20,8 @@ from difflm.diffusion.timesteps import LearnedWarp, Uniform
 from difflm.errors import UsageError
 from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
-from difflm.methods import DiffLM, TextSpec
+from difflm.methods import TextSpec
+from difflm.methods.difflm import DiffLM
 from difflm.training.fit import train_run
 from difflm.training.recipe import check, load_recipe, read_recipe
 from difflm.training.run import load_run, read_config

@@ -26,7 +26,8 @@ from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, SamplerInputs
 from difflm.diffusion.samplers.steps import StepState, euler, heun, jump
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.fast.inference import Inference
-from difflm.methods import FlowMap, TextSpec
+from difflm.methods import TextSpec
+from difflm.methods.flow_map import FlowMap
 from difflm.methods.flow_map.jumps import JumpDenoiser, JumpLevels, TwoJumps, draw_jumps, first_share, jump_levels
 from difflm.methods.flow_map.model import FlowMapModel
 from difflm.models.base import Sampling

@@ -17,7 +17,10 @@ from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine
-from difflm.methods import AutoregressiveTwin, DiffLM, DiffusionLM, TextSpec
+from difflm.methods import TextSpec
+from difflm.methods.autoregressive import AutoregressiveTwin
+from difflm.methods.difflm import DiffLM
+from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.networks import BertLayout, Transformer
 from difflm.networks.gelu import FastGelu, Gelu, LinearGeluLinear
 from difflm.networks.residual_norm import SumAndNorm, add_and_norm

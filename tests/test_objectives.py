@@ -17,7 +17,10 @@ from difflm.diffusion.objectives import TERMS, Corrupted, Objective
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, Sqrt
 from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform, text_mean
-from difflm.methods import Cmlm, DiffLM, DiffusionLM, TextSpec
+from difflm.methods import TextSpec
+from difflm.methods.cmlm import Cmlm
+from difflm.methods.difflm import DiffLM
+from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.models.base import Sampling
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import DrawnLength, PadTokens

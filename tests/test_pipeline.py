@@ -13,7 +13,8 @@ from difflm.errors import UsageError
 from difflm.generation.jobs import check_device, check_dtype, delay_by_one
 from difflm.generation.pipeline import TextDiffusion
 from difflm.machine import is_on
-from difflm.methods import DiffLM, TextSpec
+from difflm.methods import TextSpec
+from difflm.methods.difflm import DiffLM
 from difflm.models.batching import GPU_BATCH, Layout, Row, batched, draw_rows, make_batches, max_batch_rows
 
 METHODS = ["difflm", "diffusion-lm", "autoregressive", "mdlm", "block-diffusion"]

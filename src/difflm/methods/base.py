@@ -1,19 +1,18 @@
 """What every method says about itself."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what a method is can be read without torch
     from difflm.data.tokenizers import Tokenizer
-    from difflm.diffusion.denoiser import CrossAttention
-    from difflm.diffusion.processes import DiscreteProcess
     from difflm.models.base import LanguageModel
-    from difflm.models.lengths import DrawnLength
-    from difflm.networks import Transformer
-else:  # for annotations alone: listing methods imports no torch
-    DiscreteProcess = LanguageModel = Any
+
+Row = dict[str, Any]  # a method's line of the table
+LISTED: dict[str, Row] = yaml.safe_load((Path(__file__).parent / "methods.yaml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -26,38 +25,6 @@ class TextSpec:
     source_longest: int = 0  # 0: texts have no source
     source_vocabulary: int = 0  # 0: that of the texts
     tokenizer: "Tokenizer | None" = None  # for methods that represent tokens by more than their numbers
-
-
-def build_network(
-    texts: TextSpec, sizes: tuple[int, int, int, int, int, float], encoder_layers: int, **settings: Any
-) -> "tuple[Transformer, CrossAttention | None]":
-    """A Transformer of these sizes (in, out, hidden, layers, heads, dropout); where texts have sources, one that reads
-    them through attention, and the conditioning that goes with it."""
-    from difflm.diffusion.denoiser import CrossAttention
-    from difflm.networks import EncoderDecoder, Transformer
-
-    vocabulary, longest = texts.source_vocabulary or texts.vocabulary, texts.source_longest
-    if not longest:
-        return Transformer(*sizes, **settings), None
-    network = EncoderDecoder(
-        *sizes, source_vocabulary=vocabulary, source_longest=longest, encoder_layers=encoder_layers, **settings
-    )
-    return network, CrossAttention(longest)
-
-
-Lengths = Literal["predicted", "drawn"]
-
-
-def build_lengths(texts: TextSpec, hidden: int, known: Lengths) -> "DrawnLength":
-    """Lengths like those of the training texts; if texts have sources, predicted from the source, or drawn by its
-    length."""
-    from difflm.models.length_predictor import LengthPredictor
-    from difflm.models.lengths import DrawnFromSource, DrawnLength
-
-    if not texts.source_longest:
-        return DrawnLength(texts.longest)
-    sizes = texts.longest, texts.source_longest
-    return LengthPredictor(*sizes, hidden) if known == "predicted" else DrawnFromSource(*sizes)
 
 
 class Method(BaseModel):
@@ -77,16 +44,25 @@ class Method(BaseModel):
     packs_pretrained: ClassVar[bool] = False  # the same of a model that starts from somebody else's network
     begins_with: ClassVar[tuple[str, ...]] = ()  # other methods whose networks it can start from (init=RUN)
     bound: ClassVar[bool] = True  # whether its likelihood is exact or a true bound
+    unbound_by: ClassVar[str] = ""  # the setting without which it has one
 
-    def has_bound(self) -> bool:
-        """Whether a model with these settings has a likelihood or a bound."""
-        return self.bound
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """What `methods.yaml` says of this name belongs to the class."""
+        for key, value in LISTED.get(vars(cls).get("name", ""), {}).items():
+            if key != "class" and key not in vars(cls):
+                setattr(cls, key, value)
 
-    def build(self, texts: TextSpec) -> LanguageModel:
+    @classmethod
+    def describe(cls) -> Row:
+        """The method's line of the table."""
+        return {key: getattr(cls, key) for key in ("paper", "family", "kind", "bound", "unbound_by")}
+
+    def build(self, texts: TextSpec) -> "LanguageModel":
         """Compose an untrained model for such texts."""
         raise TypeError(f"{self.name} generates no texts")
 
-    def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
+    def start(self, model: "LanguageModel", tokenizer: "Tokenizer") -> None:
         """Load pretrained weights into a model before its training; most methods have none."""
 
     def find_fault(self) -> str:

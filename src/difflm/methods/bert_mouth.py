@@ -9,21 +9,19 @@ a text are written while all others are masked, which BERT never sees.
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, TextSpec
+from difflm.diffusion.processes import Absorbing
+from difflm.diffusion.timesteps import MostlyAt
+from difflm.methods.base import TextSpec
 from difflm.methods.tokens import CONTINUOUS, TokenMethod
+from difflm.models.base import LanguageModel, Sampling
 
 
 class BertMouth(TokenMethod):
-    name, paper, family = "bert-mouth", "Wang & Cho 2019", "masked"
-    bound = False
+    name = "bert-mouth"
 
     masked: float = Field(0.15, gt=0, le=1)
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.processes import Absorbing
-        from difflm.diffusion.timesteps import MostlyAt
-        from difflm.models.base import Sampling
-
         process, times = Absorbing(texts.vocabulary), MostlyAt(self.masked, limits=CONTINUOUS)
         sampling = Sampling("gibbs", steps=100)
         return self.compose(process, texts, {"ce": 1.0}, sampling, times, time="none", bounded=False)

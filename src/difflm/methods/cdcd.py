@@ -6,11 +6,20 @@ but leaves no probability below zero, so that the mean word stays among the word
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, Method, TextSpec, build_network
+from difflm.diffusion import bounds, codecs, denoiser, given
+from difflm.diffusion.codecs.embedding import Logits
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import gaussian
+from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
+from difflm.methods.base import Method, TextSpec
+from difflm.methods.parts import build_network
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.lengths import PadTokens
 
 
 class Cdcd(Method):
-    name, paper, family, task = "cdcd", "Dieleman et al. 2022", "gaussian", "either"
+    name, task = "cdcd", "either"
 
     embedding_dim: int = 256
     hidden: int = 1024
@@ -24,15 +33,6 @@ class Cdcd(Method):
     drop: float = Field(default=0.1, ge=0, lt=1)  # share of texts learned without their source or given words
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion import bounds, codecs, denoiser, given
-        from difflm.diffusion.codecs.embedding import Logits
-        from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.processes import gaussian
-        from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
-        from difflm.models.base import Sampling
-        from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import PadTokens
-
         dim, vocabulary, prediction = self.embedding_dim, texts.vocabulary, Logits()
         read = 2 * dim if texts.source_longest else 3 * dim + 1  # given words and where they are, beside the estimates
         sizes = (read, vocabulary, self.hidden, self.layers, self.heads, self.dropout)

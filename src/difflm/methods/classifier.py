@@ -4,9 +4,7 @@ from difflm.methods.base import Method
 
 
 class GuidingClassifier(Method):
-    name, paper, family = "classifier", "Li et al. 2022", "gaussian"
-    kind = "classifier"
-    bound = False
+    name = "classifier"
 
     guides: str = "e2e"
     hidden: int = 256

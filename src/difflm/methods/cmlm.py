@@ -7,19 +7,18 @@ unlike in the paper, a written word is not masked again.
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, TextSpec
+from difflm.diffusion.processes import Absorbing
+from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
+from difflm.models.base import LanguageModel, Sampling
 
 
 class Cmlm(TokenMethod):
-    name, paper, family = "cmlm", "Ghazvininejad et al. 2019", "masked"
+    name = "cmlm"
 
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.processes import Absorbing
-        from difflm.models.base import Sampling
-
         process, objective = Absorbing(texts.vocabulary), {"masked_ce": 1.0}
         sampling = Sampling("confidence", steps=10, temperature=0.2 if texts.source_longest else 1.0)
         return self.compose(process, texts, objective, sampling, time="none", label_smoothing=self.label_smoothing)

@@ -6,14 +6,16 @@ the bound's own (docs/tokens.md). The last step samples, as the bound assumes; t
 word.
 """
 
-from difflm.methods.base import DiscreteProcess, LanguageModel, TextSpec
+from difflm.diffusion.processes import Absorbing, DiscreteProcess, MutualInformationAlpha, Nearest, Uniform
+from difflm.diffusion.timesteps import LowDiscrepancy
+from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
+from difflm.models.base import LanguageModel
 
 LAMBDA = 0.01  # beside one step; beside the sum over a chain of T of them it is λT
 
 
 class D3pm(TokenMethod):
-    paper = "Austin et al. 2021"
     packs = True
 
     chain: int = 1000
@@ -22,40 +24,32 @@ class D3pm(TokenMethod):
         raise NotImplementedError
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.timesteps import LowDiscrepancy
-
         terms = {"chain_kl": 1.0, "ce": LAMBDA * self.chain}
         process, times = self.noise(texts.vocabulary), LowDiscrepancy(self.chain)
         return self.compose(process, texts, terms, times=times, time="addition")
 
 
 class D3pmAbsorbing(D3pm):
-    name, family = "d3pm-absorbing", "masked"
+    name = "d3pm-absorbing"
 
     def noise(self, vocabulary: int) -> DiscreteProcess:
-        from difflm.diffusion.processes import Absorbing
-
         return Absorbing(vocabulary)  # β = 1/(T − t + 1), which for masks is the mutual-information schedule
 
 
 class D3pmUniform(D3pm):
-    name, family = "d3pm-uniform", "uniform"
+    name = "d3pm-uniform"
 
     def noise(self, vocabulary: int) -> DiscreteProcess:
-        from difflm.diffusion.processes import MutualInformationAlpha, Uniform
-
         return Uniform(vocabulary, MutualInformationAlpha())
 
 
 class D3pmNearest(D3pm):
     """Words turn into words that occur in similar contexts in the training texts."""
 
-    name, family = "d3pm-nearest", "matrix"
+    name = "d3pm-nearest"
     packs = False  # it counts which words are neighbours
 
     neighbours: int = 20
 
     def noise(self, vocabulary: int) -> DiscreteProcess:
-        from difflm.diffusion.processes import MutualInformationAlpha, Nearest
-
         return Nearest(vocabulary, self.neighbours, MutualInformationAlpha())

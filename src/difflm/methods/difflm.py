@@ -10,11 +10,18 @@ from typing import Any
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, Lengths, Method, TextSpec, build_lengths, build_network
+from difflm.diffusion import bounds, codecs, objectives, timesteps
+from difflm.diffusion.codecs import embedding
+from difflm.diffusion.denoiser import CleanGiven, ConditionDrop, SelfConditioning
+from difflm.diffusion.processes import gaussian
+from difflm.methods.base import Method, TextSpec
+from difflm.methods.parts import Lengths, build_lengths, build_network
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.diffusion import DiffusionModel
 
 
 class DiffLM(Method):
-    name, paper, family, task = "difflm", "this project, 2026", "gaussian", "either"
+    name, task = "difflm", "either"
 
     embedding_dim: int = 64
     hidden: int = 384
@@ -32,21 +39,10 @@ class DiffLM(Method):
     drop_source: float = Field(default=0.0, ge=0, lt=1)  # share of texts learned without their source
     behind: float = Field(default=0.0, ge=0, le=1)  # how far the last estimate may lag behind, of the whole way
 
-    def has_bound(self) -> bool:
-        return not self.coupled  # a bound wants noise that is independent of the text
-
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.models.diffusion import DiffusionModel
-
         return DiffusionModel(**self.choose_parts(texts))
 
     def choose_parts(self, texts: TextSpec) -> dict[str, Any]:
-        from difflm.diffusion import bounds, codecs, objectives, timesteps
-        from difflm.diffusion.codecs import embedding
-        from difflm.diffusion.denoiser import CleanGiven, ConditionDrop, SelfConditioning
-        from difflm.diffusion.processes import gaussian
-        from difflm.models.base import Sampling
-
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
         prediction, dim = embedding.Logits(self.evidence), self.embedding_dim
         codec = codecs.LearnedEmbedding(texts.vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)

@@ -8,11 +8,21 @@ from typing import Literal
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, Method, TextSpec, build_network
+from difflm.diffusion.bounds import GaussianBound
+from difflm.diffusion.codecs import LearnedEmbedding
+from difflm.diffusion.denoiser import SelfConditioning
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
+from difflm.diffusion.timesteps import Uniform
+from difflm.methods.base import Method, TextSpec
+from difflm.methods.parts import build_network
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.length_predictor import LengthPredictor
 
 
 class Difformer(Method):
-    name, paper, family, task = "difformer", "Gao et al. 2024", "gaussian", "seq2seq"
+    name, task = "difformer", "seq2seq"
 
     embedding_dim: int = 128
     hidden: int = 512
@@ -24,16 +34,6 @@ class Difformer(Method):
     noise_factor: float = Field(default=4.0, gt=0)  # of training alone
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.bounds import GaussianBound
-        from difflm.diffusion.codecs import LearnedEmbedding
-        from difflm.diffusion.denoiser import SelfConditioning
-        from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
-        from difflm.diffusion.timesteps import Uniform
-        from difflm.models.base import Sampling
-        from difflm.models.diffusion import DiffusionModel
-        from difflm.models.length_predictor import LengthPredictor
-
         dim, hidden = self.embedding_dim, self.hidden
         sizes = (2 * dim, dim, hidden, self.layers, self.heads, self.dropout)
         network, reads = build_network(texts, sizes, self.encoder_layers, time="addition", positions=texts.longest)

@@ -3,7 +3,18 @@
 Where the paper and the released code differ we choose on purpose and say so: docs/methods/diffusion-lm.md.
 """
 
-from difflm.methods.base import LanguageModel, Method, TextSpec
+from difflm.diffusion.bounds import GaussianBound
+from difflm.diffusion.codecs import LearnedEmbedding
+from difflm.diffusion.codecs.embedding import X0
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
+from difflm.diffusion.timesteps import Uniform
+from difflm.methods.base import Method, TextSpec
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.lengths import PadTokens
+from difflm.networks import BertLayout
 
 CHAIN = 2000  # diffusion steps T of training
 # Before this time the bound takes the nearest word: with x0 noise the mean word costs a trained model 30 nats/token at
@@ -12,7 +23,7 @@ CERTAIN = 0.1
 
 
 class DiffusionLM(Method):
-    name, paper, family = "diffusion-lm", "Li et al. 2022", "gaussian"
+    name = "diffusion-lm"
 
     embedding_dim: int = 16
     hidden: int = 768
@@ -21,18 +32,6 @@ class DiffusionLM(Method):
     dropout: float = 0.1
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.bounds import GaussianBound
-        from difflm.diffusion.codecs import LearnedEmbedding
-        from difflm.diffusion.codecs.embedding import X0
-        from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.processes import Gaussian
-        from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
-        from difflm.diffusion.timesteps import Uniform
-        from difflm.models.base import Sampling
-        from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import PadTokens
-        from difflm.networks import BertLayout
-
         schedule, dim = Sqrt(), self.embedding_dim
         return DiffusionModel(
             codec=LearnedEmbedding(texts.vocabulary, dim, x0_std=first_level_std(schedule, CHAIN), prediction=X0()),

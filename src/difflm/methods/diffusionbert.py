@@ -4,22 +4,25 @@ Masks at each word's own pace (the spindle), and a body that may begin as a pret
 charges rare words too little; this one is exact for words with paces of their own (Shi et al., 2024; docs/tokens.md).
 """
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
+from torch import nn
 
+from difflm.data.tokenizers import Tokenizer
+from difflm.diffusion.processes import Absorbing, Spindle
+from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
-from difflm.methods.base import LanguageModel, TextSpec
+from difflm.methods.base import TextSpec
+from difflm.methods.d3pm import LAMBDA
 from difflm.methods.tokens import TokenMethod
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from difflm.data.tokenizers import Tokenizer
+from difflm.models.base import LanguageModel
+from difflm.models.batching import Layout
+from difflm.networks.hf_encoder import PretrainedEncoder, read_encoder, sizes_of, take_weights, word_width
 
 
 class DiffusionBert(TokenMethod):
-    name, paper, family = "diffusionbert", "He et al. 2022", "masked"
+    name = "diffusionbert"
     begins_with = ()  # its encoder is of another make
 
     spindle: float = Field(0.3, ge=0, le=1)
@@ -38,8 +41,6 @@ class DiffusionBert(TokenMethod):
     @classmethod
     def _read_encoder(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("pretrained") and not values.get("encoder"):
-            from difflm.networks.hf_encoder import read_encoder, sizes_of
-
             encoder = read_encoder(str(values["pretrained"]))
             values = {**values, "encoder": encoder, **sizes_of(encoder)}
         return values
@@ -48,26 +49,17 @@ class DiffusionBert(TokenMethod):
     def word_width(self) -> int:
         if not self.encoder:
             return super().word_width
-        from difflm.networks.hf_encoder import word_width
-
         return word_width(self.encoder)
 
-    def body(self, texts: TextSpec, time: Any) -> "tuple[nn.Module, Any]":
+    def body(self, texts: TextSpec, time: Any) -> tuple[nn.Module, Any]:
         if not self.encoder:
             return super().body(texts, time)
         if texts.source_longest:
             raise UsageError("a pretrained encoder reads no sources: leave model.pretrained out.")
-        from difflm.models.batching import Layout
-        from difflm.networks.hf_encoder import PretrainedEncoder
-
         width = Layout(texts.longest).width
         return PretrainedEncoder(self.encoder, texts.vocabulary, width, self.dropout, self.time), None
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.processes import Absorbing, Spindle
-        from difflm.diffusion.timesteps import LowDiscrepancy
-        from difflm.methods.d3pm import LAMBDA
-
         process = Spindle(texts.vocabulary, self.spindle) if self.spindle else Absorbing(texts.vocabulary)
         terms = {"chain_kl": 1.0, "ce": LAMBDA * self.chain}
         model = self.compose(process, texts, terms, times=LowDiscrepancy(self.chain), time=self.time)
@@ -75,10 +67,8 @@ class DiffusionBert(TokenMethod):
             model.denoiser.codec.get_parameter("raw").data.mul_(0.02)
         return model
 
-    def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
+    def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.encoder and self.weights:
-            from difflm.networks.hf_encoder import take_weights
-
             words = ["".join(tokenizer.tokens([i])) or "?" for i in range(tokenizer.size)]
             parts: Any = model.denoiser
             take_weights(parts.network, parts.codec.raw, self.pretrained, words)

@@ -7,12 +7,13 @@ normalised before and not after, and words turn by rotary positions.
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, Method, TextSpec
+from difflm.methods.base import Method, TextSpec
+from difflm.models.autoregressive import Autoregressive
+from difflm.models.base import LanguageModel, Sampling
 
 
 class EncoderDecoderTwin(Method):
-    name, paper, family, task = "encoder-decoder", "Vaswani et al. 2017", "autoregressive", "seq2seq"
-    kind = "baseline"
+    name, task = "encoder-decoder", "seq2seq"
 
     hidden: int = 384
     layers: int = 6
@@ -22,9 +23,6 @@ class EncoderDecoderTwin(Method):
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.models.autoregressive import Autoregressive
-        from difflm.models.base import Sampling
-
         sizes = (texts.vocabulary, texts.longest, self.hidden, self.layers, self.heads, self.dropout)
         sampling = Sampling("autoregressive", steps=max(1, texts.longest))
         encoder = texts.source_longest, self.encoder_layers, texts.source_vocabulary

@@ -6,12 +6,21 @@ the best of several samples as judged by the reference; here steps have two free
 references are never used for choosing. The encoder starts without BERT's weights.
 """
 
-from difflm.methods.base import LanguageModel, Method, TextSpec, build_network
+from difflm.diffusion.bounds import GaussianBound
+from difflm.diffusion.codecs import LearnedEmbedding
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes.gaussian import Gaussian, Sqrt, first_level_std
+from difflm.diffusion.timesteps import LossAware
+from difflm.methods.base import Method, TextSpec
 from difflm.methods.diffusion_lm import CERTAIN, CHAIN
+from difflm.methods.parts import build_network
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.lengths import PadTokens
 
 
 class Genie(Method):
-    name, paper, family, task = "genie", "Lin et al. 2023", "gaussian", "seq2seq"
+    name, task = "genie", "seq2seq"
 
     embedding_dim: int = 128
     hidden: int = 768
@@ -21,15 +30,6 @@ class Genie(Method):
     dropout: float = 0.1
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.bounds import GaussianBound
-        from difflm.diffusion.codecs import LearnedEmbedding
-        from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.processes.gaussian import Gaussian, Sqrt, first_level_std
-        from difflm.diffusion.timesteps import LossAware
-        from difflm.models.base import Sampling
-        from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import PadTokens
-
         schedule, dim = Sqrt(), self.embedding_dim
         sizes = (dim, dim, self.hidden, self.layers, self.heads, self.dropout)
         network, reads = build_network(texts, sizes, self.encoder_layers, time="addition", positions=texts.longest)

@@ -4,18 +4,18 @@ the bound."""
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, TextSpec
+from difflm.diffusion.processes import Hybrid
+from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
+from difflm.models.base import LanguageModel
 
 
 class Gidd(TokenMethod):
-    name, paper, family = "gidd", "von Rütte et al. 2025", "hybrid"
+    name = "gidd"
     packs = True
 
     random_words: float = Field(0.1, ge=0, lt=1)
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.processes import Hybrid
-
         process = Hybrid(texts.vocabulary, self.random_words)
         return self.compose(process, texts, {"calmed_elbo": 1.0})

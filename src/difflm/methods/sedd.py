@@ -7,18 +7,18 @@ they are ratios of one distribution, and score entropy is the bound of `udlm` in
 
 from typing import Literal
 
-from difflm.methods.base import LanguageModel, TextSpec
+from difflm.diffusion.processes import Absorbing, Uniform
+from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
+from difflm.models.base import LanguageModel
 
 
 class Sedd(TokenMethod):
-    name, paper, family = "sedd", "Lou et al. 2024", "masked"
+    name = "sedd"
     packs = True
 
     noise: Literal["masks", "uniform"] = "masks"
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.processes import Absorbing, Uniform
-
         process = Absorbing(texts.vocabulary) if self.noise == "masks" else Uniform(texts.vocabulary)
         return self.compose(process, texts, {"score_entropy": 1.0})

@@ -7,26 +7,25 @@ at once, begin at multiples of their size, and what they see of the words before
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, TextSpec, build_network
+from difflm.diffusion.codecs import Simplex
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import Renoised
+from difflm.diffusion.processes.gaussian import Cosine
+from difflm.diffusion.timesteps import BlockTimes
+from difflm.methods.base import TextSpec
+from difflm.methods.parts import build_network
 from difflm.methods.tokens import TokenMethod
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.block_diffusion import BlockDiffusion, BlockLengths
 
 
 class SsdLm(TokenMethod):
-    name, paper, family = "ssd-lm", "Han et al. 2023", "simplex"
-    bound = False
+    name = "ssd-lm"
 
     block: int = Field(default=16, ge=2, le=64)
     scale: float = Field(default=5.0, gt=0)  # K of the logits ±K
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.codecs import Simplex
-        from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.processes import Renoised
-        from difflm.diffusion.processes.gaussian import Cosine
-        from difflm.diffusion.timesteps import BlockTimes
-        from difflm.models.base import Sampling
-        from difflm.models.block_diffusion import BlockDiffusion, BlockLengths
-
         sizes = (self.hidden, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
         network, reads = build_network(texts, sizes, self.encoder_layers, time="addition")
         return BlockDiffusion(

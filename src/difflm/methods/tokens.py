@@ -1,21 +1,24 @@
 """What the methods of the discrete family share: sizes, a Transformer over tokens, and a drawn length."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
+from torch import nn
 
-from difflm.methods.base import DiscreteProcess, LanguageModel, Lengths, Method, TextSpec, build_lengths, build_network
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from difflm.data.tokenizers import Tokenizer
-    from difflm.diffusion.denoiser import CrossAttention
-    from difflm.diffusion.timesteps import TimeSampler
-    from difflm.models.base import Sampling
-    from difflm.models.diffusion import DiffusionModel
-    from difflm.networks.transformer import TimeInput
-
+from difflm.data.tokenizers import Tokenizer
+from difflm.diffusion.bounds import DiscreteBound
+from difflm.diffusion.codecs import Tokens
+from difflm.diffusion.denoiser import CrossAttention
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import DiscreteProcess
+from difflm.diffusion.timesteps import LowDiscrepancy, TimeSampler
+from difflm.errors import UsageError
+from difflm.methods.base import Method, TextSpec
+from difflm.methods.parts import Lengths, build_lengths, build_network
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.open_start import build_annealed, read_decoder, take_weights
+from difflm.networks.transformer import TimeInput
 
 CONTINUOUS = (1e-4, 1 - 1e-4)  # times of training: the integrand is not finite at the ends
 
@@ -36,7 +39,7 @@ class TokenMethod(Method):
         """Of the vectors that the body reads."""
         return self.hidden
 
-    def body(self, texts: TextSpec, time: "TimeInput") -> "tuple[nn.Module, CrossAttention | None]":
+    def body(self, texts: TextSpec, time: TimeInput) -> tuple[nn.Module, CrossAttention | None]:
         """From vectors of tokens to logits of words, and how the network reads a source."""
         sizes = (self.hidden, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
         return build_network(texts, sizes, self.encoder_layers, time=time, positions=texts.longest)
@@ -46,26 +49,18 @@ class TokenMethod(Method):
         process: DiscreteProcess,
         texts: TextSpec,
         objective: dict[str, float],
-        sampling: "Sampling | None" = None,
-        times: "TimeSampler | None" = None,
-        time: "TimeInput" = "adaptive",
+        sampling: Sampling | None = None,
+        times: TimeSampler | None = None,
+        time: TimeInput = "adaptive",
         bounded: bool = True,
         label_smoothing: float = 0.0,
         clean_context: float = 0.0,
-        quality_head: bool = False,
-    ) -> "DiffusionModel":
+        model: type[DiffusionModel] = DiffusionModel,
+    ) -> DiffusionModel:
         """Compose the parts that a paper chooses, on the body that all share; by default 50 ancestral steps. Without
         `bounded` the model has no bound."""
-        from difflm.diffusion.bounds import DiscreteBound
-        from difflm.diffusion.codecs import Tokens
-        from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.timesteps import LowDiscrepancy
-        from difflm.methods.mdlm.quality import QualityModel
-        from difflm.models.base import Sampling
-        from difflm.models.diffusion import DiffusionModel
-
         network, reads = self.body(texts, time)
-        return (QualityModel if quality_head else DiffusionModel)(
+        return model(
             codec=Tokens(process.words, self.word_width, process.states),
             process=process,
             network=network,
@@ -95,24 +90,17 @@ class DecoderStart(TokenMethod):
     @classmethod
     def _read_decoder(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("pretrained") and not values.get("decoder"):
-            from difflm.models.open_start import read_decoder
-
             decoder, shape = read_decoder(str(values["pretrained"]))
             sizes = {"hidden": shape.hidden, "layers": shape.layers, "heads": shape.heads}
             values = {**values, "decoder": decoder, **sizes}
         return values
 
-    def build_decoder(self, texts: TextSpec, positions: int) -> "nn.Module":
+    def build_decoder(self, texts: TextSpec, positions: int) -> nn.Module:
         """The network of that model's shape, for canvases of this many positions."""
-        from difflm.errors import UsageError
-        from difflm.models.open_start import build_annealed
-
         if texts.source_longest:
             raise UsageError("a pretrained decoder reads no sources: leave model.pretrained out.")
         return build_annealed(self.decoder, texts.vocabulary, positions, self.shift, self.anneal)
 
-    def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
+    def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.decoder:
-            from difflm.models.open_start import take_weights
-
             take_weights(model, self.pretrained, tokenizer)

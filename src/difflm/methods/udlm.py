@@ -1,14 +1,14 @@
 """Uniform noise in continuous time: UDLM (Schiff et al., 2024), and Duo (Sahoo et al., 2025) without its curriculum."""
 
-from difflm.methods.base import LanguageModel, TextSpec
+from difflm.diffusion.processes import Uniform
+from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
+from difflm.models.base import LanguageModel
 
 
 class Udlm(TokenMethod):
-    name, paper, family = "udlm", "Schiff et al. 2024", "uniform"
+    name = "udlm"
     packs = True
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.processes import Uniform
-
         return self.compose(Uniform(texts.vocabulary), texts, {"elbo": 1.0})

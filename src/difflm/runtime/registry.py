@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar
 
 from difflm.errors import DifflmError
@@ -11,11 +12,12 @@ T = TypeVar("T")  # a class, such as a method
 
 
 class Registry(Mapping[str, type[T]], Generic[T]):
-    """A mapping from names to subclasses of `base`. Entry points of `group` are loaded once, when a name is asked for
-    that is not ours, or all names are. A package that cannot be loaded is kept in `broken` and raises an error only
-    when its name is asked for, so that all others can still be used."""
+    """A mapping from names to subclasses of `base`. In `own`, a class may be given as "module:class": it is imported
+    when it is asked for. Entry points of `group` are loaded once, when a name is asked for that is not ours, or all
+    names are. A package that cannot be loaded is kept in `broken` and raises an error only when its name is asked for,
+    so that all others can still be used."""
 
-    def __init__(self, group: str, base: type[Any], own: Mapping[str, type[T]]) -> None:
+    def __init__(self, group: str, base: type[Any], own: Mapping[str, type[T] | str]) -> None:
         self.group, self.base = group, base
         self._parts = dict(own)
         self._broken: dict[str, str] = {}
@@ -29,9 +31,9 @@ class Registry(Mapping[str, type[T]], Generic[T]):
             raise DifflmError(f"{part!r} is not a subclass of {self.base.__module__}.{self.base.__name__}.")
         if not isinstance(name, str) or not name:
             raise DifflmError(f"{part.__name__} has no name: give it a class attribute `name`.")
-        taken = self._parts.get(name)
-        if taken is not None and (taken.__module__, taken.__qualname__) != (part.__module__, part.__qualname__):
-            raise DifflmError(f"the name {name!r} is taken by {taken.__module__}.{taken.__qualname__}.")
+        taken = name_class(self._parts.get(name, part))
+        if taken != name_class(part):
+            raise DifflmError(f"the name {name!r} is taken by {taken}.")
         self._parts[name] = part
         return part
 
@@ -59,10 +61,17 @@ class Registry(Mapping[str, type[T]], Generic[T]):
             reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
             self._broken[found.name] = f"{self.group} {found.name!r} of {package} cannot be loaded: {reason}."
 
-    def __getitem__(self, name: str) -> type[T]:
+    def __contains__(self, name: object) -> bool:
         if name not in self._parts and name in self.broken:
-            raise DifflmError(self.broken[name])
-        return self._parts[name]
+            raise DifflmError(self.broken[str(name)])
+        return name in self._parts
+
+    def __getitem__(self, name: str) -> type[T]:
+        if name not in self:
+            raise KeyError(name)
+        part = self._parts[name]
+        found: type[T] = resolve_name(part) if isinstance(part, str) else part
+        return found
 
     def __iter__(self) -> Iterator[str]:
         self._load()
@@ -71,3 +80,8 @@ class Registry(Mapping[str, type[T]], Generic[T]):
     def __len__(self) -> int:
         self._load()
         return len(self._parts)
+
+
+def name_class(part: type[Any] | str) -> str:
+    """The module and the name of a class, or of what stands for one."""
+    return part.replace(":", ".") if isinstance(part, str) else f"{part.__module__}.{part.__qualname__}"

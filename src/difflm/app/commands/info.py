@@ -18,29 +18,32 @@ def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=Tr
     """List the methods: their papers, what was measured of them, and their recipes."""
     from rich.table import Table
 
-    from difflm.methods import LISTED, METHODS, read_measured
+    from difflm.methods import LISTED, METHODS, list_methods, read_measured
 
     recipes, measured = recipes_by_method(), read_measured()
-    unmeasured = [m.name for m in LISTED if m.name not in measured and m.kind != "classifier"]
+    unmeasured = [name for name, row in LISTED.items() if name not in measured and row.get("kind") != "classifier"]
     for line in METHODS.broken.values():
         complain(f"warning: {line}")
     columns = ("name", "paper", "family", "kind", "bound", "E2E judge", "Multi30k BLEU", "recipes")
     table = Table(*columns, box=None, pad_edge=False)
-    for m in METHODS.values():
-        names = recipes.get(m.name, {})
+    for method, row in list_methods().items():
+        names, own = recipes.get(method, {}), measured.get(method, {})
         if as_json:
-            values = {"name": m.name, "paper": m.paper, "family": m.family, "kind": m.kind, "bound": m.bound}
-            values["measured"] = measured.get(m.name, {})
+            values = {
+                "name": method,
+                **{key: row[key] for key in ("paper", "family", "kind", "bound")},
+                "measured": own,
+            }
             put_json({**values, "recipes": list(names), "recipes_without_bound": [n for n in names if not names[n]]})
         known = (
-            ", ".join(n if has or not m.bound else f"{n} (no bound)" for n, has in names.items())
-            or f"{SHARED} method={m.name}"
+            ", ".join(n if has or not row["bound"] else f"{n} (no bound)" for n, has in names.items())
+            or f"{SHARED} method={method}"
         )
-        if m.name in unmeasured:
+        if method in unmeasured:
             continue
-        own = measured.get(m.name, {})
         figures = (f"{own['e2e']:.2f}" if "e2e" in own else "", f"{own['multi30k']:.1f}" if "multi30k" in own else "")
-        table.add_row(m.name, m.paper, m.family, m.kind, "yes" if m.bound else "no", *figures, known)
+        bound = "yes" if row["bound"] else "no"
+        table.add_row(method, row["paper"], row["family"], row["kind"], bound, *figures, known)
     if not as_json:
         put_table(table)
         if unmeasured:
@@ -52,17 +55,15 @@ def recipes_by_method() -> dict[str, dict[str, bool]]:
     """The recipes of each method, and whether what they train has a likelihood or a bound."""
     import yaml
 
-    from difflm.methods import METHODS
+    from difflm.methods import list_methods
     from difflm.training.recipe import known_recipes
 
-    found: dict[str, dict[str, bool]] = {}
+    listed, found = list_methods(), dict[str, dict[str, bool]]()
     for name, path in known_recipes().items():
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-        given = {
-            key: value for key, value in recipe.get("model", {}).items() if value is not None
-        }  # others are asked for
-        method = METHODS[recipe["method"]].model_validate(given)
-        found.setdefault(method.name, {})[name] = method.has_bound()
+        row = listed[recipe["method"]]
+        unbound = recipe.get("model", {}).get(row["unbound_by"])
+        found.setdefault(recipe["method"], {})[name] = row["bound"] and not unbound
     return found
 
 

@@ -19,6 +19,7 @@ ELSEWHERE = {
     "--max-length": "give --length N for exactly N words, or --words LOW-HIGH",
     "--format": "give --json",
 }
+SIZES = ("embedding_dim", "hidden", "layers", "encoder_layers", "heads", "dropout")  # of most methods
 KEYS = {"learning_rate": "lr", "epochs": "steps", "corpus": "data", "size": "model.hidden"}  # in other tools
 
 
@@ -56,12 +57,11 @@ def explain_unknown_option(name: str, context: Any, given: Sequence[str]) -> str
 
 def recipe_change(name: str, value: str | None) -> str | None:
     """Suggest the `key=value` to use in place of an unknown option of `train`."""
-    from difflm.methods import METHODS
     from difflm.training.recipe import Recipe
 
     key = name.lstrip("-").replace("-", "_").removeprefix("model.")
     key = KEYS.get(key, key)
-    if key in METHODS["difflm"].model_fields:
+    if key in SIZES:
         key = f"model.{key}"
     known = key in Recipe.model_fields or key.startswith("model.")
     return f"{key}={'VALUE' if value is None else value}" if known else None

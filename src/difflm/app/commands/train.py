@@ -70,13 +70,14 @@ def train(
         resolved = resolve_own(recipe, changes, out, data, check_device(device), resume, note)
         out = out or default_run(recipe, resolved.method)
     else:
+        if out is None and not dry_run:
+            raise UsageError("where should the run be saved? Give --out RUN, a new directory.")
         resolved = load_recipe(recipe, changes, note)
     if dry_run:
         show_recipe(resolved, as_json)
         show_estimate(resolved, device)
         return 0
-    if out is None:
-        raise UsageError("where should the run be saved? Give --out RUN, a new directory.")
+    assert out is not None
     from difflm.runtime.distributed import current, divide_weights
 
     if shard:

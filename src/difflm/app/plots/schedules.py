@@ -15,7 +15,7 @@ from difflm.diffusion.processes.gaussian import Cosine, Linear, LogSnrShift, Sqr
 from difflm.diffusion.timesteps import LearnedWarp
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
-from difflm.methods import DiffLM
+from difflm.methods.difflm import DiffLM
 from difflm.models.base import DenoisingModel
 
 POINTS = 501

@@ -4,12 +4,20 @@ Each position has its own time, the left ones ahead; twenty steps of the two-tim
 state at time 0 keeps the noise that the network learned there; the released code turns it off.
 """
 
-from difflm.methods.base import LanguageModel, Method, TextSpec
+from difflm.diffusion import codecs, denoiser, objectives
+from difflm.diffusion.processes import gaussian
+from difflm.methods.ar_diffusion.bound import TwoLevelBound
+from difflm.methods.ar_diffusion.network import TimeAttentionDecoder
+from difflm.methods.ar_diffusion.times import TwoLevelTimes
+from difflm.methods.base import Method, TextSpec
 from difflm.methods.diffusion_lm import CERTAIN, CHAIN
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.lengths import PadTokens
 
 
 class ArDiffusion(Method):
-    name, paper, family, task = "ar-diffusion", "Wu et al. 2023", "gaussian", "seq2seq"
+    name, task = "ar-diffusion", "seq2seq"
 
     embedding_dim: int = 64
     hidden: int = 256
@@ -19,15 +27,6 @@ class ArDiffusion(Method):
     dropout: float = 0.1
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion import codecs, denoiser, objectives
-        from difflm.diffusion.processes import gaussian
-        from difflm.methods.ar_diffusion.bound import TwoLevelBound
-        from difflm.methods.ar_diffusion.network import TimeAttentionDecoder
-        from difflm.methods.ar_diffusion.times import TwoLevelTimes
-        from difflm.models.base import Sampling
-        from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import PadTokens
-
         schedule, dim = gaussian.Sqrt(), self.embedding_dim
         return DiffusionModel(
             codec=codecs.LearnedEmbedding(texts.vocabulary, dim, x0_std=gaussian.first_level_std(schedule, CHAIN)),

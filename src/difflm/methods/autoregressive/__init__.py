@@ -2,19 +2,23 @@
 one; by itself, or behind a source."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import model_validator
 
-from difflm.methods.base import LanguageModel, Method, TextSpec
-
-if TYPE_CHECKING:
-    from difflm.data.tokenizers import Tokenizer
+from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
+from difflm.data.tokenizers import Tokenizer
+from difflm.methods.autoregressive.decoder_only import DecoderOnly as Model
+from difflm.methods.base import Method, TextSpec
+from difflm.models.autoregressive import Autoregressive
+from difflm.models.base import LanguageModel, Sampling
+from difflm.networks.hf_decoder import PretrainedDecoder, read_decoder, take_weights
+from difflm.networks.hf_encoder import sizes_of
 
 
 class AutoregressiveTwin(Method):
-    name, paper, family = "autoregressive", "Vaswani et al. 2017", "autoregressive"
-    kind, reads_prompts, one_canvas, packs = "baseline", True, True, True
+    name = "autoregressive"
+    reads_prompts, one_canvas, packs = True, True, True
 
     hidden: int = 384
     layers: int = 9
@@ -29,21 +33,14 @@ class AutoregressiveTwin(Method):
     @classmethod
     def _read_decoder(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("pretrained") and not values.get("decoder"):
-            from difflm.networks.hf_decoder import read_decoder
-            from difflm.networks.hf_encoder import sizes_of
-
             decoder = read_decoder(str(values["pretrained"]))
             values = {**values, "decoder": decoder, **sizes_of(decoder)}
         return values
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.models.autoregressive import Autoregressive
-
         return Autoregressive(**self._parts(texts))
 
     def _parts(self, texts: TextSpec) -> dict[str, Any]:
-        from difflm.models.base import Sampling
-
         sizes = {"hidden": self.hidden, "layers": self.layers, "heads": self.heads, "dropout": self.dropout}
         sampling = Sampling("autoregressive", steps=max(1, texts.longest))
         own = {"sampling": sampling, "network": self._network(texts)}
@@ -53,25 +50,19 @@ class AutoregressiveTwin(Method):
         """The pretrained network, without its weights; None: a new one."""
         if not self.decoder:
             return None
-        from difflm.networks.hf_decoder import PretrainedDecoder
-
         width = 1 + texts.longest + texts.source_longest
         return PretrainedDecoder(self.decoder, texts.vocabulary, width, self.dropout)
 
-    def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
+    def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.decoder:
-            from difflm.networks.hf_decoder import take_weights
-
             ids = numbers_in(Path(self.pretrained), tokenizer)
             words = [] if ids else ["".join(tokenizer.tokens([i])) for i in range(tokenizer.size)]
             parts: Any = model
             take_weights(parts.network, parts.embedding.weight, self.pretrained, words, ids)
 
 
-def numbers_in(folder: Path, tokenizer: "Tokenizer") -> list[int]:
+def numbers_in(folder: Path, tokenizer: Tokenizer) -> list[int]:
     """The numbers of a tokenizer's pieces in the tokenizer of this directory, if it is the same one; else none."""
-    from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
-
     if not isinstance(tokenizer, PretrainedTokenizer) or not is_pretrained(folder):
         return []
     return tokenizer.theirs if PretrainedTokenizer.read(folder).pieces == tokenizer.pieces else []
@@ -80,10 +71,8 @@ def numbers_in(folder: Path, tokenizer: "Tokenizer") -> list[int]:
 class DecoderOnly(AutoregressiveTwin):
     """The same behind a source, which it reads as a prompt (Radford et al., 2019)."""
 
-    name, paper, task = "decoder-only", "Radford et al. 2019", "seq2seq"
+    name, task = "decoder-only", "seq2seq"
     reads_prompts, packs = False, False
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.methods.autoregressive.decoder_only import DecoderOnly as Model
-
         return Model(**self._parts(texts), source_longest=texts.source_longest)

@@ -7,29 +7,29 @@ may begin as a model that writes from left to right.
 
 from typing import Literal
 
-from difflm.methods.base import LanguageModel, TextSpec, build_network
+from torch import nn
+
+from difflm.diffusion.bounds import DiscreteBound
+from difflm.diffusion.codecs import Tokens
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import Absorbing
+from difflm.diffusion.timesteps import BlockTimes
+from difflm.methods.base import TextSpec
+from difflm.methods.block_diffusion.open_blocks import OpenBlockDenoiser
+from difflm.methods.parts import build_network
 from difflm.methods.tokens import DecoderStart
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths
 
 CLIPS = {1: (1.0, 1.0), 2: (0.5, 1.0), 4: (0.45, 0.95), 8: (0.4, 0.9), 16: (0.3, 0.8)}  # 2 and 8 lie between theirs
 
 
 class BlockDiffusionMethod(DecoderStart):
-    name, paper, family = "block-diffusion", "Arriola et al. 2025", "masked"
+    name = "block-diffusion"
 
     block: Literal[1, 2, 4, 8, 16] = 4
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from torch import nn
-
-        from difflm.diffusion.bounds import DiscreteBound
-        from difflm.diffusion.codecs import Tokens
-        from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.processes import Absorbing
-        from difflm.diffusion.timesteps import BlockTimes
-        from difflm.methods.block_diffusion.open_blocks import OpenBlockDenoiser
-        from difflm.models.base import Sampling
-        from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths
-
         process, lengths = Absorbing(texts.vocabulary), BlockLengths(texts.longest, self.block)
         network: nn.Module
         if self.decoder:

@@ -9,26 +9,26 @@ predicted of the source.
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, TextSpec, build_lengths
+from difflm.diffusion.codecs import Tokens
+from difflm.diffusion.denoiser import CrossAttention
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import Absorbing
+from difflm.diffusion.timesteps import LowDiscrepancy
+from difflm.methods.base import TextSpec
+from difflm.methods.diff_glat.model import GlancingModel
+from difflm.methods.parts import build_lengths
 from difflm.methods.tokens import CONTINUOUS, TokenMethod
+from difflm.models.base import LanguageModel, Sampling
+from difflm.networks import StagedDecoder
 
 
 class DiffGlat(TokenMethod):
-    name, paper, family, task, bound = "diff-glat", "Qian et al. 2024", "masked", "seq2seq", False
+    name, task = "diff-glat", "seq2seq"
 
     stage_layers: int = Field(default=2, ge=1)
     settled_at: int = Field(default=4000, ge=1)  # half of the wrong words are shown at first, 30 % from this update on
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.codecs import Tokens
-        from difflm.diffusion.denoiser import CrossAttention
-        from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.processes import Absorbing
-        from difflm.diffusion.timesteps import LowDiscrepancy
-        from difflm.methods.diff_glat.model import GlancingModel
-        from difflm.models.base import Sampling
-        from difflm.networks import StagedDecoder
-
         process, hidden = Absorbing(texts.vocabulary), self.hidden
         network = StagedDecoder(
             hidden,

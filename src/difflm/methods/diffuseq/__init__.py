@@ -3,29 +3,26 @@
 The losses count the text alone, as the paper's equations do; the released code counts the source and its padding too.
 """
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, TextSpec
+from difflm.diffusion import bounds, codecs, denoiser, objectives, timesteps
+from difflm.diffusion.codecs import Embedding
+from difflm.diffusion.processes import Gaussian, gaussian
+from difflm.methods.base import TextSpec
+from difflm.methods.diffuseq.process import SoftAbsorbing
 from difflm.methods.diffusion_lm import CERTAIN, CHAIN, DiffusionLM
-
-if TYPE_CHECKING:
-    from difflm.diffusion.codecs import Embedding
-    from difflm.diffusion.processes import Gaussian
-    from difflm.models.base import Sampling
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.lengths import PadTokens
+from difflm.networks import BertLayout
 
 
 class DiffuSeq(DiffusionLM):
-    name, paper, task, one_canvas = "diffuseq", "Gong et al. 2023", "seq2seq", True
+    name, task, one_canvas = "diffuseq", "seq2seq", True
 
     embedding_dim: int = 128
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion import codecs
-        from difflm.diffusion.processes import gaussian
-        from difflm.models.base import Sampling
-
         schedule = gaussian.Sqrt()
         x0_std = gaussian.first_level_std(schedule, CHAIN)
         return self.compose(
@@ -35,12 +32,7 @@ class DiffuSeq(DiffusionLM):
             Sampling("ancestral", steps=2000, clamp=True),
         )
 
-    def compose(self, texts: TextSpec, codec: "Embedding", process: "Gaussian", sampling: "Sampling") -> LanguageModel:
-        from difflm.diffusion import bounds, denoiser, objectives, timesteps
-        from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import PadTokens
-        from difflm.networks import BertLayout
-
+    def compose(self, texts: TextSpec, codec: Embedding, process: Gaussian, sampling: Sampling) -> LanguageModel:
         dim = self.embedding_dim
         return DiffusionModel(
             codec=codec,
@@ -62,16 +54,11 @@ class DiffuSeqV2(DiffuSeq):
     The source, too, is read relative to the mean embedding, which an affine first layer undoes.
     """
 
-    name, paper = "diffuseq-v2", "Gong et al. 2023b"
+    name = "diffuseq-v2"
 
     absorbing_rate: float = Field(default=0.5, ge=0, le=1)
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion import codecs
-        from difflm.diffusion.processes import gaussian
-        from difflm.methods.diffuseq.process import SoftAbsorbing
-        from difflm.models.base import Sampling
-
         schedule = gaussian.Sqrt()
         x0_std = gaussian.first_level_std(schedule, CHAIN)
         return self.compose(

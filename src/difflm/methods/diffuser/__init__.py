@@ -10,11 +10,18 @@ start from another model's text is --edit TEXT.
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, Method, TextSpec
+from difflm.data.tokenizers import END, PAD, SPECIALS
+from difflm.methods.base import Method, TextSpec
+from difflm.methods.diffuser.model import EditDiffusion
+from difflm.methods.diffuser.process import EditProcess
+from difflm.methods.levt.alignment import EDITS
+from difflm.methods.parts import build_lengths
+from difflm.models.base import LanguageModel, Sampling
+from difflm.networks import EncoderDecoder, Transformer
 
 
 class DiffusER(Method):
-    name, paper, family, task, bound = "diffuser", "Reid et al. 2022", "edits", "either", False
+    name, task = "diffuser", "either"
 
     hidden: int = 512
     layers: int = 6
@@ -25,14 +32,6 @@ class DiffusER(Method):
     "The mean number of words of an edit; 8 for summaries in the paper."
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.data.tokenizers import END, PAD, SPECIALS
-        from difflm.methods.base import build_lengths
-        from difflm.methods.diffuser.model import EditDiffusion
-        from difflm.methods.diffuser.process import EditProcess
-        from difflm.methods.levt.alignment import EDITS
-        from difflm.models.base import Sampling
-        from difflm.networks import EncoderDecoder, Transformer
-
         width, reads_source = texts.longest + 2, texts.source_longest > 0
         sizes = self.hidden, self.layers, self.heads, self.dropout
         tagger = Transformer(self.hidden, len(EDITS), *sizes, time="none", positions=width, reads_source=reads_source)

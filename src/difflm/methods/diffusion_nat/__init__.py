@@ -9,33 +9,27 @@ word is lost.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from difflm.methods.base import LanguageModel, TextSpec
+from torch import nn
+
+from difflm.diffusion.denoiser import CrossAttention
+from difflm.diffusion.processes import Absorbing
+from difflm.methods.base import TextSpec
+from difflm.methods.diffusion_nat.self_prompting import SelfPrompting
 from difflm.methods.tokens import TokenMethod
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from difflm.diffusion.denoiser import CrossAttention
-    from difflm.networks.transformer import TimeInput
+from difflm.models.base import LanguageModel, Sampling
+from difflm.networks.transformer import TimeInput
 
 
 class DiffusionNat(TokenMethod):
-    name, paper, family, task, bound = "diffusion-nat", "Zhou et al. 2024", "masked", "seq2seq", False
+    name, task = "diffusion-nat", "seq2seq"
     one_canvas = True  # the encoder reads guesses of the text
 
-    def body(self, texts: TextSpec, time: "TimeInput") -> "tuple[nn.Module, CrossAttention | None]":
-        from difflm.diffusion.denoiser import CrossAttention
-
+    def body(self, texts: TextSpec, time: TimeInput) -> tuple[nn.Module, CrossAttention | None]:
         network, _ = super().body(replace(texts, source_longest=texts.longest + texts.source_longest), time)
         return network, CrossAttention(texts.source_longest)
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.processes import Absorbing
-        from difflm.methods.diffusion_nat.self_prompting import SelfPrompting
-        from difflm.models.base import Sampling
-
         process, sampling = Absorbing(texts.vocabulary), Sampling("truncated", steps=20)
         model = self.compose(process, texts, {"ce": 1.0}, sampling, time="none", bounded=False)
         own = model.denoiser

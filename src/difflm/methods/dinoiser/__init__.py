@@ -5,11 +5,22 @@ into it, not afterwards. Candidates of all lengths are compared at once. The blo
 Transformer.
 """
 
-from difflm.methods.base import LanguageModel, Method, TextSpec, build_network
+from difflm.diffusion.bounds import GaussianBound
+from difflm.diffusion.codecs import LearnedEmbedding
+from difflm.diffusion.denoiser import SelfConditioning
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes.gaussian import Gaussian, SigmaTime
+from difflm.diffusion.timesteps import LowDiscrepancy
+from difflm.methods.base import Method, TextSpec
+from difflm.methods.dinoiser.times import ClippedTimes
+from difflm.methods.parts import build_network
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.length_predictor import LengthPredictor
 
 
 class Dinoiser(Method):
-    name, paper, family, task = "dinoiser", "Ye et al. 2024", "gaussian", "seq2seq"
+    name, task = "dinoiser", "seq2seq"
 
     embedding_dim: int = 16
     hidden: int = 512
@@ -20,17 +31,6 @@ class Dinoiser(Method):
     clip: bool = True  # training times, by the distances of words
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.bounds import GaussianBound
-        from difflm.diffusion.codecs import LearnedEmbedding
-        from difflm.diffusion.denoiser import SelfConditioning
-        from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.processes.gaussian import Gaussian, SigmaTime
-        from difflm.diffusion.timesteps import LowDiscrepancy
-        from difflm.methods.dinoiser.times import ClippedTimes
-        from difflm.models.base import Sampling
-        from difflm.models.diffusion import DiffusionModel
-        from difflm.models.length_predictor import LengthPredictor
-
         dim, hidden, longest = self.embedding_dim, self.hidden, texts.longest
         sizes = (2 * dim, dim, hidden, self.layers, self.heads, self.dropout)
         network, reads = build_network(texts, sizes, self.encoder_layers, time="addition", positions=longest)

@@ -7,22 +7,21 @@ here they are vectors on a sphere, and the schedule is any.
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, TextSpec
+from difflm.diffusion.processes import Mapped
+from difflm.methods.base import TextSpec
 from difflm.methods.difflm import DiffLM
+from difflm.methods.flow_map.model import FlowMapModel
+from difflm.methods.flow_map.network import TwoTimeEmbedding
+from difflm.models.base import LanguageModel, Sampling
 
 
 class FlowMap(DiffLM):
-    name, paper, begins_with = "flow-map", "Lee et al. 2026", ("difflm",)
+    name, begins_with = "flow-map", ("difflm",)
 
     path_temperature: float = Field(default=1.0, gt=0, le=10)  # of the flow that jumps follow
     remembers: bool = True  # whether a jump sees the belief of the previous one
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.processes import Mapped
-        from difflm.methods.flow_map.model import FlowMapModel
-        from difflm.methods.flow_map.network import TwoTimeEmbedding
-        from difflm.models.base import Sampling
-
         parts = self.choose_parts(texts)
         parts |= {"process": Mapped(parts["process"].schedule), "sampling": Sampling("jump", steps=4)}
         parts["network"].embed_time = TwoTimeEmbedding(128, 512, 128)

@@ -6,19 +6,25 @@ Here a Transformer denoises the cells of one picture and predicts clean pixels, 
 read is corrected by nothing but the vocabulary.
 """
 
-from typing import TYPE_CHECKING
-
+import torch
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, Method, TextSpec, build_network
-
-if TYPE_CHECKING:
-    from difflm.data.tokenizers import Tokenizer
+from difflm.data.tokenizers import Tokenizer
+from difflm.diffusion.denoiser import ConditionDrop, SelfConditioning
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes.gaussian import Cosine, Gaussian
+from difflm.diffusion.timesteps import LowDiscrepancy
+from difflm.methods.base import Method, TextSpec
+from difflm.methods.glyph_diffusion.codec import Glyphs
+from difflm.methods.glyph_diffusion.glyphs import Spelling
+from difflm.methods.glyph_diffusion.lengths import PictureLengths
+from difflm.methods.parts import build_network
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.diffusion import DiffusionModel
 
 
 class GlyphDiffusion(Method):
-    name, paper, family, task = "glyph-diffusion", "Li et al. 2023", "pixels", "either"
-    bound = False
+    name, task = "glyph-diffusion", "either"
 
     token_cells: int = Field(default=6, ge=1)  # of the picture, for each token that a text may have
     height: int = Field(default=8, ge=4, le=64)  # of a cell, in pixels
@@ -32,18 +38,6 @@ class GlyphDiffusion(Method):
     drop: float = Field(default=0.1, ge=0, lt=1)  # share of texts learned without their source
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        import torch
-
-        from difflm.diffusion.denoiser import ConditionDrop, SelfConditioning
-        from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.processes.gaussian import Cosine, Gaussian
-        from difflm.diffusion.timesteps import LowDiscrepancy
-        from difflm.methods.glyph_diffusion.codec import Glyphs
-        from difflm.methods.glyph_diffusion.glyphs import Spelling
-        from difflm.methods.glyph_diffusion.lengths import PictureLengths
-        from difflm.models.base import Sampling
-        from difflm.models.diffusion import DiffusionModel
-
         spelling = Spelling.of(texts.tokenizer, texts.vocabulary, bool(self.font))
         cells = texts.longest * min(self.token_cells, max(map(len, spelling.tokens)))
         pixels, shape = self.height * self.width, (len(spelling.signs), self.height, self.width)
@@ -65,12 +59,8 @@ class GlyphDiffusion(Method):
             drop=drop,
         )
 
-    def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
+    def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.font:
-            import torch
-
-            from difflm.methods.glyph_diffusion.glyphs import Spelling
-
             spelling = Spelling.of(tokenizer, tokenizer.size, True)
             pictures = torch.from_numpy(spelling.draw(self.height, self.width, self.font))
             model.get_submodule("denoiser.codec").set_pictures(pictures)  # type: ignore[operator]

@@ -7,13 +7,14 @@ source. If texts have sources, the decoder reads them in addition to the latents
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, TextSpec
+from difflm.methods.base import TextSpec
+from difflm.methods.gpvae.model import GaussianVae
 from difflm.methods.ld4lg.base import LatentMethod
+from difflm.models.base import LanguageModel, Sampling
 
 
 class Gpvae(LatentMethod):
-    name, paper, family = "gpvae", "Bowman et al. 2016", "autoregressive"
-    kind = "baseline"
+    name = "gpvae"
 
     latents: int = 8
     latent_dim: int = 32
@@ -23,9 +24,6 @@ class Gpvae(LatentMethod):
     free_nats: float = Field(default=0.1, ge=0)  # of KL for each number of the latents, not charged for in training
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.methods.gpvae.model import GaussianVae
-        from difflm.models.base import Sampling
-
         reads, answer = bool(texts.source_longest), 2 * self.latent_dim  # a mean and a log-variance
         encoder, decoder, width = self.build_halves(texts, answer, self.layers, reads)
         sampling = Sampling("autoregressive", steps=max(1, texts.longest))

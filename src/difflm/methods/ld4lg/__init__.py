@@ -10,13 +10,18 @@ second-order solver is actually first-order, because its history stays empty.
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, TextSpec, build_network
+from difflm.diffusion.processes.gaussian import Cosine, Gaussian
+from difflm.diffusion.timesteps import LowDiscrepancy
+from difflm.methods.base import TextSpec
+from difflm.methods.ld4lg.autoencoder import Autoencoder
 from difflm.methods.ld4lg.base import LatentMethod
+from difflm.methods.ld4lg.model import LatentDiffusion
+from difflm.methods.parts import build_network
+from difflm.models.base import LanguageModel, Sampling
 
 
 class Ld4lg(LatentMethod):
-    name, paper, family = "ld4lg", "Lovelace et al. 2023", "latent"
-    bound = False
+    name = "ld4lg"
 
     layers: int = 12
     encoder_layers: int = 6  # of a source's encoder, where texts have sources
@@ -24,12 +29,6 @@ class Ld4lg(LatentMethod):
     drop: float = Field(default=0.1, ge=0, lt=1)  # share of texts learned without their source
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.processes.gaussian import Cosine, Gaussian
-        from difflm.diffusion.timesteps import LowDiscrepancy
-        from difflm.methods.ld4lg.autoencoder import Autoencoder
-        from difflm.methods.ld4lg.model import LatentDiffusion
-        from difflm.models.base import Sampling
-
         dim, longest = self.latent_dim, texts.longest
         guided = bool(texts.source_longest and self.drop)
         sampling = Sampling("ancestral", steps=250, temperature=0.0, contrast=1.0 if guided else 0.0)

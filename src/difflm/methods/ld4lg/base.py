@@ -1,17 +1,16 @@
 """What methods on latents of a whole text share: their autoencoder."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, model_validator
+from torch import nn
 
+from difflm.data.tokenizers import Tokenizer
 from difflm.errors import UsageError
 from difflm.methods.base import Method, TextSpec
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from difflm.data.tokenizers import Tokenizer
-    from difflm.models.base import LanguageModel
+from difflm.methods.ld4lg.hf_seq2seq import build_halves, read_seq2seq, take_weights
+from difflm.methods.ld4lg.networks import LatentDecoder, TextEncoder
+from difflm.models.base import LanguageModel
 
 
 class LatentMethod(Method):
@@ -31,24 +30,18 @@ class LatentMethod(Method):
     @classmethod
     def _read_frozen(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("pretrained") and not values.get("frozen"):
-            from difflm.methods.ld4lg.hf_seq2seq import read_seq2seq
-
             values = {**values, "frozen": read_seq2seq(str(values["pretrained"]))}
         return values
 
     def build_halves(
         self, texts: TextSpec, out_dim: int, layers: int, reads_source: bool
-    ) -> "tuple[nn.Module, nn.Module, int]":
+    ) -> tuple[nn.Module, nn.Module, int]:
         """The encoder, whose outputs have `out_dim` numbers, the decoder, and the width of its word vectors; with these
         numbers of layers for each, and for the network that reads the latents before the decoder."""
-        from difflm.methods.ld4lg.networks import LatentDecoder, TextEncoder
-
         own = self.hidden, layers, self.heads, self.dropout
         if self.frozen and reads_source:
             raise UsageError("a pretrained decoder reads latents alone, and no sources: leave model.pretrained out.")
         if self.frozen:
-            from difflm.methods.ld4lg.hf_seq2seq import build_halves
-
             return build_halves(
                 self.frozen, texts.vocabulary, texts.longest, out_dim, self.latent_dim, self.latents, own
             )
@@ -56,10 +49,8 @@ class LatentMethod(Method):
         encoder = TextEncoder(texts.vocabulary, out_dim, self.latents, *own, texts.longest)
         return encoder, LatentDecoder(texts.vocabulary, self.latent_dim, self.latents, *own, *source), self.hidden
 
-    def start(self, model: "LanguageModel", tokenizer: "Tokenizer") -> None:
+    def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.frozen:
-            from difflm.methods.ld4lg.hf_seq2seq import take_weights
-
             words = ["".join(tokenizer.tokens([i])) or "?" for i in range(tokenizer.size)]
             part: Any = getattr(model, "autoencoder", model)
             take_weights(part.encoder, part.network, part.embedding, self.pretrained, words)

@@ -6,12 +6,14 @@ to imitate are the fewest. There is no distillation from a left-to-right model. 
 longest text has.
 """
 
-from difflm.methods.base import LanguageModel, Method, TextSpec
+from difflm.methods.base import Method, TextSpec
+from difflm.methods.levt.model import LevenshteinModel
+from difflm.models.base import LanguageModel, Sampling
+from difflm.networks import EncoderDecoder
 
 
 class LevT(Method):
-    name, paper, family, task, bound = "levt", "Gu et al. 2019", "edits", "seq2seq", False
-    kind = "baseline"
+    name, task = "levt", "seq2seq"
 
     hidden: int = 384
     layers: int = 6
@@ -20,10 +22,6 @@ class LevT(Method):
     dropout: float = 0.1
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.methods.levt.model import LevenshteinModel
-        from difflm.models.base import Sampling
-        from difflm.networks import EncoderDecoder
-
         network = EncoderDecoder(
             *(self.hidden, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout),
             source_vocabulary=texts.source_vocabulary or texts.vocabulary,

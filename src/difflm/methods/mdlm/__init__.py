@@ -5,33 +5,33 @@ The loss is the bound in continuous time; since a mask carries no information, t
 its words are wrong. It can start from a left-to-right model whose attention is gradually opened (Gong et al., 2025).
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
+from torch import nn
 
-from difflm.methods.base import LanguageModel, TextSpec
+from difflm.diffusion.processes import Absorbing
+from difflm.methods.base import TextSpec
+from difflm.methods.mdlm.quality import QualityModel
 from difflm.methods.tokens import DecoderStart
-
-if TYPE_CHECKING:
-    from torch import nn
+from difflm.models.base import LanguageModel
+from difflm.models.diffusion import DiffusionModel
 
 
 class Mdlm(DecoderStart):
-    name, paper, family = "mdlm", "Sahoo et al. 2024", "masked"
+    name = "mdlm"
     packs = packs_pretrained = True
 
     context: float = Field(default=0.0, ge=0, le=1)  # share of texts learned with a gap between clean words
     quality_head: bool = False  # whether it learns which of its words are wrong, for the sampler prism
 
-    def body(self, texts: TextSpec, time: Any) -> "tuple[nn.Module, Any]":
+    def body(self, texts: TextSpec, time: Any) -> tuple[nn.Module, Any]:
         return (self.build_decoder(texts, texts.longest), None) if self.decoder else super().body(texts, time)
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion.processes import Absorbing
-
+        model = QualityModel if self.quality_head else DiffusionModel
         process = Absorbing(texts.vocabulary)
-        more: dict[str, Any] = {"clean_context": self.context, "quality_head": self.quality_head}
-        return self.compose(process, texts, {"elbo": 1.0}, time="none", **more)
+        return self.compose(process, texts, {"elbo": 1.0}, time="none", clean_context=self.context, model=model)
 
     def find_fault(self) -> str:
         if self.quality_head and self.decoder:

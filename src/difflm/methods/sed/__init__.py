@@ -5,19 +5,26 @@ the training texts, or are random. The cross-entropy reads x_0, as in the paper;
 estimate. A source, which the paper does not have, precedes the text without noise (Gong et al., 2023).
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from difflm.methods.base import LanguageModel, Method, TextSpec
+from difflm.data.tokenizers import Tokenizer
+from difflm.diffusion import bounds, denoiser, given, timesteps
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import gaussian
+from difflm.methods.base import Method, TextSpec
 from difflm.methods.diffusion_lm import CERTAIN
-
-if TYPE_CHECKING:
-    from difflm.data.tokenizers import Tokenizer
+from difflm.methods.sed.codec import ReadoutEmbedding
+from difflm.methods.sed.word_vectors import read_word_vectors
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.lengths import RandomPads
+from difflm.networks import Transformer
 
 
 class Sed(Method):
-    name, paper, family, task = "sed", "Strudel et al. 2022", "gaussian", "either"
+    name, task = "sed", "either"
     one_canvas = True
 
     embedding_dim: int = 32
@@ -31,15 +38,6 @@ class Sed(Method):
     pads: float = Field(default=0.1, ge=0, lt=1)  # chance of a pad before a word
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.diffusion import bounds, denoiser, given, timesteps
-        from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.processes import gaussian
-        from difflm.methods.sed.codec import ReadoutEmbedding
-        from difflm.models.base import Sampling
-        from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import RandomPads
-        from difflm.networks import Transformer
-
         dim, counts = self.embedding_dim, self.vectors == "neighbours" and not self.vectors_file
         source = texts.source_longest
         sizes = (2 * dim if source else 3 * dim + 1, dim, self.hidden, self.layers, self.heads, self.dropout)
@@ -58,9 +56,7 @@ class Sed(Method):
             bound=bounds.GaussianBound(certain_below=CERTAIN),
         )
 
-    def start(self, model: LanguageModel, tokenizer: "Tokenizer") -> None:
+    def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.vectors_file:
-            from difflm.methods.sed.word_vectors import read_word_vectors
-
             words = ["".join(tokenizer.tokens([i])) for i in range(tokenizer.size)]
             model.get_submodule("denoiser.codec").set_vectors(*read_word_vectors(self.vectors_file, words))  # type: ignore[operator]

@@ -5,12 +5,22 @@ level; here it is that of the step's own two times, which may be any distance ap
 losses that move the schedule, and the schedule is saved with its weights. Sources have an embedding table of their own.
 """
 
-from difflm.methods.base import LanguageModel, Method, TextSpec, build_network
+from difflm.data.tokenizers import PAD
+from difflm.diffusion.codecs import LearnedEmbedding
+from difflm.diffusion.denoiser import SelfConditioning
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
+from difflm.methods.base import Method, TextSpec
 from difflm.methods.diffusion_lm import CHAIN
+from difflm.methods.parts import build_network
+from difflm.methods.seqdiffuseq.schedule import PositionGaussian, PositionLosses
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.diffusion import DiffusionModel
+from difflm.models.lengths import PadTokens
 
 
 class SeqDiffuSeq(Method):
-    name, paper, family, task, bound = "seqdiffuseq", "Yuan et al. 2022", "gaussian", "seq2seq", False
+    name, task = "seqdiffuseq", "seq2seq"
 
     embedding_dim: int = 128
     hidden: int = 512
@@ -22,16 +32,6 @@ class SeqDiffuSeq(Method):
     adapt_every: int = 800  # 20,000 there
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        from difflm.data.tokenizers import PAD
-        from difflm.diffusion.codecs import LearnedEmbedding
-        from difflm.diffusion.denoiser import SelfConditioning
-        from difflm.diffusion.objectives import Objective
-        from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
-        from difflm.methods.seqdiffuseq.schedule import PositionGaussian, PositionLosses
-        from difflm.models.base import Sampling
-        from difflm.models.diffusion import DiffusionModel
-        from difflm.models.lengths import PadTokens
-
         schedule, dim, longest = Sqrt(), self.embedding_dim, texts.longest
         sizes = (2 * dim, dim, self.hidden, self.layers, self.heads, self.dropout)
         network, reads = build_network(texts, sizes, self.encoder_layers, time="addition", positions=longest)
