@@ -218,7 +218,7 @@ def test_a_deadline_that_passes_before_a_request_is_read_is_no_failure(lm: TextD
     job = asyncio.run(make_job())
     job.deadline = job.begun - 1
     with pytest.raises(Unavailable, match="the time limit of 1 s passed"):
-        engine._bind(job, lm)
+        engine._prepare(lambda: job.bind(lm, engine._move), job)
     engine.close()
 
 
