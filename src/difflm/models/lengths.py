@@ -136,9 +136,11 @@ class DrawnLength(LengthPolicy):
         return None
 
     def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        if (chances := self.chances_given(condition, observed_counts(self.host_counts))) is not None:
-            return draw_from(chances[:, low - 1 : high], u) + low
         counts, shares = self._copy()
+        if condition.source_mask is not None:
+            chances = self.chances_given(condition, observed_counts(counts))
+            if chances is not None:
+                return draw_from(chances[:, low - 1 : high], u) + low
         if (low, high) != (1, len(counts)):
             shares = cumulative_shares(counts[low - 1 : high])
         return (torch.searchsorted(shares.to(u.device), u.double()) + low).clamp(max=high)

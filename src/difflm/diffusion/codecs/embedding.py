@@ -124,7 +124,7 @@ class Embedding(Codec):
         return self.prediction.evidence
 
     def evidence(self, x: Tensor, level: GaussianLevels) -> Tensor | None:  # type: ignore[override]
-        return self.log_likelihood(x, level) if self.adds_evidence else None
+        return self.log_likelihood(x, level) if self.prediction.evidence else None
 
     def inputs(  # type: ignore[override]
         self, x: Tensor, level: GaussianLevels, evidence: Tensor | None
