@@ -13,7 +13,7 @@ from difflm.app.cli import main
 from difflm.app.commands.generate import Writer, generate, split_requests
 from difflm.app.studio.schemas import Asked
 from difflm.controls import Avoid, Contains, Infill, Length
-from difflm.controls.plan import Edit
+from difflm.controls.edits import Edit
 from difflm.errors import DifflmError, UsageError, speak_command
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request, read_requests

@@ -2,9 +2,10 @@
 
 import math
 import re
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from tiny import tiny_run
 from torch import Tensor
 
 from difflm import Contains, Infill, Length
-from difflm.controls.gap_sizes import MOST, SHARPNESS, GapSizes, can_match, choose_sizes, place_sizes, share_sizes
-from difflm.controls.patterns.token_automata import compile_pattern
+from difflm.controls.base import ModelInfo
+from difflm.controls.gap_sizes import MOST, SHARPNESS, GapFiller, GapSizes
+from difflm.controls.patterns.token_automata import ANY, compile_pattern
 from difflm.controls.plan import ControlPlan
 from difflm.data.tokenizers import Characters
 from difflm.diffusion.base import Belief
@@ -40,43 +42,54 @@ class OneSize:
         return Belief(logits)
 
 
-def plan_of(denoiser: Any) -> Any:
-    model = SimpleNamespace(lengths=SimpleNamespace(forbidden=(0, 1, 2, 3)))
-    nothing = {name: lambda _: [] for name in ("token_rules", "phrase_rules", "last_rules")}
-    return SimpleNamespace(denoiser=denoiser, model=model, info=SimpleNamespace(first=0), layout=Layout, **nothing)
+def share_sizes(known: list[list[int]], options: list[list[int]], usual: list[int]) -> list[list[float]]:
+    """The shares of these sizes under `OneSize`, without any rules."""
+    filler, rows = GapFiller(cast(Any, OneSize()), 0, (0, 1, 2, 3), *[lambda _: []] * 3), []
+    sizes = GapSizes(options, usual, lambda _: True)
+    for _, own in sizes.tried():
+        line = [*chain(*([*part, *[MASK] * size] for part, size in zip(known, [*own, 0], strict=True)))]
+        rows.append(Layout(len(line), {k: token for k, token in enumerate(line) if token != MASK}))
+    return [shares.tolist() for shares in filler.share_sizes(sizes, known, rows).shares]
 
 
 def test_a_size_scores_the_mean_log_probability_of_what_is_written() -> None:
-    (found,) = share_sizes(plan_of(OneSize()), [[LEFT], [RIGHT]], [[1, 2, 3, 4]], [3])
+    (found,) = share_sizes([[LEFT], [RIGHT]], [[1, 2, 3, 4]], [3])
     scores = [-math.log(6), math.log(0.9), -math.log(6), -math.log(6)]
     weights = [math.exp(SHARPNESS * score) for score in scores]
-    assert found.tolist() == pytest.approx([weight / sum(weights) for weight in weights], rel=1e-5)
+    assert found == pytest.approx([weight / sum(weights) for weight in weights], rel=1e-5)
 
 
 def test_each_gap_is_scored_by_its_own_tokens() -> None:
     """Two gaps of which a denoiser knows nothing: all sizes are alike, for both."""
-    found = share_sizes(plan_of(OneSize()), [[LEFT], [RIGHT], [RIGHT]], [[*range(1, 9)], [*range(4, 9)]], [3, 4])
-    assert [own.tolist() for own in found] == [pytest.approx([1 / 8] * 8), pytest.approx([1 / 5] * 5)]
+    found = share_sizes([[LEFT], [RIGHT], [RIGHT]], [[*range(1, 9)], [*range(4, 9)]], [3, 4])
+    assert found == [pytest.approx([1 / 8] * 8), pytest.approx([1 / 5] * 5)]
 
 
 def test_sizes_are_drawn_by_their_shares() -> None:
     shares = [torch.tensor([0.25, 0.75]).double()]
-    assert [choose_sizes([[4, 5]], shares, [u]) for u in (0.0, 0.2, 0.3, 0.99)] == [[4], [4], [5], [5]]
-    assert place_sizes([[4], [5, 6], []], [2, 1]) == (6, {0: 4, 3: 5, 4: 6})
+    sizes = GapSizes([[4, 5]], [4], lambda drawn: True, shares)
+    assert [sizes.draw([u]) for u in (0.0, 0.2, 0.3, 0.99)] == [[4], [4], [5], [5]]
+
+
+def test_known_words_are_placed_around_gaps_of_these_sizes() -> None:
+    tokenizer = Characters([" ", "a", "b"])
+    info, infill = ModelInfo(tokenizer, 99, first=0), Infill("a___b a___")
+    assert infill.place_known(info, [2, 1]) == (7, {0: 5, 3: 6, 4: 4, 5: 5}, {})
 
 
 def test_sizes_that_do_not_fit_together_are_drawn_again() -> None:
     shares = [torch.tensor([0.5, 0.5])] * 2
-    sizes = GapSizes([[1, 2], [1, 2]], shares, [9, 9], lambda drawn: sum(drawn) == 3)
+    sizes = GapSizes([[1, 2], [1, 2]], [9, 9], lambda drawn: sum(drawn) == 3, shares)
     assert sizes.draw([0.1, 0.1, 0.9, 0.9, 0.1, 0.9]) == [1, 2]
     assert sizes.draw([0.1, 0.1, 0.9, 0.9]) == [9, 9]
 
 
 def test_automata_say_which_sizes_can_match() -> None:
     tokenizer = Characters([" ", "a", "b"])
-    automaton, known = compile_pattern(r"a \w \w", tokenizer), [*map(tokenizer.encode, ("a ", " ", ""))]
-    assert can_match(automaton, known, [1, 1])
-    assert not any(can_match(automaton, known, sizes) for sizes in ([1, 2], [2, 1], [2, 2]))
+    automaton, (first, space) = compile_pattern(r"a \w \w", tokenizer), map(tokenizer.encode, ("a ", " "))
+    found = [automaton.accepts([*first, *[ANY] * m, *space, *[ANY] * n]) for m in (1, 2) for n in (1, 2)]
+    assert found == [True, False, False, False]
+    assert automaton.can_contain(tokenizer.encode("a b")) and not automaton.can_contain(tokenizer.encode("ab"))
 
 
 @pytest.fixture(scope="module")

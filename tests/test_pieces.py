@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 from test_pretrained_tokenizer import train_encoder
 
 from difflm import Avoid, Contains, Infill, Length, Pattern, TextDiffusion, WordCount
-from difflm.controls.exact import matches_parts
+from difflm.controls.edits import Edit, find_kept
+from difflm.controls.gaps import matches_parts
 from difflm.controls.patterns.regular import compile_characters
 from difflm.controls.pieces import (
     avoid_words,
-    find_kept,
     hold_word,
     let_end,
     printed_pieces,
     sort_followers,
 )
-from difflm.controls.plan import Edit
 from difflm.data.pretrained_tokenizer import PretrainedTokenizer
 from difflm.data.tokenizers import END, Bpe, Characters
 from difflm.data.words import split_words

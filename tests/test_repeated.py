@@ -19,8 +19,8 @@ from tiny import tiny_runs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Span, Tags, Tree
+from difflm.controls.edits import Edit
 from difflm.controls.guidance import ORIGINAL, GuidanceSettings
-from difflm.controls.plan import Edit
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.diffusion.samplers.steps import STEPS

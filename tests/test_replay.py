@@ -12,7 +12,7 @@ from torch._inductor import metrics
 
 from difflm import machine
 from difflm.controls import Label, Length
-from difflm.controls.plan import steering_for
+from difflm.controls.steering import steering_for
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import SamplerInputs
 from difflm.diffusion.timesteps import StepSpan

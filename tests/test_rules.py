@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracles import DIM, denoise, word_vectors
 from test_samplers import GRIDS, cosine
 
-from difflm.controls.exact import fits_between
+from difflm.controls.gaps import fits_between
 from difflm.controls.rules import BanSequences, ban_at, best_starts, find_completed, rule_out
 from difflm.diffusion.base import Belief, expand_levels
 from difflm.diffusion.codecs import FixedEmbedding

@@ -4,6 +4,7 @@ read. They never saw noise, nor the model."""
 import importlib.util
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from tiny import PARTS, tiny_runs, write_grammar
 
 from difflm.app.cli import main
 from difflm.controls import Label, Length
+from difflm.controls.energies import ClimbEnergy
 from difflm.controls.guidance import TOKENS, GuidanceTarget
-from difflm.controls.sentence_classifier import SentenceGuidance, load_sentence_classifier, spell_words
+from difflm.controls.sentence_classifier import load_sentence_classifier, read_labels, spell_words
 from difflm.data.tokenizers import END, PAD, Bpe, Characters, Words
 from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import FixedEmbedding
@@ -117,28 +119,32 @@ def test_a_text_beyond_its_room_is_cut(tmp_path):
     assert made.room == 20 and torch.equal(*(made(certain_logits(row, tokenizer.size), mask) for row in (ids, other)))
 
 
+def climb_labels(target: GuidanceTarget, mask: torch.Tensor, size: float = 1.0) -> ClimbEnergy:
+    return ClimbEnergy(partial(read_labels, [target]), mask, size)
+
+
 def test_the_slope_is_that_of_the_logits(mood):
     """∇ log f(label | softmax(logits)) against central differences, in float64."""
     tokenizer = Words.build(TEXTS, 0)
     made = load_sentence_classifier(mood, tokenizer).double()
     logits = torch.randn(2, 5, tokenizer.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     there = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    guidance = SentenceGuidance([GuidanceTarget(made.guiding(None), "mood", torch.tensor([2, 3]))], there, 1.0)
+    guidance = climb_labels(GuidanceTarget(made.guiding(None), "mood", torch.tensor([2, 3])), there)
     slope = guidance.slope(logits, there)
     assert float(slope[1, 3:].abs().max()) == 0 and float(slope[0].abs().max()) > 0
     for place, word in ((0, 5), (2, 9), (4, 12)):
         step = torch.zeros_like(logits)
         step[0, place, word] = 1e-3
-        up, down = (guidance.nats(logits + sign * step, there)[0] for sign in (1, -1))
+        up, down = (guidance.energy(logits + sign * step, there)[0] for sign in (1, -1))
         # f answers in float32, so that a difference over 2e-3 is known to some 1e-4.
-        assert float(slope[0, place, word]) == pytest.approx(float(down - up) / 2e-3, abs=5e-4)
+        assert float(slope[0, place, word]) == pytest.approx(float(up - down) / 2e-3, abs=5e-4)
 
 
 def test_what_is_not_written_yet_is_not_read(mood):
     """Blocks to come are pure noise: at time 1 nothing is moved."""
     tokenizer = Words.build(TEXTS, 0)
     made, mask = load_sentence_classifier(mood, tokenizer), torch.ones(1, 4, dtype=torch.bool)
-    guidance = SentenceGuidance([GuidanceTarget(made, "mood", torch.tensor([1]))], mask, 1.0)
+    guidance = climb_labels(GuidanceTarget(made, "mood", torch.tensor([1])), mask)
     belief, x = Belief(torch.randn(1, 4, tokenizer.size)), torch.zeros(1, 4)
     moved = (guidance(belief, x, torch.tensor([[0.0, 0.5, 1, 1]])).logits - belief.logits).abs().amax(-1)
     assert (moved > 0).tolist() == [[True, True, False, False]]
@@ -220,7 +226,7 @@ def test_a_clamped_word_is_moved_with_its_belief(cuisine):
     belief = Clamp(codec)(
         Belief(logits, codec=codec, state=codec.encode(torch.tensor([[french]]))), logits, mask.float()
     )
-    moved = SentenceGuidance([GuidanceTarget(made, "cuisine", label)], mask, 10.0)(belief, logits, torch.zeros(1))
+    moved = climb_labels(GuidanceTarget(made, "cuisine", label), mask, 10.0)(belief, logits, torch.zeros(1))
     assert belief.tokens.tolist() == [[french]] and moved.tokens.tolist() == [[italian]]
     assert torch.equal(moved.clean, codec.encode(torch.tensor([[italian]])))
 

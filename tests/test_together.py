@@ -9,8 +9,8 @@ from test_guidance import guide
 from tiny import tiny_runs
 
 from difflm.controls import Avoid, Contains, Infill, Label, Length
+from difflm.controls.edits import Edit
 from difflm.controls.guidance import GuidanceSettings
-from difflm.controls.plan import Edit
 from difflm.generation.loops import loop_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import CPU_BATCH, GUIDED_BATCH, Layout, Row, make_batches, pad_batch

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         Tree,
         WordCount,
     )
-    from difflm.controls.plan import Edit
+    from difflm.controls.edits import Edit
     from difflm.errors import DifflmError, UsageError
     from difflm.evaluation.reports import Report
     from difflm.generation.pipeline import TextDiffusion
@@ -60,7 +60,7 @@ __all__ = [
 _HOMES = {
     "Avoid": "difflm.controls",
     "Contains": "difflm.controls",
-    "Edit": "difflm.controls.plan",
+    "Edit": "difflm.controls.edits",
     "Field": "difflm.controls",
     "Infill": "difflm.controls",
     "Json": "difflm.controls",

@@ -7,7 +7,8 @@ import difflib
 from collections.abc import Sequence
 
 from difflm.controls.base import Check, Control, ModelInfo
-from difflm.controls.exact import Avoid, Infill, Length
+from difflm.controls.exact import Avoid, Length
+from difflm.controls.gaps import Infill
 from difflm.controls.learned import Field, Label, Tags
 from difflm.controls.patterns.pattern import Json, Pattern, WordCount
 from difflm.controls.phrases import Contains

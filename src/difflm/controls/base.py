@@ -1,4 +1,5 @@
-"""What a control consists of: a rule while a text forms, labels to guide it to, and a check once it is finished."""
+"""What a control consists of. It compiles to at most four things: known tokens, an automaton of texts (or a rule for
+single positions), an energy that steers, and a check of the printed text. A plan is their product."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from difflm.controls.patterns.token_automata import TokenAutomaton
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers.loop import Transform
+
+WORDS, CHARACTERS = "words of the printed text", "characters of the printed text"
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Control(ABC):
     head: str | None = None  # the head of a classifier that guides towards it
     reads_text: ClassVar[bool] = False  # whether `check` reads the printed text instead of its words
     whole: ClassVar[bool] = False  # whether there must be no other spans than the requested ones
+    needs_automaton: ClassVar[bool] = False  # whether no rule for single positions can enforce it
 
     @property
     def target(self) -> Any:
@@ -102,12 +106,14 @@ class Control(ABC):
         """Read the VALUE of `--control NAME=VALUE`, the option for registered controls."""
         raise UsageError(f"{cls.name} cannot be given as NAME=VALUE: use its own option, or Python.")
 
-    @abstractmethod
-    def check(self, words: Sequence[str]) -> Check:
-        """Check a finished text; `words` are those of the printed text."""
+    # -- before sampling ----------------------------------------------------------------------------------------
 
     def check_value(self) -> None:  # noqa: B027 (most controls take any value)
         """Reject what no model can do, so that none is loaded for it; `prepare` rejects it, too."""
+
+    def bind(self, info: ModelInfo) -> "Control":
+        """The same request in terms of this model's tokens."""
+        return self
 
     def prepare(self, info: ModelInfo) -> None:  # noqa: B027 (most controls have nothing to refuse)
         """Reject, before any sampling, what this model cannot do."""
@@ -120,31 +126,85 @@ class Control(ABC):
         """The fewest tokens of a text that can comply."""
         return 1
 
-    def verbatim(self, info: ModelInfo) -> str | None:
-        """Words that must appear verbatim; those of all controls are placed together."""
-        return None
-
     def given(self) -> str:
         """Text of the user that stays as it is."""
         return ""
+
+    def verbatim(self, info: ModelInfo) -> str | None:
+        """Words that must appear verbatim; those of all controls are placed together."""
+        return None
 
     def wordings(self, info: ModelInfo) -> Sequence[str]:
         """Ways to express it. Together with a control of every word, one of them must appear: otherwise a step that
         suits many words a little would win over the one that expresses this."""
         return ()
 
-    def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
-        """The rule that it imposes on every belief."""
-        return None
+    # -- while sampling -----------------------------------------------------------------------------------------
 
     def automaton(self, info: ModelInfo) -> "TokenAutomaton | None":
-        """The texts that comply, as an automaton, for use together with a pattern, whose rule then enforces both."""
+        """The texts that comply. If any control needs an automaton, the product of all of them is imposed."""
         return None
+
+    def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
+        """The rule that it imposes on every belief; by default, one that climbs `energy`."""
+        if type(self).energy is Control.energy:
+            return None
+        from difflm.controls.energies import ClimbEnergy
+
+        return ClimbEnergy(lambda logits, there: self.energy(logits.softmax(-1), there, info), canvas.mask)
+
+    def energy(self, words: "Tensor", there: "Tensor", info: ModelInfo) -> "Tensor":
+        """log p(it holds), [B], of texts of which each word has a probability, [B, L, V], at the positions `there`
+        [B, L]: any function with a gradient."""
+        raise NotImplementedError
 
     def wanted(self, info: ModelInfo) -> Any:
         """The labels under `head` that guidance aims at, as ids: one for the text, one per word, or [first, last,
         label] for each span, with further labels if any of them will do."""
         return None
 
+    # -- after sampling -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def check(self, words: Sequence[str]) -> Check:
+        """Check a finished text; `words` are those of the printed text."""
+
     def __str__(self) -> str:
         return f"{self.name} {self.target}"
+
+
+class Exact(Control):
+    """A control whose check reads the printed text and knows no degrees."""
+
+    reads_text = True
+
+    @abstractmethod
+    def judge(self, text: str) -> tuple[bool, str]:
+        """Whether a printed text complies, and who says so."""
+
+    def check(self, words: Sequence[str]) -> Check:
+        assert isinstance(words, str)
+        complies, checker = self.judge(words)
+        return Check(complies, float(complies), checker)
+
+
+class KnownText(Control):
+    """A text of which some tokens are known: a template with gaps, or an edited text."""
+
+    parts: Sequence[str]  # what is kept of it
+
+    @abstractmethod
+    def texts(self, info: ModelInfo) -> Sequence[str]:
+        """The given texts as the model reads them."""
+
+    @abstractmethod
+    def known(self, info: ModelInfo) -> list[list[int]]:
+        """Runs of known tokens."""
+
+    @abstractmethod
+    def items(self, info: ModelInfo) -> list[int]:
+        """The whole text as the items of an automaton's `Template`."""
+
+    def max_words(self, info: ModelInfo) -> int:
+        """The most tokens of the whole text."""
+        return info.max_words

@@ -31,6 +31,7 @@ class Classifier(nn.Module):
     is trained at all times of the process, so it works with any number of steps."""
 
     causal: ClassVar[bool] = False  # whether it reads clean prefixes, from left to right
+    reads_words: ClassVar[bool] = False  # whether it reads probabilities of words instead of a noisy state
 
     def __init__(
         self,

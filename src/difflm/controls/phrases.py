@@ -7,9 +7,10 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_text
-from difflm.controls.exact import WORDS, Avoid, Infill, fits_between
-from difflm.controls.patterns.token_automata import TokenAutomaton, compile_pattern, find_phrase
+from difflm.controls.base import WORDS, Canvas, Control, Exact, ModelInfo, need_text
+from difflm.controls.exact import Avoid
+from difflm.controls.gaps import Infill, fits_between
+from difflm.controls.patterns.token_automata import ANY, TokenAutomaton, compile_pattern, find_phrase
 from difflm.controls.pieces import hold_phrase, sort_followers, spaced_pieces
 from difflm.data.tokenizers import UNK
 from difflm.data.words import Given, has_phrase, is_letter, join_words, space_words, split_words, touches
@@ -24,12 +25,11 @@ MOST = 8  # all their orders are compared at every step, and each phrase doubles
 
 
 @dataclass(frozen=True)
-class Contains(Control):
+class Contains(Exact):
     """A word or phrase that must appear; it is placed where the model finds it likeliest."""
 
     phrase: str
     name = "contains"
-    reads_text = True
 
     @cached_property
     def words(self) -> list[str]:
@@ -94,10 +94,8 @@ class Contains(Control):
     def stands_in(self, text: str) -> bool:
         return has_phrase(text, self.phrase)
 
-    def check(self, text: Sequence[str]) -> Check:
-        assert isinstance(text, str)
-        there = self.stands_in(text)
-        return Check(there, float(there), WORDS)
+    def judge(self, text: str) -> tuple[bool, str]:
+        return self.stands_in(text), WORDS
 
 
 class Phrases:
@@ -110,9 +108,9 @@ class Phrases:
         # The fewest tokens of a text with all phrases; with subwords, something may come before the first one.
         self.needed = sum(self.sizes) + (info.tokenizer.spells and bool(asked))
 
-    def check_kept(self, kept: Sequence[bool]) -> None:
-        """Check that all fit between the `kept` positions of an edited text; with subwords, not next to these."""
-        runs = [len(list(run)) for taken, run in groupby(kept) if not taken]
+    def check_kept(self, items: Sequence[int]) -> None:
+        """Check that all fit between the kept tokens of an edited text; with subwords, not next to these."""
+        runs = [len(list(run)) for free, run in groupby(items, lambda item: item == ANY) if free]
         if not fits_between(self.sizes, [run - 2 * self.info.tokenizer.spells for run in runs]):
             raise UsageError(f"contains: {self.named} does not fit between the kept words.")
 

@@ -1,32 +1,20 @@
-"""Exact controls for subword models: they apply to the printed text, character by character."""
+"""What subword tokens spell: patterns of words in a printed text, and tokens that would lengthen a word."""
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from difflm.controls.base import Canvas, Control, ModelInfo
-from difflm.controls.exact import ANYTHING, NOTHING, Infill, Length
-from difflm.controls.patterns.pattern import WordCount
-from difflm.controls.patterns.regular import Chars, Either, Node, Repeated, Sequenced, literal, parse_pattern
+from difflm.controls.patterns.regular import Chars, Either, Node, Repeated, Sequenced, literal
 from difflm.controls.patterns.token_automata import TokenAutomaton, compile_pattern
 from difflm.data.tokenizers import SPECIALS, Tokenizer
 from difflm.data.words import CJK, FUSED, UNITS, has_phrase, is_letter, split_words
-from difflm.errors import UsageError
 from difflm.runtime.work import spend_work
-
-if TYPE_CHECKING:
-    from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.samplers.loop import Transform
 
 # What might follow a token and join it with the words before it into one word.
 BEHIND = ("a", "A", "1", "s", "é", ".", ".a", ".1", "-", "-a", "'s", "&a", ",1", ":1", "£", "e.", "g.", "m.")
-# A word of a counted gap: letters, digits or both, with few other characters around it and between its parts.
-WORD = r"""["'“‘(\[£$€]{0,2}(\w+([\-'’&/@]\w+)*|\d+([.,:]\d+)*%?|(\w\.)+)(['’]|[,.;:!?…"”)\]]){0,2}"""
-FEW_WORDS = 20  # in all gaps: the automaton of more would be too large
+ANYTHING, NOTHING = Repeated(Chars(named="sS"), 0, None), Sequenced(())
 EDGE = Chars(tuple(re.findall("(.)-(.)", CJK)), "W")  # what may be next to a word
 
 
@@ -42,25 +30,23 @@ def avoid_words(words: Sequence[str], tokenizer: Tokenizer) -> TokenAutomaton:
 
 def hold_word(word: str) -> Node:
     """Texts in which `split_words` finds this word, in any case; and some more, in which it touches punctuation."""
-    before, after, lower = [EDGE], [EDGE], word.lower()
-    pairs, units = [pair.split() for pair in FUSED], UNITS.split("|")
-    if lower in units:  # 5pm
-        before.append(Chars(named="d"))
-    behind: list[Node] = [any_case(unit) for unit in units if word[-1].isdigit()]
-    behind += [any_case(tail) for head, tail in pairs if head == lower]  # can-not
-    ahead = [any_case(head) for head, tail in pairs if tail == lower]
-    left = Either((NOTHING, *(Sequenced((ANYTHING, one)) for one in before)))
-    right = Either((NOTHING, *(Sequenced((one, ANYTHING)) for one in after)))
-    left = Either((left, *(Sequenced((left, head)) for head in ahead)))
-    right = Either((right, *(Sequenced((tail, right)) for tail in behind)))
-    apart = [is_letter(word[0]), is_letter(word[-1])]
-    return Sequenced((left if apart[0] else ANYTHING, any_case(word), right if apart[1] else ANYTHING))
+    lower, pairs, units = word.lower(), [pair.split() for pair in FUSED], UNITS.split("|")
+    before = (EDGE, Chars(named="d")) if lower in units else (EDGE,)  # 5pm
+    ahead = [any_case(head) for head, tail in pairs if tail == lower]  # can-not
+    behind = [any_case(unit) for unit in units if word[-1].isdigit()]
+    return hold_phrase(word, before, ahead, [*behind, *(any_case(tail) for head, tail in pairs if head == lower)])
 
 
-def hold_phrase(phrase: str) -> Node:
-    """Texts that have the characters of a phrase, with nothing next to it that lengthens its words."""
+def hold_phrase(
+    phrase: str, before: Sequence[Node] = (EDGE,), ahead: Sequence[Node] = (), behind: Sequence[Node] = ()
+) -> Node:
+    """Texts that have the characters of a phrase, with nothing next to it that lengthens its words: what may be
+    `before` it is a separator; what is `ahead` of it, or `behind` it, is read as another word."""
     words = " ".join(phrase.split())
-    left, right = Either((NOTHING, Sequenced((ANYTHING, EDGE)))), Either((NOTHING, Sequenced((EDGE, ANYTHING))))
+    left = Either((NOTHING, *(Sequenced((ANYTHING, one)) for one in before)))
+    left = Either((left, *(Sequenced((left, head)) for head in ahead)))
+    right = Either((NOTHING, Sequenced((EDGE, ANYTHING))))
+    right = Either((right, *(Sequenced((tail, right)) for tail in behind)))
     apart = [is_letter(words[0]), is_letter(words[-1])]
     return Sequenced((left if apart[0] else ANYTHING, any_case(words), right if apart[1] else ANYTHING))
 
@@ -94,18 +80,6 @@ def let_end(automaton: TokenAutomaton, ends: Sequence[int]) -> TokenAutomaton:
     classes = places[np.minimum(classes, count)]
     accepting = np.insert(automaton.accepting, dead, True)
     return TokenAutomaton(classes, table[:, order], accepting)
-
-
-def can_pass(automaton: TokenAutomaton, runs: Sequence[Sequence[int]]) -> bool:
-    """Whether each run of given tokens can occur in an accepted text."""
-    dead = len(automaton.table) - 1
-    for run in runs:
-        states = {*range(dead)}
-        for token in run:
-            states = {int(automaton.table[state, automaton.classes[token]]) for state in states} - {dead}
-        if not states:
-            return False
-    return True
 
 
 # -- what may follow required words -----------------------------------------------------------------------------------
@@ -149,98 +123,3 @@ def spaced_pieces(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Specials, and tokens that begin with white space: they lengthen no word."""
     pieces = enumerate(printed_pieces(tokenizer), len(SPECIALS))
     return (*range(len(SPECIALS)), *(i for i, piece in pieces if piece[:1].isspace()))
-
-
-# -- words of an edited text that stay --------------------------------------------------------------------------------
-
-
-def find_kept(phrase: str, text: str, tokenizer: Tokenizer) -> list[range]:
-    """Positions of the tokens of a phrase in a text, wherever it occurs. For subwords, all tokens that spell a part of
-    it, and the one before them, a space or a punctuation mark, if the first does not begin with a space."""
-    words, asked = split_words(text), split_words(phrase.strip())
-    starts = [i for i in range(len(words) - len(asked) + 1) if words[i : i + len(asked)] == asked]
-    if not asked or not starts:
-        raise UsageError(f"keep: {phrase!r} is not in the text to edit.")
-    if tokenizer.whole_words:
-        return [range(start, start + len(asked)) for start in starts]
-    places, end = list[tuple[int, int]](), 0
-    for word in words:
-        begin = text.index(word, end)
-        end = begin + len(word)
-        places.append((begin, end))
-    found, spans, ids = list[range](), tokenizer.spans(text), tokenizer.encode(text)
-    spaced = {*spaced_pieces(tokenizer)}
-    for start in starts:
-        begin, end = places[start][0], places[start + len(asked) - 1][1]
-        inside = [k for k, (first, last) in enumerate(spans) if first < end and last > begin]
-        touches = inside[0] > 0 and spans[inside[0]][0] == begin and ids[inside[0]] not in spaced
-        found.append(range(inside[0] - touches, inside[-1] + 1))
-    return found
-
-
-def keep_whole(text: str, places: Sequence[range], codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform":
-    """The rule that keeps words of an edited text whole; `places` are the positions of their tokens."""
-    from difflm.controls.rules import KeepApart, KeepWhole
-
-    spans = info.tokenizer.spans(text)
-    kept = [text[spans[place[0]][0] : spans[place[-1]][1]].strip() for place in places]
-    apart = KeepApart(
-        codec, tuple(sort_followers(one, info.tokenizer) for one in kept), spaced_pieces(info.tokenizer), canvas
-    )
-    return KeepWhole(apart, tuple((canvas.first + place[0], canvas.first + place[-1] + 1) for place in places))
-
-
-# -- gaps and lengths -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PieceInfill(Infill):
-    """Gaps between subword tokens: `___:4` means four words between spaces."""
-
-    def automaton(self, info: ModelInfo) -> TokenAutomaton:
-        few = sum(n or 0 for n in self.gaps) <= FEW_WORDS
-        word, space = parse_pattern(WORD) if few else Repeated(Chars(named="S"), 1, None), literal(" ")
-        some = Sequenced((ANYTHING, Chars(named="S"), ANYTHING))
-        gaps = [
-            some if n is None else Sequenced((word, Repeated(Sequenced((space, word)), n - 1, n - 1)))
-            for n in self.gaps
-        ]
-
-        def spell(part: str) -> Node:
-            return Sequenced(tuple(Either((literal(char), literal(cut_bytes(char)))) for char in part))
-
-        return compile_pattern(self.fill_parts(gaps, spell), info.tokenizer, as_bytes=True)
-
-    def fewest(self, info: ModelInfo) -> list[int]:
-        """One, or two if no token begins with a space and continues."""
-        whole = any(piece.startswith(" ") and not piece[-1].isspace() for piece in info.tokenizer.spellings())
-        return [1 if whole or not part.endswith(" ") else 2 for part in self.parts[:-1]]
-
-    @property
-    def sizes(self) -> list[int | None]:
-        return [None] * len(self.gaps)
-
-    def find_words(self, text: str) -> Sequence[int]:
-        return [word.start() for word in re.finditer(r"\S+", text)]
-
-
-class SpacedLength(WordCount):
-    """A number of words between spaces: the length control of subword models."""
-
-    name = "length"
-
-    @property
-    def target(self) -> int:  # type: ignore[override]
-        return self.low
-
-
-def say_of_pieces(controls: Sequence[Control], tokenizer: Tokenizer) -> list[Control]:
-    """Replace controls of words by controls of what subword tokens spell."""
-    found = list[Control]()
-    for control in controls:
-        if type(control) is Infill:
-            control = PieceInfill(control.template, control.most)
-        elif type(control) is Length and tokenizer.byte_level:
-            control = SpacedLength(control.words)
-        found.append(control)
-    return found

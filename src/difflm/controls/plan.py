@@ -1,74 +1,48 @@
 """A list of controls bound to a model: checked in advance, then turned into layouts, steering and checks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from difflm.controls.base import Canvas, Check, Control, ModelInfo
-from difflm.controls.exact import Avoid, Infill, Length, Letters, Pieces
-from difflm.controls.gap_sizes import GAPS, GapSizes, draw_gap_layouts, share_gap_sizes
+from difflm.controls.base import Canvas, Check, Control, KnownText, ModelInfo
+from difflm.controls.edits import Edit, EditedText
+from difflm.controls.exact import Avoid
+from difflm.controls.gap_sizes import GAPS, GapFiller, GapSizes, list_options
+from difflm.controls.gaps import Infill
 from difflm.controls.guidance import (
     STANDARD,
     Classifier,
     Guidance,
     GuidanceSettings,
     GuidanceTarget,
-    GuidedBelief,
     labels_on_canvas,
 )
-from difflm.controls.patterns.pattern import Pattern, impose_automaton, join_patterns
-from difflm.controls.patterns.token_automata import ANY, TokenAutomaton
+from difflm.controls.patterns.pattern import JoinedPattern, impose_automaton, join_patterns
+from difflm.controls.patterns.token_automata import TokenAutomaton
 from difflm.controls.phrases import choose_phrases, join_given, speaks_of_every_word
-from difflm.controls.pieces import PieceInfill, avoid_words, can_pass, find_kept, keep_whole, let_end, say_of_pieces
+from difflm.controls.pieces import avoid_words, let_end
 from difflm.controls.rules import ForbidSpecials
-from difflm.controls.sentence_classifier import SentenceClassifier, SentenceGuidance
-from difflm.controls.shared_batches import merge_last, merge_rules, merge_targets
-from difflm.data.tokenizers import END, SPECIALS, START, UNK
-from difflm.data.words import Given, join_words, space_words, split_words
+from difflm.controls.sentence_classifier import SentenceClassifier, read_labels
+from difflm.data.tokenizers import END, START, UNK
+from difflm.data.words import Given, join_words, split_words
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.discrete import certain_logits
-from difflm.diffusion.samplers.loop import Steering, Transform
-from difflm.diffusion.timesteps import StepSpan
+from difflm.diffusion.samplers.loop import Transform
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
-from difflm.models.batching import Layout, SampleBatch, pad_token_rows
+from difflm.models.batching import Layout, pad_token_rows
 from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_nats
 
 if TYPE_CHECKING:
     from difflm.controls.patterns.pattern import Chains
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
-
-
-@dataclass(frozen=True)
-class Edit:
-    """A text to rewrite lightly. `strength` is how much noise is added first; `keep` names words of it to keep."""
-
-    text: str
-    strength: float = 0.5
-    keep: Sequence[str] = ()  # phrases, or a single one; stored as a tuple
-
-    def __post_init__(self) -> None:
-        kept = (self.keep,) if isinstance(self.keep, str) else tuple(self.keep)
-        if not all(isinstance(one, str) for one in (self.text, *kept)):
-            raise UsageError('an edit takes a text and words of it to keep, such as keep=["The Mill"].')
-        if not isinstance(self.strength, Real):
-            raise UsageError(f"strength must be a number above 0 and up to 1, not {self.strength!r}.")
-        object.__setattr__(self, "keep", kept)
-
-    def check_value(self) -> None:
-        if not self.text.strip():
-            raise UsageError("edit: the text is empty.")
-        if not 0 < self.strength <= 1:
-            raise UsageError(f"--strength must be greater than 0 and at most 1, not {self.strength}.")
 
 
 class ControlPlan:
@@ -84,105 +58,63 @@ class ControlPlan:
         classifiers: Sequence[Classifier | SentenceClassifier] = (),
         guidance: GuidanceSettings = STANDARD,
     ) -> None:
-        if info.tokenizer.length_unit == "characters":
-            controls = [Letters(control.words) if type(control) is Length else control for control in controls]
-        if info.tokenizer.length_unit == "tokens":
-            own = info.tokenizer
-            controls = [Pieces(control.words, own) if type(control) is Length else control for control in controls]
-        if info.tokenizer.spells:
-            controls = say_of_pieces(controls, info.tokenizer)
-        self.model, self.denoiser, self.info = model, denoiser, info
-        self.controls, self.edit = list(controls), edit
-        self.classifiers, self.guidance = classifiers, guidance
+        self.model, self.denoiser, self.info, self.edit = model, denoiser, info, edit
+        self.controls, self.guidance = [control.bind(info) for control in controls], guidance
         for control in self.controls:
             control.prepare(info)
-        infills = [c for c in self.controls if isinstance(c, Infill)]
+        infills = [control for control in self.controls if isinstance(control, Infill)]
         if len(infills) > 1:
             raise UsageError("infill can be given only once; put all gaps in one text.")
+        if edit is not None:
+            if infills:
+                raise UsageError("edit and infill cannot be combined: mark gaps, or give a whole text.")
+            edit.check_value()
         self.infill = infills[0] if infills else None
         # Whether the model continues a text as far as it likes: a template that ends in its only gap.
         self.continues = model.lengths.continues and any(c.gaps == [None] and not c.parts[-1] for c in infills)
-        if edit is not None:
-            self.check_edit(edit)
-        self.guided = any(control.head for control in self.controls)  # whether a classifier guides
-        # Of two classifiers with the same head, the first; each is called once, however many heads it has.
-        able = {control.head: [c for c in classifiers if control.head in c.labellings] for control in self.controls}
-        self.asked_classifiers = list({id(some[0]): some[0] for some in able.values() if some}.values())
-        self.words, self.least = agree_on_length(self.controls, info, edit)
-        self.pattern, self.spelling = None, None
-        self.chains: Chains = {}
-        if any(isinstance(c, Pattern) or (isinstance(c, PieceInfill) and any(c.gaps)) for c in self.controls):
-            bias, kept = model.denoiser.codec.bias, None if edit is None else self.kept_items(edit)
-            self.pattern = join_patterns(self.controls, info, self.words, self.least, bias, kept)
+        self.edited = None if edit is None else EditedText(edit)
+        self.known: KnownText | None = self.infill or self.edited
+        asked = [*self.controls, self.edited] if self.edited else self.controls
+        self.words, self.least = agree_on_length(asked, info)
+        given = self.known.texts(info) if self.known else ()
+        unknown = (word for text in given for word in info.tokenizer.unknown(text.strip()))
+        self.unknown_words = list(dict.fromkeys(unknown))  # given words that the model does not know, each once
+        # For each head the first classifier that has it; each is called once, however many heads it has.
+        heads = {c.head: [one for one in classifiers if c.head in one.labellings] for c in self.controls if c.head}
+        self.guided, self.classifiers = bool(heads), {head: some[0] for head, some in heads.items() if some}
+        self.asked_classifiers = list({id(one): one for one in self.classifiers.values()}.values())
+        self.pattern: JoinedPattern | None = None
+        if any(control.needs_automaton for control in asked):
+            self.pattern = join_patterns(asked, info, self.words, self.least, model.denoiser.codec.bias)
         # Whether nothing determines the length, and the model writes its own end.
-        own_end = END not in model.lengths.forbidden
-        self.open_ended = own_end and self.words is None and not self.pattern
-        self.open_ended &= self.continues or (self.least <= 1 and self.infill is None)
-        if not self.pattern and info.tokenizer.spells:
-            self.spelling = self.avoid_spellings()
-        given = self.infill.texts(info) if self.infill else (edit.text,) if edit else ()
-        # Given words that the model does not know, each once.
-        self.unknown_words = list(
-            dict.fromkeys(word for text in given for word in info.tokenizer.unknown(text.strip()))
-        )
-        known = self.infill.parts if self.infill else edit.keep if edit else ()
-        if any(isinstance(c, Avoid) for c in self.controls):
-            check_avoided(self.controls, info, known)
-        self.imposed = [c for c in self.controls if guidance.impose or not c.head]
-        if self.pattern or self.spelling:  # its rule takes care of it
+        free = self.words is None and not self.pattern and END not in model.lengths.forbidden
+        self.open_ended = free and (self.continues or (self.least <= 1 and self.infill is None))
+        self.automaton = self.pattern.template.automaton if self.pattern else None
+        self.chains: Chains = {}
+        parts = self.known.parts if self.known else ()
+        if any(isinstance(control, Avoid) for control in asked):
+            self.automaton = self.automaton or self.avoid_spellings()
+            check_avoided(self.controls, info, parts)
+        self.imposed = [c for c in asked if guidance.impose or not c.head]
+        if self.automaton is not None:  # it takes care of avoided words, and a pattern of phrases
             self.imposed = [c for c in self.imposed if not isinstance(c, Avoid)]
         # Reweighting single words hardly ever makes a phrase appear: docs/log.md has the figures.
-        placed = [] if self.pattern else self.imposed  # a pattern contains the phrases already
-        self.phrases = choose_phrases(placed, info, known, self.words, model.denoiser.codec.holds_tokens)
+        placed = [] if self.pattern else self.imposed
+        self.phrases = choose_phrases(placed, info, parts, self.words, model.denoiser.codec.holds_tokens)
         self.extra = self.phrases.more(self.infill, self.words) if self.infill and not self.continues else 0
-        if edit is not None:
-            self.edited, self.kept = self.edit_layout(edit)
+        if self.edited:
+            self.phrases.check_kept(self.edited.items(info))
         elif (self.infill is None or self.continues) and self.phrases.needed > (room := self.words or info.max_words):
             what = "this model holds" if self.words is None else "the length is"
             raise UsageError(f"contains: {self.phrases.needed} words must appear; {what} {room}.")
 
-    def check_edit(self, edit: Edit) -> None:
-        if self.infill:
-            raise UsageError("edit and infill cannot be combined: mark gaps, or give a whole text.")
-        edit.check_value()
-
-    def kept_places(self, edit: Edit) -> list[range]:
-        """Positions of the tokens of each kept phrase, wherever it occurs."""
-        return [place for phrase in edit.keep for place in find_kept(phrase, edit.text.strip(), self.info.tokenizer)]
-
-    def kept_items(self, edit: Edit) -> list[int]:
-        """The text in the form of a `Template`."""
-        kept = {k for place in self.kept_places(edit) for k in place}
-        ids = self.info.tokenizer.encode(edit.text.strip())
-        return [token if k in kept else ANY for k, token in enumerate(ids)]
-
-    def edit_layout(self, edit: Edit) -> tuple[Layout, Given]:
-        """The text on its canvas, with the kept words as known ones; and what is given with them."""
-        text, tokenizer, places = edit.text.strip(), self.info.tokenizer, self.kept_places(edit)
-        ids, (words, _) = tokenizer.encode(text), space_words(text)
-        if not self.info.whole_words:
-            words = [("", text[begin:end]) for begin, end in tokenizer.spans(text)]
-        kept = {k: ids[k] for place in places for k in place}
-        self.phrases.check_kept([k in kept for k in range(len(ids))])
-        inside = {k for place in places for k in place[1:]}
-        given = {k: (words[k][0] if k in inside else None, words[k][1]) for k in kept}
-        if not self.info.whole_words:  # their spaces are in their tokens
-            given = {k: one for k, one in given.items() if ids[k] == UNK}
-        return self.layout(len(ids), kept, ids), given
-
     def avoid_spellings(self) -> TokenAutomaton | None:
-        """The automaton of texts that spell no avoided word, if there are any."""
-        avoided = tuple(c.word for c in self.controls if isinstance(c, Avoid))
-        if not avoided:
+        """The automaton of texts that spell no avoided word, if tokens are parts of words."""
+        if not self.info.tokenizer.spells:
             return None
-        automaton, given = (
-            avoid_words(avoided, self.info.tokenizer),
-            self.infill.known(self.info) if self.infill else [],
-        )
-        if self.edit is not None:
-            ids = self.info.tokenizer.encode(self.edit.text.strip())
-            given = [[ids[k] for k in place] for place in self.kept_places(self.edit)]
-        if not can_pass(automaton, given):
+        avoided = [c.word for c in self.controls if isinstance(c, Avoid)]
+        automaton = avoid_words(avoided, self.info.tokenizer)
+        if self.known and not all(map(automaton.can_contain, self.known.known(self.info))):
             raise UsageError(f"avoid {' or '.join(map(repr, avoided))}: the words that are kept contain it.")
         return let_end(automaton, self.model.lengths.ends) if self.open_ended else automaton
 
@@ -193,31 +125,18 @@ class ControlPlan:
     ) -> tuple[list[Layout], list[Given]]:
         """Layouts of these samples, and for each what is given. With `ranks` [B], lengths that nothing determines are
         the likeliest ones, by rank."""
-        noise = Noise(seed, samples)
-        if self.edit is not None:
-            return [self.edited] * len(samples), [self.kept] * len(samples)
+        noise, infill, info = Noise(seed, samples), self.infill, self.info
+        if self.edited:
+            ids = self.edited.ids(info)
+            kept = {k: token for k, token in enumerate(self.edited.items(info)) if token >= 0}
+            return [self.layout(len(ids), kept, ids)] * len(samples), [self.edited.given_words(info)] * len(samples)
         if self.open_ended:
             lay = self.open_layout if self.model.capabilities.always_planned else Layout
-            given = self.infill.given_at(0, 0, self.info) if self.infill else {}
+            given = infill.given_at(0, 0, info) if infill else {}
             return [lay(n) for n in self.model.draw_lengths(noise, condition).tolist()], [given] * len(samples)
-        if self.gap_sizes is not None:
-            return draw_gap_layouts(self, self.gap_sizes, noise)
-        infill, totals = self.infill, [self.words or 0] * len(samples)  # tokens of each text
-        if self.words is None:
-            needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
-            least, room = max(needed, self.least), infill.max_words(self.info) if infill else self.info.max_words
-            lengths, most = self.model.lengths, max(least, room)
-            if condition is not UNCONDITIONAL:
-                condition = lengths.predict(self.denoiser, condition)
-            if self.pattern:
-                own = self.pattern.lengths
-                own = {n: ways for n, ways in own.items() if n <= max(most, min(own))}
-                drawn = lengths.draw_among(noise.uniform(0, stream=1), [*own], [*own.values()], condition)
-            elif ranks is None or infill:
-                drawn = lengths.draw_between(noise.uniform(0, stream=1), least, most, condition)
-            else:
-                drawn = lengths.rank_between(ranks, least, most, condition)
-            totals = [int(n) for n in drawn.tolist()]
+        if infill and self.gap_sizes is not None:
+            return self.fill_layouts(self.gap_sizes.draw_all(noise))
+        totals = self.draw_totals(noise, condition, ranks)
         if infill is None:
             return [self.layout(n, {}) for n in totals], [{}] * len(samples)
         if self.pattern:
@@ -225,14 +144,52 @@ class ControlPlan:
             cuts = [self.pattern.template.draw_gaps(n, iter(u)) for n, u in zip(totals, shares, strict=True)]
         else:
             shares = noise.uniform(0, len(infill.gaps), stream=GAPS).tolist()
-            cuts = [infill.cut_gaps(self.info, n, u, self.extra) for n, u in zip(totals, shares, strict=True)]
-        placed = [infill.place_known(self.info, cut) for cut in cuts]
-        layouts = [self.layout(n, known) for n, (known, _) in zip(totals, placed, strict=True)]
-        return layouts, [given for _, given in placed]
+            cuts = [infill.cut_gaps(info, n, u, self.extra) for n, u in zip(totals, shares, strict=True)]
+        return self.fill_layouts(cuts)
+
+    def draw_totals(self, noise: Noise, condition: Condition, ranks: Tensor | None) -> list[int]:
+        """The number of tokens of each text."""
+        if self.words is not None:
+            return [self.words] * len(noise.samples)
+        infill, lengths, u = self.infill, self.model.lengths, noise.uniform(0, stream=1)
+        needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
+        least = max(needed, self.least)
+        most = max(least, infill.max_words(self.info) if infill else self.info.max_words)
+        if condition is not UNCONDITIONAL:
+            condition = lengths.predict(self.denoiser, condition)
+        if self.pattern:
+            own = self.pattern.lengths
+            own = {n: ways for n, ways in own.items() if n <= max(most, min(own))}
+            drawn = lengths.draw_among(u, [*own], [*own.values()], condition)
+        elif ranks is None or infill:
+            drawn = lengths.draw_between(u, least, most, condition)
+        else:
+            drawn = lengths.rank_between(ranks, least, most, condition)
+        return [int(n) for n in drawn.tolist()]
 
     @cached_property
     def gap_sizes(self) -> GapSizes | None:
-        return share_gap_sizes(self)
+        """The sizes for the gaps, if the model can tell: a masked model trained on gaps, whose lengths of whole texts
+        say nothing about them. None: drawn from these lengths."""
+        infill, info = self.infill, self.info
+        learned = self.model.capabilities.learned_gaps and not info.whole_words
+        if infill is None or not learned or (infill.gaps[-1] is None and not infill.parts[-1]):
+            return None
+        if self.words is not None or self.least > infill.min_length(info):
+            return None
+        if self.pattern and not info.tokenizer.byte_level:
+            return None
+        sizes = list_options(infill, info, self.phrases.sizes, self.pattern)
+        rows, _ = self.fill_layouts([own for _, own in sizes.tried()])
+        rules = self.token_rules, self.phrase_rules, self.last_rules
+        filler = GapFiller(self.denoiser, info.first, self.model.lengths.forbidden, *rules)
+        return filler.share_sizes(sizes, infill.known(info), rows)
+
+    def fill_layouts(self, gaps: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
+        """Layouts of the template with these sizes of its free gaps, and for each what is given."""
+        assert self.infill is not None
+        placed = [self.infill.place_known(self.info, sizes) for sizes in gaps]
+        return [self.layout(total, known) for total, known, _ in placed], [given for *_, given in placed]
 
     def layout(self, words: int, known: dict[int, int], begin: Sequence[int] = ()) -> Layout:
         positions, settled = self.model.lengths.settled(words)
@@ -266,68 +223,54 @@ class ControlPlan:
         codec, rules = self.denoiser.codec, list[Transform]()
         if not self.open_ended:
             # A vocabulary of words may contain a newline; a text does not begin or end with it.
-            words = self.info.tokenizer.known_words
-            newline = words.index("\n") + len(SPECIALS) if "\n" in words else None
+            newline = self.info.tokenizer.encode("\n")[0] if self.info.tokenizer.whole_words else UNK
             rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
-        rules += [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]
-        if self.edit is not None and self.edit.keep and not self.info.whole_words:
-            rules.append(keep_whole(self.edit.text.strip(), self.kept_places(self.edit), codec, self.info, canvas))
-        return rules
+        return rules + [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]
 
     def phrase_rules(self, canvas: Canvas) -> list[Transform]:
         """The rule that required words appear, if there are any."""
         ends = self.model.lengths.ends if self.open_ended else ()
         return self.phrases.rule(self.denoiser.codec, canvas, ends)
 
-    def targets(self, canvas: Canvas) -> list[GuidanceTarget]:
-        """For every control with a classifier: the classifier, and the labels it should find."""
-        found = []
-        for control in self.controls:
-            classifier = next((c for c in self.classifiers if control.head in c.labellings), None)
-            if control.head and classifier is not None:
-                rows = torch.tensor([control.wanted(self.info)] * len(canvas.mask), device=canvas.mask.device)
-                labelling = classifier.labellings[control.head]
-                if labelling.kind != "text":
-                    rows = labels_on_canvas(labelling, rows, canvas.mask.shape[1], canvas.first)
-                found.append(GuidanceTarget(classifier, control.head, rows, control.whole))
-        return found
-
-    @property
-    def automaton(self) -> TokenAutomaton | None:
-        """The automaton that the whole text follows, if there is one."""
-        return self.pattern.template.automaton if self.pattern else self.spelling
+    def last_rules(self, canvas: Canvas) -> list[Transform]:
+        """The rule that the whole text is accepted, if there is an automaton."""
+        own = self.automaton
+        return [] if own is None else [impose_automaton(own, self.chains, self.denoiser.codec, canvas)]
 
     @property
     def transitions(self) -> int:
         """How many transitions each step goes through for each token of a text."""
         return 0 if self.automaton is None else len(self.automaton.edges)
 
-    def last_rules(self, canvas: Canvas) -> list[Transform]:
-        """The rule that the whole text is accepted, if there is an automaton."""
-        own = self.automaton
-        return [] if own is None else [impose_automaton(own, self.chains, self.denoiser.codec, canvas)]
+    def targets(self, canvas: Canvas) -> list[GuidanceTarget]:
+        """For every control with a classifier: the classifier, and the labels it should find."""
+        found, width = [], canvas.mask.shape[1]
+        for control in self.controls:
+            if control.head in self.classifiers:
+                classifier = self.classifiers[control.head]
+                labels = torch.tensor([control.wanted(self.info)] * len(canvas.mask), device=canvas.mask.device)
+                if (labelling := classifier.labellings[control.head]).kind != "text":
+                    labels = labels_on_canvas(labelling, labels, width, canvas.first)
+                found.append(GuidanceTarget(classifier, control.head, labels, control.whole))
+        return found
 
     # -- after sampling -----------------------------------------------------------------------------------------
 
     def print_words(self, words: Sequence[str], given: Given) -> str:
         """Join words to a text that has what was given as it was given; a pattern was matched with natural spacing."""
-        if self.pattern:
-            return join_words(words)
-        return join_given(self.controls, self.info, words, given)
+        return join_words(words) if self.pattern else join_given(self.controls, self.info, words, given)
 
     @torch.no_grad()
     def classifier_nats(self, rows: list[list[int]]) -> list[float]:
         """−log p(requested labels | finished text) under the guiding classifiers, for word ids."""
-        device = self.model.denoiser.codec.bias.device
         canvas, mask = self.canvas_of(rows)
         found = self.targets(Canvas(mask, self.info.first, torch.zeros_like(mask)))
-        readers = [target for target in found if isinstance(target.classifier, SentenceClassifier)]
-        targets = [target for target in found if not isinstance(target.classifier, SentenceClassifier)]
-        certain = certain_logits(canvas, self.model.vocabulary)
-        nats = SentenceGuidance(readers, mask, self.guidance.size).nats(certain, mask)
+        readers = [target for target in found if target.classifier.reads_words]
+        targets = [target for target in found if not target.classifier.reads_words]
+        nats = -read_labels(readers, certain_logits(canvas, self.model.vocabulary), mask)
         if targets:
             guide = Guidance(targets, self.model.denoiser, mask, self.guidance)
-            t = torch.full((len(rows),), NEARLY_CLEAN, device=device)
+            t = torch.full((len(rows),), NEARLY_CLEAN, device=canvas.device)
             nats = nats + guide.nats(self.model.denoiser.codec.encode(canvas), t)
         return nats.tolist()
 
@@ -348,10 +291,8 @@ class ControlPlan:
 
     def canvas_of(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
         """The canvas of finished texts on the model's device, and which of its positions exist."""
-        ids, lengths = (
-            part.to(self.model.denoiser.codec.bias.device) for part in pad_token_rows(rows, self.info.max_words)
-        )
-        return self.model.lengths.canvas(ids, lengths)
+        device = self.model.denoiser.codec.bias.device
+        return self.model.lengths.canvas(*(part.to(device) for part in pad_token_rows(rows, self.info.max_words)))
 
 
 def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -368,11 +309,9 @@ def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[s
     return found
 
 
-def agree_on_length(controls: Sequence[Control], info: ModelInfo, edit: Edit | None = None) -> tuple[int | None, int]:
+def agree_on_length(controls: Sequence[Control], info: ModelInfo) -> tuple[int | None, int]:
     """The number of tokens on which the controls must agree, if any, and the fewest that satisfy all of them."""
     asked = [(c.name, n) for c in controls if (n := c.length(info)) is not None]
-    if edit is not None:
-        asked.append(("edit", len(info.tokenizer.encode(edit.text.strip()))))
     for (one, n), (other, m) in pairwise(asked):
         if n != m:
             raise UsageError(f"{one} asks for {n} {info.unit}, {other} for {m}: no text has both.")
@@ -381,9 +320,9 @@ def agree_on_length(controls: Sequence[Control], info: ModelInfo, edit: Edit | N
     if not asked:
         return None, least
     words = asked[0][1]
-    shortest = max([0, *(n for c, n in needed if isinstance(c, Infill))])
-    if words < shortest:
-        raise UsageError(f"the infilled text has at least {shortest} {info.unit}; a length of {words} is too short.")
+    for control, n in needed:
+        if words < n and isinstance(control, Infill):
+            raise UsageError(f"the infilled text has at least {n} {info.unit}; a length of {words} is too short.")
     if words > info.max_words:
         raise UsageError(f"{words} {info.unit} are requested; this model takes at most {info.max_words}.")
     for control, n in needed:
@@ -402,41 +341,3 @@ def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[
             if not control.check(text).satisfied:
                 word = control.word.strip()
                 raise UsageError(f"avoid {word!r} contradicts {where}: a word cannot be both required and excluded.")
-
-
-Part = tuple[ControlPlan | None, slice]  # the plan of some rows of a batch; None: no controls
-
-
-def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[StepSpan]) -> Steering:
-    """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings."""
-    lead = next((plan for plan, _ in parts if plan is not None), None)
-    if lead is None:
-        told = batch.condition
-        return Steering(batch.known, batch.begin, spans, source=told.source, source_mask=told.source_mask)
-    mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
-    settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(mask)
-    canvas = Canvas(mask, lead.info.first, settled, batch.known)
-    if len(parts) == 1:
-        rules, targets, last = lead.rules(canvas), lead.targets(canvas), []
-        if lead.pattern or lead.spelling:
-            last = lead.last_rules(canvas)
-    else:
-        rows = [(plan, part, canvas.rows(part)) for plan, part in parts]
-        rules = merge_rules([(part, plan.rules(own) if plan else []) for plan, part, own in rows], canvas)
-        last = merge_last([(part, plan.last_rules(own) if plan else []) for plan, part, own in rows])
-        sizes = [len(own.mask) for *_, own in rows]
-        targets = merge_targets([plan.targets(own) if plan else [] for plan, _, own in rows], sizes)
-    readers = [target for target in targets if isinstance(target.classifier, SentenceClassifier)]
-    targets = [target for target in targets if not isinstance(target.classifier, SentenceClassifier)]
-    guidance = Guidance(targets, lead.denoiser, mask, lead.guidance) if targets else None
-    if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient: the belief is reweighted
-        rules, guidance = [GuidedBelief(guidance), *rules], None
-    if readers:  # after the rules: it cannot make forbidden words possible, and reads what the rules leave
-        rules = [*rules, SentenceGuidance(readers, mask, lead.guidance.size)]
-    rules = [*rules, *last]
-    told = batch.condition
-    return Steering(
-        *(batch.known, batch.begin, spans, rules, guidance),
-        source=told.source,
-        source_mask=told.source_mask,
-    )

@@ -278,7 +278,7 @@ class ForbidSpecials:
 
     codec: Codec
     canvas: Canvas
-    newline: int | None
+    newline: int  # UNK: there is none
     ends: tuple[int, ...] = (END,)
 
     @cached_property
@@ -291,7 +291,7 @@ class ForbidSpecials:
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         free, edges = self.free_and_edges
         logits = ban_at(belief.logits, free, (START, *self.ends, PAD))
-        if self.newline is not None:
+        if self.newline != UNK:
             logits = ban_at(logits, edges, [self.newline])
         return rule_out(belief, logits, self.codec)
 

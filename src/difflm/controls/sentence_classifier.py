@@ -1,11 +1,7 @@
-"""Control by a sentence classifier of the Hugging Face library that knows neither noise nor the model it guides.
-
-It reads the predicted words (Han et al., 2023, section 3.4): each word's tokens are replaced by their mean vectors
-under the belief, and logits ← logits + λ ∇ log f(label | softmax(logits)).
-"""
+"""Sentence classifiers of the Hugging Face library, which know neither noise nor the model that they guide: each
+word's tokens are replaced by their mean vectors under the belief, and log f(label | text) is an energy."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,19 +12,18 @@ from difflm.controls.guidance import GuidanceTarget
 from difflm.data.labels import NONE, NOTHING, Labelling
 from difflm.data.tokenizers import END, SPECIALS, Tokenizer
 from difflm.data.words import join_words
-from difflm.diffusion.base import Belief
 from difflm.diffusion.denoiser import autocast_to
-from difflm.diffusion.samplers.loop import impose_tokens
 from difflm.errors import UsageError
 from difflm.networks.hf_encoder import LOCAL, explained, transformers
 
-LAMBDA = 100.0  # λ per unit of guidance; the paper's are between 100 and 2,000
 OFFSET = 2  # positions before the first that some kinds, such as RoBERTa, do not use
 
 
 class SentenceClassifier(nn.Module):
     """`spellings` are the tokens of each of the model's words, empty for specials. A text is [CLS] tokens [SEP], cut
     after `room` tokens."""
+
+    reads_words: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -81,38 +76,14 @@ class SentenceClassifier(nn.Module):
         return answer.float().log_softmax(-1)
 
 
-@dataclass(frozen=True)
-class SentenceGuidance:
-    """A transform that moves the belief to where sentence classifiers find their labels likelier."""
-
-    targets: Sequence[GuidanceTarget]
-    mask: Tensor
-    size: float
-    syncs_with_device: ClassVar[bool] = True  # the library may read its masks
-
-    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        # Before anything is written there is nothing to read.
-        there = self.mask & ((t if t.dim() == 2 else t.unsqueeze(1)) < 1)
-        moved = belief.with_logits(belief.logits + LAMBDA * self.size * self.slope(belief.logits, there))
-        if belief.state is None or belief.codec is None:
-            return moved
-        return impose_tokens(moved, belief.codec, moved.tokens != belief.tokens, moved.tokens)  # for a clamped belief
-
-    @torch.enable_grad()
-    def slope(self, logits: Tensor, there: Tensor) -> Tensor:
-        """∇ log f(labels | softmax(logits))."""
-        logits = logits.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(-self.nats(logits, there).sum(), logits)
-        return slope
-
-    def nats(self, logits: Tensor, there: Tensor) -> Tensor:
-        """−log f(labels | text) of each text, summed over targets, [B]."""
-        total = torch.zeros(len(logits), device=logits.device)
-        for target in self.targets:
-            labels = target.labels  # the classifier's first label is the second value, after NONE
-            nats = -target.classifier(logits, there).gather(1, (labels - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
-            total = total + nats * (labels != NOTHING)
-        return total
+def read_labels(targets: Sequence[GuidanceTarget], logits: Tensor, there: Tensor) -> Tensor:
+    """log f(labels | text) of each text, summed over targets, [B]."""
+    total = torch.zeros(len(logits), device=logits.device)
+    for target in targets:
+        labels = target.labels  # the classifier's first label is the second value, after NONE
+        found = target.classifier(logits, there).gather(1, (labels - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+        total = total + found * (labels != NOTHING)
+    return total
 
 
 def load_sentence_classifier(folder: Path, tokenizer: Tokenizer) -> SentenceClassifier:

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from difflm.controls import Control
+from difflm.controls.edits import Edit
 from difflm.controls.guidance import STANDARD, GuidanceSettings
-from difflm.controls.plan import ControlPlan, Edit, check_text, steering_for
+from difflm.controls.plan import ControlPlan, check_text
+from difflm.controls.steering import steering_for
 from difflm.data.corpora import describe_texts
 from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.data.words import Given

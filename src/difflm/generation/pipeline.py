@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from difflm.controls import Control, Infill, ModelInfo
+from difflm.controls.edits import Edit
 from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSettings
 from difflm.controls.patterns.pattern import prepare_together
-from difflm.controls.plan import ControlPlan, Edit, check_text
+from difflm.controls.plan import ControlPlan, check_text
 from difflm.controls.sentence_classifier import SentenceClassifier
 from difflm.data.chat import Chat, encode_messages
 from difflm.data.labels import Labelling

@@ -25,13 +25,13 @@ from difflm.controls import (
     WordCount,
     parse_control,
 )
+from difflm.controls.edits import Edit
 from difflm.data.texts import check_readable, read_lines
 from difflm.errors import UsageError, explain_faults
 from difflm.models.sampling import SETTINGS
 
 if TYPE_CHECKING:
     from difflm.controls.guidance import GuidanceSettings
-    from difflm.controls.plan import Edit
     from difflm.generation.texts import Generation
 
 
@@ -150,13 +150,11 @@ class Request(BaseModel):
             asked += map(make, value.items() if key in ("field", "label") else values)
         return asked
 
-    def edited(self) -> "Edit | None":
+    def edited(self) -> Edit | None:
         if self.edit is None:
             if self.keep or self.strength is not None:
                 raise UsageError("--keep and --strength are for rewriting: give --edit TEXT as well.")
             return None
-        from difflm.controls.plan import Edit
-
         return Edit(self.edit, 0.5 if self.strength is None else self.strength, tuple(self.keep))
 
     def settings(self) -> dict[str, Any]:

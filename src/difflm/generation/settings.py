@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict, TypeVar, get_args
 
 from difflm.controls import CONTROLS, Control, Infill
+from difflm.controls.edits import Edit
 from difflm.controls.guidance import GuidanceSettings
-from difflm.controls.plan import Edit
 from difflm.data.chat import Message
 from difflm.errors import UsageError, suggest
 from difflm.generation.jobs import Ids, Watch

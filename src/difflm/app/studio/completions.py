@@ -16,7 +16,7 @@ from difflm.app.studio.job import Job, Text
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.schemas import Asked, ControlAnswer, check_size, shown
 from difflm.controls import Control, Infill, Pattern
-from difflm.controls.exact import BLANK
+from difflm.controls.gaps import BLANK
 from difflm.controls.patterns.pattern import Between
 from difflm.data.words import is_letter, join_words, split_words
 from difflm.errors import DifflmError, UsageError, say_in_request

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, PydanticUserError
 
-from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_number, need_text
-from difflm.controls.exact import Avoid, Infill, spell_variants
+from difflm.controls.base import Canvas, Control, Exact, KnownText, ModelInfo, need_number, need_text
 from difflm.controls.patterns.chains import chain_of
 from difflm.controls.patterns.json_schema import is_json_of, schema_tree
 from difflm.controls.patterns.regular import (
@@ -39,16 +38,14 @@ if TYPE_CHECKING:
 
     Chains = dict[torch.device, TokenChain | KernelChain]  # by device: all batches share one automaton
 
-CHUNK = 32  # tokens of one class that are summed at once
-
 
 @dataclass(frozen=True)
-class Pattern(Control):
+class Pattern(Exact):
     """A regular expression that the whole text must match, in a subset of Python's syntax."""
 
     regex: str
     name = "pattern"
-    reads_text = True
+    needs_automaton = True
 
     def __post_init__(self) -> None:
         given = self.regex.pattern if isinstance(self.regex, re.Pattern) else self.regex
@@ -66,12 +63,13 @@ class Pattern(Control):
             parse_pattern(self.expression)
 
     def prepare(self, info: ModelInfo) -> None:
-        compile_pattern(self.expression, info.tokenizer)
+        self.automaton(info)
 
-    def check(self, text: Sequence[str]) -> Check:
-        assert isinstance(text, str)
-        matches, checker = matches_wholly(self.regex, text)
-        return Check(matches, float(matches), checker)
+    def automaton(self, info: ModelInfo) -> TokenAutomaton:
+        return compile_pattern(self.expression, info.tokenizer)
+
+    def judge(self, text: str) -> tuple[bool, str]:
+        return matches_wholly(self.regex, text)
 
 
 @dataclass(frozen=True)
@@ -112,10 +110,8 @@ class WordCount(Pattern):
     def target(self) -> str:
         return str(self.low) if self.high is None else f"{self.low}-{self.high}"
 
-    def check(self, text: Sequence[str]) -> Check:
-        assert isinstance(text, str)
-        kept = self.low <= len(text.split()) <= self.most
-        return Check(kept, float(kept), "words between spaces of the printed text")
+    def judge(self, text: str) -> tuple[bool, str]:
+        return self.low <= len(text.split()) <= self.most, "words between spaces of the printed text"
 
 
 @dataclass(frozen=True)
@@ -146,10 +142,8 @@ class Json(Pattern):
     def expression(self) -> Node:
         return schema_tree(self.target)
 
-    def check(self, text: Sequence[str]) -> Check:
-        assert isinstance(text, str)
-        valid = is_json_of(text, self.target)
-        return Check(valid, float(valid), "json.loads and the rules of the schema")
+    def judge(self, text: str) -> tuple[bool, str]:
+        return is_json_of(text, self.target), "json.loads and the rules of the schema"
 
     def __str__(self) -> str:
         return "the JSON schema"
@@ -178,23 +172,18 @@ class Between(Pattern):
         inner = parse_pattern(own) if isinstance(own, str) else own
         return Sequenced((literal(self.before), space, inner, space, literal(self.after)))
 
-    def check(self, text: Sequence[str]) -> Check:
-        assert isinstance(text, str)
+    def judge(self, text: str) -> tuple[bool, str]:
         if not text.startswith(self.before) or not text.endswith(self.after):
-            return Check(False, 0.0, "the words around")
-        return self.inner.check(text[len(self.before) : len(text) - len(self.after)].strip(" "))
+            return False, "the words around"
+        return self.inner.judge(text[len(self.before) : len(text) - len(self.after)].strip(" "))
 
 
 @dataclass(frozen=True)
-class BoundPattern:
-    """All patterns of a request, joined with its other controls, for one vocabulary."""
+class JoinedPattern:
+    """The product of all controls of a request that are automata, for one vocabulary."""
 
     template: Template
     lengths: Mapping[int, float]  # token counts of matching texts, and how likely texts of that length match
-    chains: "Chains" = field(default_factory=dict)
-
-    def rule(self, codec: "Codec", canvas: Canvas) -> "Transform":
-        return impose_automaton(self.template.automaton, self.chains, codec, canvas)
 
 
 def impose_automaton(automaton: TokenAutomaton, chains: "Chains", codec: "Codec", canvas: Canvas) -> "Transform":
@@ -220,29 +209,16 @@ def prepare_together(controls: Sequence[Control], info: ModelInfo, edit: Any = N
 
 
 def join_patterns(
-    controls: Sequence[Control],
-    info: ModelInfo,
-    words: int | None,
-    least: int,
-    bias: "Tensor",
-    kept: Sequence[int] | None = None,
-) -> BoundPattern:
-    """Join the patterns among these controls, and all others that can be written as an automaton, for texts with
-    `words` tokens, or at least `least`. `bias` [V] are the log frequencies of tokens. `kept` is an edited text: the ids
-    that are kept, ANY elsewhere."""
-    infill = next((c for c in controls if isinstance(c, Infill)), None)
-    items, most = [GAP] if kept is None else kept, info.max_words
-    if infill:
-        items, most = infill.template_items(info), infill.max_words(info)
+    controls: Sequence[Control], info: ModelInfo, words: int | None, least: int, bias: "Tensor"
+) -> JoinedPattern:
+    """Join all of these controls that can be written as an automaton, around the tokens that are known, for texts with
+    `words` tokens, or at least `least`. `bias` [V] are the log frequencies of tokens."""
+    known = next((c for c in controls if isinstance(c, KnownText)), None)
+    items, most = (known.items(info), known.max_words(info)) if known else ([GAP], info.max_words)
     if UNK in items:
         raise UsageError("pattern: this model does not know all of the words that are given.")
-    banned = frozenset[int]()
-    if info.whole_words:  # one token is one word
-        avoided = [spell for c in controls if isinstance(c, Avoid) for spell in spell_variants(c.word, info)]
-        banned = frozenset(ids[0] for ids in avoided if len(ids) == 1)
-    automata = [compile_pattern(c.expression, info.tokenizer, banned) for c in controls if isinstance(c, Pattern)]
-    beside = [c for c in controls if not (isinstance(c, Avoid) and c.is_token(info))]
-    automata += [own for c in beside if (own := c.automaton(info)) is not None]
+    patterns_first = sorted(controls, key=lambda control: not isinstance(control, Pattern))
+    automata = [own for control in patterns_first if (own := control.automaton(info)) is not None]
     frequencies = bias.detach().double().softmax(-1).cpu().numpy()
     template = Template(reduce(intersect, automata), tuple(items), frequencies, most)
     found = {n: share for n, share in template.lengths().items() if n >= least and words in (None, n)}
@@ -250,4 +226,4 @@ def join_patterns(
         asked = [str(c) for c in controls if not c.head]
         what = f"with {words} {info.unit}" if words is not None else f"of up to {most} {info.unit}"
         raise Refused(f"{' and '.join(asked)}: no text {what} matches.")
-    return BoundPattern(template, found)
+    return JoinedPattern(template, found)

@@ -1,9 +1,9 @@
 """Automata over the tokens of a vocabulary: which sequences of them print a text that matches a pattern."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 
 import numpy as np
 
@@ -47,11 +47,24 @@ class TokenAutomaton:
         begin, kind = np.nonzero(self.table != dead)
         return np.stack([begin, kind, self.table[begin, kind]], 1)
 
-    def accepts(self, ids: Sequence[int]) -> bool:
-        state = 0
-        for token in ids:
-            state = self.table[state, self.classes[token]]
-        return bool(self.accepting[state])
+    def follow(self, states: Array, item: int) -> Array:
+        """The states that a token, or ANY, leads to from any of some states."""
+        ends = np.unique(self.table[states] if item == ANY else self.table[states, self.classes[item]])
+        return ends[ends != len(self.table) - 1]
+
+    def accepts(self, items: Sequence[int]) -> bool:
+        """Whether a text of these tokens, and any one for each ANY, is accepted."""
+        return bool(self.accepting[reduce(self.follow, items, np.array([0]))].any())
+
+    def can_contain(self, items: Sequence[int]) -> bool:
+        """Whether an accepted text may contain these tokens side by side."""
+        return bool(reduce(self.follow, items, np.arange(len(self.table) - 1)).size)
+
+
+def forbid_tokens(ids: Iterable[int], size: int) -> TokenAutomaton:
+    """The automaton of texts without these tokens."""
+    never = np.isin(np.arange(size), [*range(len(SPECIALS)), *ids])
+    return TokenAutomaton(never.astype(int), np.array([[0, 1], [1, 1]]), np.array([True, False]))
 
 
 class Columns:
@@ -99,31 +112,24 @@ def smallest_automaton(own: Array, columns: Sequence[Array], accepting: Array) -
 def compile_pattern(
     pattern: str | Node,
     tokenizer: Tokenizer,
-    banned: frozenset[int] = frozenset(),
     negated: bool = False,
     as_bytes: bool = False,
 ) -> TokenAutomaton:
-    """The automaton of a pattern, or of all other texts, over a vocabulary in which `banned` tokens are not read; with
-    `as_bytes`, the pattern spells bytes that are no characters as surrogates, as pieces are spelt."""
+    """The automaton of a pattern, or of all other texts, over a vocabulary; with `as_bytes`, the pattern spells bytes
+    that are no characters as surrogates, as pieces are spelt."""
     if not isinstance(pattern, str):
         check_size(pattern)  # to look it up is work, too
-    return _compile_pattern(pattern, tokenizer, banned, negated, as_bytes)
+    return _compile_pattern(pattern, tokenizer, negated, as_bytes)
 
 
 @lru_cache(maxsize=16)  # of a few megabytes each at most
 @share_budget()
-def _compile_pattern(
-    pattern: str | Node, tokenizer: Tokenizer, banned: frozenset[int], negated: bool, as_bytes: bool
-) -> TokenAutomaton:
+def _compile_pattern(pattern: str | Node, tokenizer: Tokenizer, negated: bool, as_bytes: bool) -> TokenAutomaton:
     pieces, letters = read_vocabulary(tokenizer, as_bytes)
-    spelt: Sequence[str | None] = pieces
-    if banned:
-        spelt = [None if i in banned else text for i, text in enumerate(pieces, len(SPECIALS))]
-        letters = find_letters(spelt)
     characters = compile_characters(pattern, letters)
     if negated:
         characters = CharacterAutomaton(characters.columns, *minimise(characters.table, ~characters.accepting))
-    columns, accepting = spell_columns(characters, spelt), characters.accepting
+    columns, accepting = spell_columns(characters, pieces), characters.accepting
     if tokenizer.whole_words:
         columns, accepting = space_words(characters, pieces, columns)
     found = columns.smallest(accepting)
@@ -137,11 +143,7 @@ def _compile_pattern(
 def read_vocabulary(tokenizer: Tokenizer, as_bytes: bool) -> tuple[Sequence[str | None], frozenset[str]]:
     """The texts of tokens that are no specials, and all characters of them."""
     pieces = tokenizer.spellings() if as_bytes else tokenizer.readable_pieces()
-    return pieces, find_letters(pieces)
-
-
-def find_letters(texts: Sequence[str | None]) -> frozenset[str]:
-    return frozenset({" ", *(char for text in texts if text for char in text)})
+    return pieces, frozenset({" ", *(char for text in pieces if text for char in text)})
 
 
 def spell_columns(automaton: CharacterAutomaton, texts: Sequence[str | None]) -> Columns:

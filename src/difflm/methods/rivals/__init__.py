@@ -7,8 +7,8 @@ import difflib
 from collections.abc import Sequence
 
 from difflm.controls.base import Control
+from difflm.controls.edits import Edit
 from difflm.controls.guidance import GuidanceSettings
-from difflm.controls.plan import Edit
 from difflm.errors import UsageError
 from difflm.methods.rivals.base import ControlDecoder
 from difflm.methods.rivals.cold import Cold

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Control, ModelInfo
-from difflm.controls.exact import Avoid, Infill, Length, Letters, spell_variants
+from difflm.controls.exact import Avoid, Length, spell_variants
+from difflm.controls.gaps import Infill
 from difflm.controls.phrases import Contains, join_given
 from difflm.controls.plan import agree_on_length, check_avoided
 from difflm.data.tokenizers import END
@@ -59,7 +60,7 @@ class ControlDecoder(ABC):
         strength: float | None = None,
     ) -> None:
         if info.unit == "characters":
-            controls = [Letters(control.words) if type(control) is Length else control for control in controls]
+            controls = [c.bind(info) if type(c) is Length else c for c in controls]
         self.model, self.info, self.controls = model, info, list(controls)
         # By the labels that they know; if two know the same label, the later one.
         self.classifiers: dict[str, PrefixClassifier] = {name: one for one in classifiers for name in one.labellings}

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.controls.exact import Infill, Length
+from difflm.controls.exact import Length
+from difflm.controls.gaps import Infill
 from difflm.controls.phrases import Contains
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise

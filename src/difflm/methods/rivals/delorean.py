@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from difflm.controls.exact import Infill, Length
+from difflm.controls.exact import Length
+from difflm.controls.gaps import Infill
 from difflm.diffusion.noise import Noise
 from difflm.methods.rivals.base import Part
 from difflm.methods.rivals.gaps import GapDecoder

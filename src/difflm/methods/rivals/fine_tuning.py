@@ -10,7 +10,8 @@ from torch import Tensor
 
 from difflm.annotators.trees import phrases
 from difflm.controls.base import Control, ModelInfo
-from difflm.controls.exact import Avoid, Infill, Length
+from difflm.controls.exact import Avoid, Length
+from difflm.controls.gaps import Infill
 from difflm.controls.learned import Label, Tags
 from difflm.controls.syntax import Span, Tree
 from difflm.data.batches import Batch

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from difflm.controls.exact import Avoid, Infill, Length
+from difflm.controls.exact import Avoid, Length
+from difflm.controls.gaps import Infill
 from difflm.controls.learned import Label, Tags
 from difflm.controls.phrases import Contains
 from difflm.controls.syntax import Span, Tree

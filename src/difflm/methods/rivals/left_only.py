@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Control
-from difflm.controls.exact import Avoid, Infill, Length
+from difflm.controls.exact import Avoid, Length
+from difflm.controls.gaps import Infill
 from difflm.data.tokenizers import END, SPECIALS
 from difflm.methods.rivals.base import ControlDecoder
 

@@ -1,4 +1,5 @@
-"""Controls of several requests in one batch: each text has its own, and every network is called once for all."""
+"""How the rows of a batch are steered. They may belong to several requests: each text has its own controls, and every
+network is called once for all."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,34 +12,63 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas
-from difflm.controls.guidance import GuidanceTarget
+from difflm.controls.energies import ClimbEnergy
+from difflm.controls.guidance import Guidance, GuidanceTarget, GuidedBelief
+from difflm.controls.plan import ControlPlan
 from difflm.controls.rules import ForbidSpecials
+from difflm.controls.sentence_classifier import read_labels
 from difflm.data.labels import NOTHING
 from difflm.diffusion.base import Belief
 from difflm.diffusion.condition import FREE
-from difflm.diffusion.samplers.loop import Transform
+from difflm.diffusion.samplers.loop import Steering, Transform
+from difflm.diffusion.timesteps import StepSpan
+from difflm.models.batching import SampleBatch
+
+Part = tuple[ControlPlan | None, slice]  # the plan of some rows of a batch; None: no controls
+
+
+def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[StepSpan]) -> Steering:
+    """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings."""
+    told = batch.condition
+    plain = Steering(batch.known, batch.begin, spans, source=told.source, source_mask=told.source_mask)
+    lead = next((plan for plan, _ in parts if plan is not None), None)
+    if lead is None:
+        return plain
+    mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
+    settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(mask)
+    canvas = Canvas(mask, lead.info.first, settled, batch.known)
+    if len(parts) == 1:
+        rules, targets = lead.rules(canvas), lead.targets(canvas)
+        last = [] if lead.automaton is None else lead.last_rules(canvas)
+    else:
+        rows = [(plan, part, canvas.rows(part)) for plan, part in parts]
+        rules = merge_rules([(part, plan.rules(own) if plan else []) for plan, part, own in rows], canvas)
+        last = merge_rules([(part, plan.last_rules(own) if plan else []) for plan, part, own in rows], canvas)
+        sizes = [len(own.mask) for *_, own in rows]
+        targets = merge_targets([plan.targets(own) if plan else [] for plan, _, own in rows], sizes)
+    readers = [target for target in targets if target.classifier.reads_words]
+    targets = [target for target in targets if not target.classifier.reads_words]
+    guidance = Guidance(targets, lead.denoiser, mask, lead.guidance) if targets else None
+    if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient: the belief is reweighted
+        rules, guidance = [GuidedBelief(guidance), *rules], None
+    if readers:  # after the rules: it cannot make forbidden words possible, and reads what the rules leave
+        rules = [*rules, ClimbEnergy(partial(read_labels, readers), mask, lead.guidance.size)]
+    return replace(plain, rules=[*rules, *last], guide=guidance)
 
 
 def merge_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) -> list[Transform]:
     """Merge the rules of parts of the rows. Adjacent parts that only have to stay inside their texts become one: a
     thousand gaps would be as many parts."""
-    slices: list[slice] = []
-    rules: list[list[Transform]] = []
-    for inside, run in groupby(parts, lambda part: [type(rule) for rule in part[1]] == [ForbidSpecials]):
+    merged: list[tuple[slice, list[Transform]]] = []
+    for rule, run in groupby(parts, lambda part: type(part[1][0]) if len(part[1]) == 1 else None):
         found = list(run)
-        if inside:
+        if rule is ForbidSpecials:
             rows = slice(found[0][0].start, found[-1][0].stop)
-            (rule,) = found[0][1]
-            assert isinstance(rule, ForbidSpecials)
-            found = [(rows, [replace(rule, canvas=canvas.rows(rows))])]
-        slices += [part for part, _ in found]
-        rules += [own for _, own in found]
-    return rules[0] if len(slices) == 1 else [PerRowTransforms(slices, rules)]
-
-
-def merge_last(parts: Sequence[tuple[slice, list[Transform]]]) -> list[Transform]:
-    """Merge the last rules of parts of the rows."""
-    return [PerRowTransforms(*map(list, zip(*parts, strict=True)))] if any(own for _, own in parts) else []
+            found = [(rows, [replace(found[0][1][0], canvas=canvas.rows(rows))])]  # type: ignore[type-var]
+        merged += found
+    if not any(rules for _, rules in merged):
+        return []
+    return merged[0][1] if len(merged) == 1 else [PerRowTransforms(*map(list, zip(*merged, strict=True)))]
 
 
 @dataclass(frozen=True)
