@@ -142,7 +142,7 @@ def test_controls_from_the_command(say, tiny_runs, method):
         assert len(o["tokens"]) == 12 and "coffee shop" in o["text"] and "£30" in o["text"]
         assert not {"the", "wine"} & {word.lower() for word in o["tokens"]}
         assert [c["name"] for c in o["controls"]] == ["length", "contains", "contains", "avoid", "avoid"]
-        assert all(list(c) == ["name", "target", "satisfied", "score", "checker"] for c in o["controls"])
+        assert all(list(c) == ["name", "target", "satisfied", "score", "checker", "guarantee"] for c in o["controls"])
         assert all(c["satisfied"] is True for c in o["controls"])
     (first,) = say(tiny_runs[method], *argv)
     assert first["text"] == objects[0]["text"]

@@ -106,6 +106,18 @@ def test_a_registered_control_is_asked_and_checked_everywhere(run: Path, tmp_pat
         assert wrong.status_code == 422 and "Did you mean acrostic?" in wrong.json()["error"]["message"]
 
 
+def test_an_energy_steers(run: Path) -> None:
+    """The control of the docs that has an energy alone: more words begin with its letter than without it."""
+    page = (DOCS / "add-a-control.md").read_text(encoding="utf-8")
+    names = run_shown("add-a-control.md")
+    exec(re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[1], names)
+    initial, lm = names["Initial"]("t"), TextDiffusion.from_pretrained(run)
+    plain, steered = (lm.generate(6, seed=1, controls=own) for own in ([], [initial]))
+    assert {text.controls[0]["guarantee"] for text in steered} == {"steered"}
+    shares = [sum(initial.check(text.tokens).score for text in texts) for texts in (plain, steered)]
+    assert shares[0] < shares[1]
+
+
 def test_the_check_of_a_registered_control_can_fail() -> None:
     check = run_shown("add-a-control.md")["Acrostic"]("tea").check
     assert check(["The", "Eagle", "ate"]).satisfied is True

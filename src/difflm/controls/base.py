@@ -165,6 +165,15 @@ class Control(ABC):
 
     # -- after sampling -----------------------------------------------------------------------------------------
 
+    @property
+    def guarantee(self) -> str:
+        """What it compiles to ensures: "steered" by an energy, "exact" by anything else, "none" by a check alone."""
+        own = type(self)
+        if self.head or own.energy is not Control.energy:
+            return "steered"
+        parts = own.length, own.rule, own.automaton, own.verbatim
+        return "none" if parts == (Control.length, Control.rule, Control.automaton, Control.verbatim) else "exact"
+
     @abstractmethod
     def check(self, words: Sequence[str]) -> Check:
         """Check a finished text; `words` are those of the printed text."""

@@ -304,8 +304,8 @@ def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[s
         if unknown_words and check.satisfied and isinstance(control, Infill):
             check = Check(None, None, "none: the model does not know all words")
         score = None if check.score is None else round(check.score, 4)
-        about = {"name": control.name, "target": control.target}
-        found.append({**about, "satisfied": check.satisfied, "score": score, "checker": check.checker})
+        about = {"name": control.name, "target": control.target, "satisfied": check.satisfied, "score": score}
+        found.append({**about, "checker": check.checker, "guarantee": control.guarantee})
     return found
 
 

@@ -125,6 +125,7 @@ class ControlAnswer(BaseModel):
     satisfied: bool | None = Field(description="null: no checker is available, or the model does not know all words.")
     score: float | None
     checker: str
+    guarantee: str = Field("none", description="exact in every text, steered towards, or none but the check.")
 
 
 class TextAnswer(BaseModel):
