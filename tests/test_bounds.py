@@ -10,9 +10,10 @@ from torch import Tensor
 
 from difflm.app.commands.evaluate import Scored
 from difflm.app.commands.info import recipes_by_method
-from difflm.diffusion import bounds
+from difflm.diffusion import bound_levels, bounds
 from difflm.diffusion.base import Belief, Times
-from difflm.diffusion.bounds import GaussianBound, place_levels, standard_error
+from difflm.diffusion.bound_levels import LEVELS, place_levels
+from difflm.diffusion.bounds import GaussianBound, standard_error
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise
@@ -30,7 +31,7 @@ CELLS = torch.arange(9).repeat_interleave(EACH)
 IDS = torch.stack([CELLS // 3, CELLS % 3], dim=1)
 MASK = torch.ones_like(IDS, dtype=torch.bool)
 SHIFTED = LogSnrShift(Cosine(), -3.0)
-UPPER = 9 / bounds.LEVELS  # nats: a chain of N levels exceeds −log p by an upper sum's error, 9/N on this joint
+UPPER = 9 / LEVELS  # nats: a chain of N levels exceeds −log p by an upper sum's error, 9/N on this joint
 
 
 def gaussian_bound(
@@ -71,7 +72,7 @@ def test_any_schedule_gives_the_same_bound():
 @pytest.mark.long
 def test_fewer_levels_bound_less_tightly(monkeypatch):
     """Each step's error is taken at its noisier end, an upper sum: with ten steps it is told."""
-    monkeypatch.setattr(bounds, "LEVELS", 10)
+    monkeypatch.setattr(bound_levels, "LEVELS", 10)
     _, _, expected, spread = measure(ExactDenoiser(Gaussian(SHIFTED)), draws=10)
     assert expected - ENTROPY > 4 * spread
 
@@ -92,8 +93,9 @@ def test_noised_word_vectors_keep_the_bound(schedule, x0_std, certain_below):
 def test_the_bound_is_the_sum_of_the_chains_divergences(monkeypatch, exploding, x0_std):
     """A few levels, each visited once: prior, then KL(q(x_s|x_t, w) ‖ q(x_s|x_t, ŵ)) of two Gaussians by Bayes' rule,
     then rounding. A schedule that ends in noise makes the last step, to x_0 or to the word, count."""
-    monkeypatch.setattr(bounds, "LEVELS", 5 if x0_std else 6)
-    monkeypatch.setattr(bounds, "_is_told", lambda denoiser: False)  # plain squared errors
+    monkeypatch.setattr(bound_levels, "LEVELS", 5 if x0_std else 6)
+    for module in (bounds, bound_levels):
+        monkeypatch.setattr(module, "separates_evidence", lambda denoiser: False)  # plain squared errors
     process = Gaussian(Table((0.0, 1.0), (-1.0, -9.0)), exploding)
     denoiser = ExactDenoiser(process, sphere(x0_std))
     ids, noise = torch.tensor([[0, 1], [2, 0], [1, 1]]), Noise(5, torch.arange(3))
@@ -144,13 +146,13 @@ class Hesitates(ExactDenoiser):
 def test_draws_are_an_unbiased_estimate_of_the_sum_over_all_levels(monkeypatch, draws, x0_std, of):
     """A chain of 40 steps of which every one is visited, against few draws of it; 1,350 texts and their spread. What
     self-conditioning changes is counted in full, though half of the draws hear their own answers."""
-    monkeypatch.setattr(bounds, "LEVELS", 39 if x0_std else 40)
+    monkeypatch.setattr(bound_levels, "LEVELS", 39 if x0_std else 40)
     exact, asked = (kind(Gaussian(SHIFTED), sphere(x0_std)) for kind in (ExactDenoiser, of))
     with torch.no_grad():
         few = gaussian_bound(asked, IDS, MASK, Noise(11, torch.arange(len(IDS))), draws).mean(1).double()
         # Each step has a stratum of its own where there are as many strata as steps; told by plain squared errors.
         with monkeypatch.context() as plain:
-            plain.setattr(bounds, "_chance", lambda *given: 0)
+            plain.setattr(bounds, "nats_by_chance", lambda *given: 0)
             every = gaussian_bound(exact, IDS, MASK, Noise(12, torch.arange(len(IDS))), 40).mean(1)
     difference = few - every.double()
     assert abs(float(difference.mean())) < 4 * float(difference.std()) / math.sqrt(len(IDS))
@@ -164,7 +166,7 @@ def test_a_control_variate_takes_off_most_of_what_noise_adds_by_chance(monkeypat
         return float(nats.mean(1).view(9, EACH).var(1).mean().sqrt())
 
     told = spread()
-    monkeypatch.setattr(bounds, "_chance", lambda *given: 0)
+    monkeypatch.setattr(bounds, "nats_by_chance", lambda *given: 0)
     assert told < 0.7 * spread()
 
 
