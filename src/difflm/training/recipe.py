@@ -307,7 +307,8 @@ def check(values: Mapping[str, Any]) -> Recipe:
             raise UsageError(f"unknown method {recipe.method!r}. {hint}Known: {', '.join(METHODS)}.")
         if recipe.longest == 1:
             raise UsageError("recipe: longest: should be at least 2, or 0 to choose it from the texts.")
-        _check_sizes(recipe.build_method())
+        if fault := recipe.build_method().find_fault():
+            raise UsageError(f"recipe: {fault}.")
         _check_sources(recipe)
         _check_rows(recipe)
         return recipe
@@ -373,11 +374,6 @@ def set_value(values: dict[str, Any], key: str, value: Any) -> None:
         values["model"] = {**_sizes(values["model"]), key.removeprefix("model."): value}
     else:
         values[key] = value
-
-
-def _check_sizes(method: Method) -> None:
-    if fault := method.find_fault():
-        raise UsageError(f"recipe: {fault}.")
 
 
 def _check_sources(recipe: Recipe) -> None:

@@ -86,7 +86,7 @@ def is_open_config(config: Any) -> bool:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    config = read_checked(run / "config.json", advise_config(run))
+    config = read_checked(run / "config.json", INSTALL if run in bundled_runs().values() else AGAIN)
     if is_open_config(config):
         raise DifflmError(
             f"{run} is somebody else's model, not a run: difflm generate, score, evaluate, compare and studio take it."
@@ -110,10 +110,6 @@ def peek_config(name_or_path: str) -> dict[str, Any]:
     """The config of a run, without torch; {} for somebody else's model and for one on the Hub."""
     folder = None if is_hub_name(name_or_path) else find_run(name_or_path)
     return read_config(folder) if folder and not is_open_config(read_json(folder / "config.json")) else {}
-
-
-def advise_config(run: Path) -> str:
-    return INSTALL if run in bundled_runs().values() else AGAIN
 
 
 def check_keys(config: Mapping[str, Any], name: str) -> None:
