@@ -18,9 +18,9 @@ from tiny import Silent, change_json, tiny_run, tiny_runs, write_grammar
 from difflm.app.cli import main
 from difflm.controls import Length
 from difflm.data.chat import Template
-from difflm.data.pretrained_tokenizer import PretrainedTokenizer
 from difflm.data.texts import read_chunks, read_lines
 from difflm.data.tokenfile import TokenFile
+from difflm.data.tokenizers import PretrainedTokenizer
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.runtime import files

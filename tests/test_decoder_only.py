@@ -11,8 +11,7 @@ from test_pretrained_decoder import make_decoder
 from tiny import tiny_run
 
 from difflm.data.batches import Batch
-from difflm.data.pretrained_tokenizer import PretrainedTokenizer
-from difflm.data.tokenizers import END, PAD, START
+from difflm.data.tokenizers import END, PAD, START, PretrainedTokenizer
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Steering
 from difflm.errors import UsageError

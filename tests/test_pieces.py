@@ -22,8 +22,7 @@ from difflm.controls.pieces import (
     printed_pieces,
     sort_followers,
 )
-from difflm.data.pretrained_tokenizer import PretrainedTokenizer
-from difflm.data.tokenizers import END, Bpe, Characters
+from difflm.data.tokenizers import END, Bpe, Characters, PretrainedTokenizer
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.fast.inference import Inference

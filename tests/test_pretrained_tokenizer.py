@@ -9,8 +9,7 @@ from tokenizers import Tokenizer as Encoder
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from difflm.app.cli import main
-from difflm.data.pretrained_tokenizer import PretrainedTokenizer
-from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer
+from difflm.data.tokenizers import SPECIALS, UNK, PretrainedTokenizer, Tokenizer
 from difflm.training.run import load_run
 
 TEXTS = ["The old pub near the river serves Italian food.", "A small inn sells wine for £30.", "Zürich, naïve — ok?"]

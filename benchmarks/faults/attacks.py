@@ -194,7 +194,7 @@ def send_bombs(folder: Path, count: int) -> dict[str, object]:
 
     def work(tally: Tally) -> str:
         from difflm.data.chat import Template
-        from difflm.data.pretrained_tokenizer import PretrainedTokenizer
+        from difflm.data.tokenizers import PretrainedTokenizer
 
         draw = random.Random(12)
         for k in range(count):

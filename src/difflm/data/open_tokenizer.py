@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difflm.data.pretrained_tokenizer import LibraryTokenizer, explain_library, make_encoder, unreadable
-from difflm.data.tokenizers import END, SPECIALS
+from difflm.data.library_encoder import explain_library, make_encoder, unreadable
+from difflm.data.tokenizers import END, SPECIALS, LibraryTokenizer
 from difflm.errors import DifflmError
 from difflm.runtime.files import read_json
 
@@ -110,9 +110,9 @@ class OpenTokenizer(LibraryTokenizer):
     def __init__(
         self, definition: Any, specials: Sequence[int], left_out: Iterable[int], rows: int, where: Path
     ) -> None:
-        self.where, encoder = where, load_encoder(definition, where)
+        self.definition, self.where, encoder = definition, where, load_encoder(definition, where)
         beyond = {number for number in encoder.get_vocab(with_added_tokens=True).values() if number >= rows}
-        super().__init__(definition, encoder, specials, {*specials, *left_out, *beyond})
+        super().__init__(encoder, specials, {*specials, *left_out, *beyond})
         self._ours[specials[END]] = END  # which may be START, UNK and PAD as well
         added = encoder.get_added_tokens_decoder()
         # Further special tokens: marks of a chat, which no text contains.

@@ -1,17 +1,18 @@
-"""Words, byte pairs or characters: text to ids and back. Ids 0 to 3 are START, END, UNK and PAD in all of them.
+"""Words, characters, byte pairs, or the tokens of others: text to ids and back. Ids 0 to 3 are START, END, UNK and PAD.
 
-Tokenizers of others are in `pretrained_tokenizer.py`."""
+The tokenizers of open models, with their own special tokens, are in `open_tokenizer.py`."""
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from difflm.data.library_encoder import explain_library, make_encoder, unreadable
 from difflm.data.words import Given, join_words, split_words, word_shape
 from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import read_json, write_atomic
@@ -224,7 +225,55 @@ class Characters(Tokenizer):
         return {"characters": self.pieces}
 
 
-class Bpe(Tokenizer):
+class LibraryTokenizer(Tokenizer):
+    """Tokens of an encoder of the tokenizers library, but for those `left_out`. `specials` are its own START, END, UNK
+    and PAD, if they are used. No text can spell a special token."""
+
+    def __init__(
+        self, encoder: "tokenizers.Tokenizer", specials: Sequence[int] = (), left_out: Collection[int] = ()
+    ) -> None:
+        from tokenizers.decoders import ByteLevel
+
+        self._encoder = encoder
+        encoder.encode_special_tokens = True  # in a text, its spelling is plain text
+        vocabulary = encoder.get_vocab(with_added_tokens=True)
+        kept = sorted((number, piece) for piece, number in vocabulary.items() if number not in left_out)
+        super().__init__([piece for _, piece in kept])
+        self.theirs = [*specials, *(number for number, _ in kept)]
+        self._offset = len(SPECIALS) - len(specials)  # theirs[our id - offset]
+        self._ours = [UNK] * (1 + max([*vocabulary.values(), *specials], default=0))
+        for own, number in reversed([*enumerate(self.theirs, self._offset)]):
+            self._ours[number] = own
+        self.byte_level = self.spells = isinstance(encoder.decoder, ByteLevel)
+
+    def our_id(self, number: int) -> int:
+        """Our id for one of theirs."""
+        return self._ours[number] if number < len(self._ours) else UNK
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        with explain_library(unreadable):  # such as an unknown word, if there is no token for it
+            encoded = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [[self._ours[number] for number in one.ids] for one in encoded]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        theirs = [self.theirs[i - self._offset] for i in ids if i >= len(SPECIALS)]
+        with explain_library(unreadable):
+            text: str = self._encoder.decode(theirs, skip_special_tokens=False)
+        return text
+
+    def spellings(self) -> list[str]:
+        return spell_bytes(self.pieces) if self.byte_level else self.pieces
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        return list(self._encoder.encode(text, add_special_tokens=False).offsets)
+
+    def unknown(self, text: str) -> list[str]:
+        found = self._encoder.encode(text, add_special_tokens=False)
+        spans = zip(found.ids, found.offsets, strict=True)
+        return [text[begin:end] for number, (begin, end) in spans if self._ours[number] == UNK]
+
+
+class Bpe(LibraryTokenizer):
     """Byte-level byte-pair encoding: any text comes back exactly. `pieces` are in the byte alphabet.
 
     The ids of the pieces start after the specials, which the encoder does not know: no text can spell one.
@@ -232,17 +281,16 @@ class Bpe(Tokenizer):
 
     kind = "bpe"
     length_unit = "words"
-    byte_level = spells = True
 
     def __init__(self, pieces: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
-        from tokenizers.pre_tokenizers import ByteLevel
-
-        super().__init__(pieces)
-        self.merges = list(merges)
-        if missing := set(ByteLevel.alphabet()) - self._ids.keys():
+        self.merges, known = list(merges), {piece: i for i, piece in enumerate(pieces)}
+        if len(known) != len(pieces):
+            raise ValueError("a token occurs twice")
+        if missing := byte_alphabet().keys() - known.keys():
             raise ValueError(f"{len(missing)} of the 256 bytes are missing")
-        if not all({a, b, a + b} <= self._ids.keys() for a, b in self.merges):
+        if not all({a, b, a + b} <= known.keys() for a, b in self.merges):
             raise ValueError("a merge makes a token that is not in the vocabulary")
+        super().__init__(_byte_pair_encoder(vocab=known, merges=self.merges))
 
     @classmethod
     def build(cls, texts: Iterable[str], size: int) -> "Bpe":
@@ -250,12 +298,12 @@ class Bpe(Tokenizer):
         smallest = len(SPECIALS) + 256
         if size < smallest:
             raise UsageError(f"a byte-pair vocabulary of {size} is too small: 4 specials and 256 bytes are {smallest}.")
-        from tokenizers import pre_tokenizers, trainers
+        from tokenizers.trainers import BpeTrainer
 
-        trainer = trainers.BpeTrainer(
+        trainer = BpeTrainer(
             vocab_size=size - len(SPECIALS),
             min_frequency=2,
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            initial_alphabet=sorted(byte_alphabet()),
             show_progress=False,
         )
         encoder = _byte_pair_encoder()
@@ -263,26 +311,6 @@ class Bpe(Tokenizer):
         model = json.loads(encoder.to_str())["model"]
         pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
         return cls(pieces, [_pair(merge) for merge in model["merges"]])
-
-    @cached_property
-    def _encoder(self) -> "tokenizers.Tokenizer":
-        return _byte_pair_encoder(vocab={piece: i for i, piece in enumerate(self.pieces)}, merges=self.merges)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        encoded = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [[i + len(SPECIALS) for i in one.ids] for one in encoded]
-
-    def spans(self, text: str) -> list[tuple[int, int]]:
-        return list(self._encoder.encode(text, add_special_tokens=False).offsets)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        from tokenizers.decoders import ByteLevel
-
-        text: str = ByteLevel().decode([self.pieces[i - len(SPECIALS)] for i in ids if i >= len(SPECIALS)])
-        return text
-
-    def spellings(self) -> list[str]:
-        return spell_bytes(self.pieces)
 
     @cached_property
     def _letters(self) -> set[str]:
@@ -294,6 +322,35 @@ class Bpe(Tokenizer):
 
     def contents(self) -> dict[str, Any]:
         return {"pieces": self.pieces, "merges": [f"{a} {b}" for a, b in self.merges]}
+
+
+class PretrainedTokenizer(LibraryTokenizer):
+    """The pieces of a `tokenizer.json`, in their order, after difflm's own START, END, UNK and PAD. Its own special
+    tokens are left out: no model here needs them. What it does not know is UNK."""
+
+    kind = "pretrained"
+
+    def __init__(self, definition: Any) -> None:
+        self.definition, encoder = definition, make_encoder(definition)
+        special = {number for number, token in encoder.get_added_tokens_decoder().items() if token.special}
+        # The token for unknown words is not always among the special tokens.
+        model = definition["model"]
+        unknown = model.get("unk_id")
+        unknown = unknown if unknown is not None else encoder.token_to_id(model.get("unk_token") or "")
+        super().__init__(encoder, (), special | ({unknown} - {None}))
+        self.length_unit = "words" if self.byte_level else None
+
+    @classmethod
+    def read(cls, path: Path) -> "PretrainedTokenizer":
+        """Read the tokenizer of a directory, or a `tokenizer.json` itself."""
+        file = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            return cls(read_json(file))
+        except ValueError as error:
+            raise DifflmError(f"{file} is not a tokenizer: {error}.") from None
+
+    def contents(self) -> dict[str, Any]:
+        return {"tokenizer": self.definition}
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -314,10 +371,11 @@ def spell_bytes(pieces: Iterable[str]) -> list[str]:
 
 def _byte_pair_encoder(**model: Any) -> "tokenizers.Tokenizer":
     from tokenizers import Tokenizer as Encoder
-    from tokenizers import models, pre_tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
 
     encoder = Encoder(models.BPE(**model))
     encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    encoder.decoder = decoders.ByteLevel()
     return encoder
 
 
@@ -334,15 +392,9 @@ def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
     return left, right
 
 
-def _read_pretrained(data: dict[str, Any]) -> Tokenizer:
-    from difflm.data.pretrained_tokenizer import PretrainedTokenizer
-
-    return PretrainedTokenizer(data.get("tokenizer"))
-
-
 KINDS: Mapping[Any, Callable[[dict[str, Any]], Tokenizer]] = {
     "words": lambda data: Words(_strings(data, "words")),
     "bpe": lambda data: Bpe(_strings(data, "pieces"), [_pair(merge) for merge in _strings(data, "merges")]),
     "characters": lambda data: Characters(_strings(data, "characters")),
-    "pretrained": _read_pretrained,
+    "pretrained": lambda data: PretrainedTokenizer(data.get("tokenizer")),
 }

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from difflm.data.open_tokenizer import TokenizerFiles
-from difflm.data.pretrained_tokenizer import PretrainedTokenizer
-from difflm.data.tokenizers import END, SPECIALS, START, Tokenizer
+from difflm.data.tokenizers import END, SPECIALS, START, PretrainedTokenizer, Tokenizer
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 from difflm.models.open_families import CAUSAL, EMBEDDING, HEAD

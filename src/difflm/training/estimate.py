@@ -6,7 +6,8 @@ from pathlib import Path
 
 from torch import nn
 
-from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
+from difflm.data.library_encoder import is_pretrained
+from difflm.data.tokenizers import PretrainedTokenizer
 from difflm.methods.base import TextSpec
 from difflm.networks.head import CHUNK
 from difflm.runtime.tensors import SkipInit

@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from difflm.data.corpora import split_paths
 from difflm.data.known_corpora import PAIRS
-from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
+from difflm.data.library_encoder import is_pretrained
 from difflm.data.texts import LONGEST, MOST_TOKENS
+from difflm.data.tokenizers import PretrainedTokenizer
 from difflm.errors import DifflmError, UsageError, explain_faults, suggest
 from difflm.methods import METHODS, Method
 from difflm.runtime.files import check_regular, read_checked

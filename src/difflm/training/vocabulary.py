@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from difflm.data.corpora import corpus_path, counted_texts, plain_texts
-from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
+from difflm.data.library_encoder import is_pretrained
 from difflm.data.prompts import prompt_words
 from difflm.data.texts import cut_text
-from difflm.data.tokenizers import Bpe, Characters, Tokenizer, Words
+from difflm.data.tokenizers import Bpe, Characters, PretrainedTokenizer, Tokenizer, Words
 from difflm.errors import DifflmError
 from difflm.training.recipe import TOKENIZERS, Recipe
 from difflm.training.run import find_run

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import model_validator
 
-from difflm.data.pretrained_tokenizer import PretrainedTokenizer, is_pretrained
-from difflm.data.tokenizers import Tokenizer
+from difflm.data.library_encoder import is_pretrained
+from difflm.data.tokenizers import PretrainedTokenizer, Tokenizer
 from difflm.methods.autoregressive.decoder_only import DecoderOnly as Model
 from difflm.methods.base import Method, TextSpec
 from difflm.models.autoregressive import Autoregressive
