@@ -123,8 +123,7 @@ def bundled(tmp_path, monkeypatch):
     change_json(run / "config.json", language="en")
     monkeypatch.undo()
     monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
-    for module in ("run", "fit"):
-        monkeypatch.setattr(f"difflm.training.{module}.bundled_runs", lambda: {"english": run})
+    monkeypatch.setattr("difflm.training.run.bundled_runs", lambda: {"english": run})
     return run
 
 

@@ -68,9 +68,9 @@ def train(
     begun = time.perf_counter()
     from difflm.data.corpora import file_names
     from difflm.generation.jobs import check_device
-    from difflm.training.own_text import default_run, is_own_text, split_arguments
+    from difflm.training.fit import train_run
+    from difflm.training.own_text import default_run, is_own_text, resolve_own, split_arguments
     from difflm.training.recipe import load_recipe, spell_changes
-    from difflm.training.work import resolve_own, train_recipe
 
     names = [str(recipe)] if isinstance(recipe, str | Path) else [*map(str, recipe)]
     root, folder, chosen = Path(data_dir) if data_dir else None, Path(out) if out else None, check_device(device)
@@ -79,7 +79,7 @@ def train(
         raise UsageError(f"{(wrong or ['[]'])[0]!r} is not a file of texts. Give recipe settings as keywords.")
     if is_own_text(name):
         note(f"reading {file_names(name)} …")
-        resolved = resolve_own(name, changes, folder, root, chosen, resume, note)
+        resolved = resolve_own(name, changes, folder, root, chosen.type, resume, note)
         folder = folder or default_run(name, resolved.method)
     elif folder is None:
         raise UsageError("where should the run be saved? Give out=, a new directory.")
@@ -88,11 +88,11 @@ def train(
     command = ["difflm", "train", *names, *spell_changes(changes), "--out", str(folder)]
     if progress is True:
         with TrainingView(folder, as_json=False) as view:
-            outcome = train_recipe(resolved, folder, command, chosen, view, view.reading, root, resume, begun)
+            outcome = train_run(resolved, folder, chosen, view, view.reading, root, resume, begun, command)
     else:
         counter = StepCounter(progress or (lambda step, steps: None))
         ignore: Callable[[str, int], None] = lambda what, count: None  # noqa: E731
-        outcome = train_recipe(resolved, folder, command, chosen, counter, ignore, root, resume, begun)
+        outcome = train_run(resolved, folder, chosen, counter, ignore, root, resume, begun, command)
     return Run(folder, outcome.step, outcome.stopped, outcome.seconds, outcome.validation)
 
 

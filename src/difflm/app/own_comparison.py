@@ -11,7 +11,7 @@ from difflm.errors import UsageError, suggest
 from difflm.generation.jobs import check_device
 from difflm.methods import METHODS
 from difflm.runtime.files import read_checked
-from difflm.training.own_text import begun_recipe, default_run, own_recipe
+from difflm.training.own_text import default_run, resolve_own
 
 
 def train_methods(
@@ -44,8 +44,7 @@ def train_methods(
         amount = f"{given['steps']} steps" if "steps" in given else f"{minutes:g} minutes"
         note(f"{run}: {amount} of {name}")
         begun = time.perf_counter()
-        kind = check_device(device).type
-        recipe = begun_recipe(run, given["data"], own) if resume else own_recipe(given["data"], own, root, kind, note)
+        recipe = resolve_own(given["data"], own, run, root, check_device(device).type, resume, note)
         again = [*command, *(["--into", str(into)] if into else [])]
         if train_and_save(recipe, run, again, root, device, resume, False, begun).stopped == "interrupted":
             return None

@@ -1,8 +1,9 @@
 """From a recipe to a run: read the texts, build the tokenizer and the model, train."""
 
+import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,16 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from difflm.data.batches import held_out, split
 from difflm.data.corpora import NAMES, corpus_path, resolve_data
+from difflm.data.packing import PackedBatches, PackedRows
 from difflm.data.pairs import read_pairs
 from difflm.data.prompts import labels_told
 from difflm.data.remote import fetch_remote, is_remote
-from difflm.data.tokenfile import (
-    Ints,
-    Limits,
-    TokenFile,
-    select_texts,
-)
+from difflm.data.tokenfile import Ints, Limits, TokenFile, select_texts
 from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
@@ -34,8 +32,8 @@ from difflm.runtime.threads import check_process
 from difflm.training.checkpoints import newest_checkpoint, read_whole_config, write_config
 from difflm.training.classifier import prepare_classifier, resolve_guided
 from difflm.training.counts import count_neighbours, count_overlap, histograms, pair_lengths
+from difflm.training.model_card import finish_run
 from difflm.training.pace import set_pace
-from difflm.training.packed import pack_texts
 from difflm.training.recipe import Recipe, check_init
 from difflm.training.resuming import Changes, check_same_recipe, record_changes
 from difflm.training.run import WRITTEN, load_run, resolve_run
@@ -70,16 +68,23 @@ def train_run(
     root: Path | None,
     resume: bool,
     begun: float | None = None,
+    command: Sequence[str] = (),
 ) -> Outcome:
-    """Train a run in `out`, which is locked during training; with `resume`, continue the one there. The clock of its
-    minutes began at `begun`, now by default."""
+    """Train a model or a classifier in `out`, which is locked during training; with `resume`, continue the run there.
+    The clock of its minutes began at `begun`, now by default. A finished model gets a card that names the command, if
+    there is one; a classifier is part of a model, without a card of its own."""
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "init": resolve_run(recipe.init)})
     if recipe.method == "classifier":
         recipe = resolve_guided(recipe)
     if is_remote(recipe.data) and current().first:
         fetch_remote(recipe.data, root, recipe.column, note)
     setup = Setup(recipe, out, device, note, root, resume, begun or time.perf_counter())
-    return train_prepared(setup, prepare_classifier if recipe.method == "classifier" else prepare_model, watcher)
+    if recipe.method == "classifier":
+        return train_prepared(setup, prepare_classifier, watcher)
+    outcome = train_prepared(setup, prepare_model, watcher)
+    if command and outcome.stopped != "interrupted" and current().first:
+        finish_run(out, shlex.join(command))
+    return outcome
 
 
 def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: Watcher) -> Outcome:
@@ -187,14 +192,33 @@ def prepare_model(setup: Setup) -> Prepared:
 def prepare_packed(
     setup: Setup, model: LanguageModel, tokenizer: Tokenizer, tokens: TokenFile, initial: Initial | None
 ) -> Prepared:
-    """The same for rows that hold several documents."""
-    recipe = setup.recipe
-    valid = read_tokens(setup, tokenizer, "valid") if recipe.data in NAMES else None
-    texts = pack_texts(tokens, valid, recipe, setup.report)
-    lengths, words = texts.count(tokenizer.size)
-    start_weights(setup, model, tokenizer, lengths, words, initial)
-    batches, validation = texts.make_batches(recipe, VALIDATION_BATCHES)
-    config = describe_run(recipe, model, tokenizer, texts.counts)
+    """The same for rows that hold several documents. Those that are held out are packed separately: the corpus's own
+    split, or a hundredth of a file that has none."""
+    recipe, total = setup.recipe, len(tokens)
+    if recipe.data in NAMES:
+        valid = read_tokens(setup, tokenizer, "valid")
+        rows, checked = PackedRows(tokens, recipe.longest), PackedRows(valid, recipe.longest)
+        learned, held = total, len(valid)
+        overlap = count_overlap(tokens, range(total), valid, range(held))
+    else:
+        chosen = held_out(total, recipe.seed)
+        if tokens.holds_pieces:
+            _, chosen = split(np.arange(total), total, recipe.seed, tokens.texts)
+        rows, checked = PackedRows(tokens, recipe.longest, chosen), PackedRows(tokens, recipe.longest, only=chosen)
+        learned, held, few = total - len(chosen), len(chosen), set(chosen.tolist())
+        rest: Iterable[int] = (number for number in range(total) if number not in few)
+        overlap = count_overlap(tokens, rest, tokens, chosen.tolist())
+    if overlap:
+        setup.report(f"{overlap:,} of {held:,} held-out texts also occur in training")
+    setup.report(f"{learned:,} texts of {rows.total:,} tokens in {len(rows):,} rows of {recipe.longest}")
+    counts = {"texts": learned, "held_out": held, "held_out_seen": overlap, "left_out": 0, "rows": len(rows)}
+    counts |= {"whole_texts_held_out": True} if tokens.holds_pieces else {}
+    start_weights(setup, model, tokenizer, *map(torch.from_numpy, rows.count(tokenizer.size)), initial)
+    size = min(recipe.batch_size, len(checked))
+    fixed = PackedBatches(checked, size, recipe.seed)
+    validation = [fixed.batch(step) for step in range(min(VALIDATION_BATCHES, len(checked) // size))]
+    config = describe_run(recipe, model, tokenizer, counts)
+    batches = PackedBatches(rows, recipe.batch_size, recipe.seed)
     return Prepared(recipe, model, batches, validation, "nats_per_token", config, tokenizer)
 
 
@@ -295,6 +319,3 @@ def report_odd_pairs(setup: Setup, origin: Origin, kept: Split, teacher: Languag
     if odd := int((teacher.draw_lengths(noise) != lengths).sum()):
         name = Path(str(setup.recipe.init)).name
         setup.report(f"{odd:,} of {len(chosen):,} texts do not have the length that {name} gives to their noise")
-
-
-# -- texts -------------------------------------------------------------------------------------------------------------

@@ -257,16 +257,23 @@ def default_run(texts: str, method: str) -> Path:
     return Path(f"{path.name.split('.')[0] or 'run'}-{method}")
 
 
-def find_begun(texts: str, changes: Changes) -> Path:
-    """The directory of the unnamed run that training was begun in: of the given method, or of one of the usual."""
-    named = read_changes(changes).get("method")
-    usual = [default_run(texts, method) for method in ([named] if named else ["difflm", "mdlm"])]
-    return next((run for run in usual if run.exists()), usual[0])
-
-
-def begun_recipe(out: Path, data: str, changes: Changes) -> Recipe:
-    """The recipe of an existing run, with the settings chosen for it and these changes."""
-    values = {**read_recipe(out), "data": data}
-    for key, value in read_changes(changes).items():
+def resolve_own(
+    texts: str,
+    changes: Changes,
+    out: Path | None,
+    root: Path | None,
+    device: str,
+    resume: bool,
+    note: Callable[[str], None],
+) -> Recipe:
+    """The recipe for the user's own texts: chosen from them; or that of the run which is resumed, with the settings
+    chosen for it and these changes. Without `out` this is the unnamed run of the given method, or of one of the
+    usual."""
+    if not resume:
+        return own_recipe(texts, changes, root, "cuda" if device == "cuda" else "cpu", note)
+    given = read_changes(changes)
+    usual = [default_run(texts, method) for method in ([given["method"]] if "method" in given else ["difflm", "mdlm"])]
+    values = {**read_recipe(out or next(filter(Path.exists, usual), usual[0])), "data": texts}
+    for key, value in given.items():
         set_value(values, key, value)
     return check(values)

@@ -52,7 +52,7 @@ def train(
     check_names(device)
     from difflm.data.corpora import file_names, is_pattern, list_parts
     from difflm.data.remote import is_remote
-    from difflm.training.own_text import default_run, is_own_text, split_arguments
+    from difflm.training.own_text import default_run, is_own_text, resolve_own, split_arguments
     from difflm.training.recipe import load_recipe
 
     given = [recipe, *(changes or ())]
@@ -65,9 +65,8 @@ def train(
     if own:
         note(f"reading {file_names(recipe)} …")  # at once: torch takes seconds to import
         from difflm.generation.jobs import check_device
-        from difflm.training.work import resolve_own
 
-        resolved = resolve_own(recipe, changes, out, data, check_device(device), resume, note)
+        resolved = resolve_own(recipe, changes, out, data, check_device(device).type, resume, note)
         out = out or default_run(recipe, resolved.method)
     else:
         if out is None and not dry_run:
@@ -126,12 +125,12 @@ def train_and_save(
     """Train a run and write its card; if it is interrupted, say how to continue. The clock of its minutes began at
     `begun`."""
     from difflm.generation.jobs import check_device
+    from difflm.training.fit import train_run
     from difflm.training.tracking import track_run
-    from difflm.training.work import train_recipe
 
     with TrainingView(out, as_json) as view, track_run(recipe, out, view) as watcher:
         where = check_device(device)
-        outcome = train_recipe(recipe, out, command, where, watcher, view.reading, data, resume, begun)
+        outcome = train_run(recipe, out, where, watcher, view.reading, data, resume, begun, command)
     if outcome.stopped == "interrupted":
         again = [*command, *([] if "compare" in command else ["--resume"])]
         again += ["--data", str(data)] if data and not os.environ.get("DIFFLM_DATA") else []
