@@ -11,13 +11,13 @@ import torch
 from hypothesis import settings
 
 from difflm.machine import is_found, is_on
-from difflm.training import trainer as loop
+from difflm.training import validation
 
 CHROMIUM = Path("/usr/bin/chromium")
-VALIDATION_DRAWS = loop.VALIDATION_DRAWS
+VALIDATION_DRAWS = validation.VALIDATION_DRAWS
 
 torch.set_num_threads(1)
-loop.VALIDATION_DRAWS = 64  # else half the time of a training of 30 steps goes into its validation
+validation.VALIDATION_DRAWS = 64  # else half the time of a training of 30 steps goes into its validation
 settings.register_profile("difflm", deadline=None, max_examples=25, derandomize=True)
 settings.load_profile("difflm")
 
@@ -41,7 +41,7 @@ def seeded() -> None:
 @pytest.fixture
 def whole_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation as it is for everybody."""
-    monkeypatch.setattr(loop, "VALIDATION_DRAWS", VALIDATION_DRAWS)
+    monkeypatch.setattr(validation, "VALIDATION_DRAWS", VALIDATION_DRAWS)
 
 
 @pytest.fixture(autouse=True)

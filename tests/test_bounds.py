@@ -24,7 +24,7 @@ from difflm.evaluation.language import score
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities, LanguageModel
 from difflm.training.model_card import training_summary
-from difflm.training.trainer import Validation
+from difflm.training.validation import Validation
 
 EACH = 150  # texts of each cell
 CELLS = torch.arange(9).repeat_interleave(EACH)

@@ -32,7 +32,8 @@ from difflm.runtime.tensors import SkipInit
 from difflm.training.checkpoints import checkpoint_steps
 from difflm.training.recipe import known_recipes, load_recipe
 from difflm.training.run import read_config
-from difflm.training.trainer import Progress, Validation
+from difflm.training.trainer import Progress
+from difflm.training.validation import Validation
 
 assert tiny_runs  # a fixture
 

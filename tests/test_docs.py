@@ -291,7 +291,7 @@ def make_runs(home: Path, names: list[str]) -> None:
     """Train those that are not there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        patch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
+        patch.setattr("difflm.training.validation.VALIDATION_DRAWS", 8)
         for name in names:
             alike = [one for one, recipe in RUNS.items() if recipe == RUNS[name] and Path(one).exists()]
             if alike and name not in alike:
@@ -337,7 +337,7 @@ def brief(monkeypatch: pytest.MonkeyPatch, bundled: dict[tuple[Any, ...], TextDi
         asked = sampling(self, **changes)
         return replace(asked, steps=min(asked.steps, MOST_STEPS))
 
-    monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
+    monkeypatch.setattr("difflm.training.validation.VALIDATION_DRAWS", 8)
     monkeypatch.setattr(TextDiffusion, "from_pretrained", classmethod(cached))
     monkeypatch.setattr(TextDiffusion, "sampling", short)
 

@@ -149,7 +149,7 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     sizes = [f"model.{key}={value}" for key, value in MODEL.items()]
     changes = ["more_than=0", "steps=40", "batch_size=16", "warmup=5", "lr=3e-3", "widths=[]", "sample_every=0"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
+        patch.setattr("difflm.training.validation.VALIDATION_DRAWS", 8)
         for name in ("roc", "roc-twin", "roc-infill-twin"):
             argv = ["train", name, *changes, *sizes, "--out", str(folder / name), "--data", str(data)]
             assert main([*argv, "--device", "cpu"]) == 0

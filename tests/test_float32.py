@@ -46,11 +46,11 @@ def test_texts_are_written_without_float64(method):
 @pytest.mark.parametrize("method", ["mdlm", "difflm", "autoregressive"])
 def test_models_are_trained_without_float64(tmp_path, method, monkeypatch):
     """Validation included, whose sums are as narrow."""
-    monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 4)
+    monkeypatch.setattr("difflm.training.validation.VALIDATION_DRAWS", 4)
     with WithoutFloat64(), Refusing():
         trainer = start(tmp_path, method)
         train(trainer, 2)
-        value, _ = trainer.validate([Batch(np.full((4, 6), 7), np.full(4, 6))])
+        value, _ = trainer.validator.measure([Batch(np.full((4, 6), 7), np.full(4, 6))])
     assert np.isfinite(value)
 
 

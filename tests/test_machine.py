@@ -95,9 +95,9 @@ def test_the_page_lists_every_switch() -> None:
 COMMANDS = """
 import sys
 from difflm.app.cli import main
-from difflm.training import trainer
+from difflm.training import validation
 run, out = sys.argv[1:]
-trainer.VALIDATION_DRAWS = 8
+validation.VALIDATION_DRAWS = 8
 model = "hidden=16 model.layers=1 model.heads=2"
 for command in (
     f"generate {run} -n 1 --steps 2",

@@ -24,7 +24,7 @@ def folder(tmp_path, monkeypatch):
     """A folder of texts in subfolders, beside what is no text."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("difflm.training.own_text.find_start", lambda language: None)
-    monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
+    monkeypatch.setattr("difflm.training.validation.VALIDATION_DRAWS", 8)
     files = {
         **{"b.txt": "b one\nb two\n", "sub/a.md": "# a\n\na one\n", "sub/deep/notes": "n one\n", ".hidden.txt": "h\n"},
         **{".git/x.txt": "no\n", "run/config.json": "{}", "run/README.md": "no text", "sub/script.py": "no text"},

@@ -28,7 +28,7 @@ TINY = ["model.hidden=16", "model.layers=1", "model.heads=2", "batch_size=4", "s
 
 @pytest.fixture(autouse=True)
 def quick_training(monkeypatch):
-    monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
+    monkeypatch.setattr("difflm.training.validation.VALIDATION_DRAWS", 8)
     monkeypatch.setattr("difflm.training.own_text.find_start", lambda language: None)  # whatever is bundled
 
 
@@ -122,7 +122,7 @@ def bundled(tmp_path, monkeypatch):
     run = tiny_run(tmp_path, "mdlm", **changes)
     change_json(run / "config.json", language="en")
     monkeypatch.undo()
-    monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
+    monkeypatch.setattr("difflm.training.validation.VALIDATION_DRAWS", 8)
     monkeypatch.setattr("difflm.training.run.bundled_runs", lambda: {"english": run})
     return run
 

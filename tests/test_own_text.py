@@ -28,7 +28,7 @@ TINY += ["validate_every=99", "tokenizer=words", "more_than=0", "save_every=99"]
 
 @pytest.fixture(autouse=True)
 def quick_validation(monkeypatch):
-    monkeypatch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
+    monkeypatch.setattr("difflm.training.validation.VALIDATION_DRAWS", 8)
 
 
 @pytest.fixture

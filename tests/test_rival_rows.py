@@ -125,7 +125,7 @@ def stories(tmp_path_factory) -> Path:
     sizes = [f"model.{key}={value}" for key, value in MODEL.items()]
     changes = ["more_than=0", "steps=2", "batch_size=16", "warmup=1", "widths=[]", "sample_every=0"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("difflm.training.trainer.VALIDATION_DRAWS", 8)
+        patch.setattr("difflm.training.validation.VALIDATION_DRAWS", 8)
         for name in ("roc", "roc-twin"):
             argv = ["train", name, *changes, *sizes, "--out", str(home / name), "--data", str(home)]
             assert main([*argv, "--device", "cpu"]) == 0

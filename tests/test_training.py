@@ -22,8 +22,9 @@ from difflm.runtime.tensors import dequantise_rows, load_tensors, quantise_rows,
 from difflm.training.ema import Ema
 from difflm.training.recipe import check
 from difflm.training.run import read_config
-from difflm.training.trainer import Trainer, Validation, drop_records_after
+from difflm.training.trainer import Trainer, drop_records_after
 from difflm.training.update import Update
+from difflm.training.validation import Validation, move_batch
 
 
 class Watching:
@@ -60,7 +61,7 @@ def trainer(tmp_path, likelihood="bound", patience=0):
 def test_a_bound_of_few_texts_is_drawn_often(tmp_path, whole_validation, likelihood, texts, levels):
     batch = Batch(torch.full((texts, 3), 5).numpy(), torch.full((texts,), 3).numpy())
     training = trainer(tmp_path, likelihood)
-    assert training.validate([batch])[0] == pytest.approx(3 / 4)
+    assert training.validator.measure([batch])[0] == pytest.approx(3 / 4)
     assert training.ema.model.asked == [levels]  # at least 4,096 where it is a bound
 
 
@@ -163,7 +164,7 @@ def test_a_compiler_that_computes_norms_again_keeps_less(tmp_path):
         torch._dynamo.reset()
         batch = replace(made_up(0), index=np.arange(8))
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            trainer.gradients(trainer.to_device(batch))
+            trainer.gradients(move_batch(batch, trainer.device))
         weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
         found = sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in weights)
         return found, model.denoiser.network.input.weight.grad

@@ -16,7 +16,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from difflm.models.base import LanguageModel
     from difflm.training.trainer import Progress as TrainingProgress
-    from difflm.training.trainer import Validation
+    from difflm.training.validation import Validation
 
 BAR_DELAY = 2.0  # seconds of work after which a bar appears
 SAMPLES, SAMPLE_STEPS = 3, 20

@@ -221,8 +221,8 @@ def smallest_width(widths: Ints, lengths: NDArray[Any]) -> int:
     return int(widths[np.searchsorted(widths, lengths.max())])
 
 
-def prefetch(batches: Stream, start_step: int, depth: int = 4) -> Generator[tuple[int, Batch]]:
-    """Yield steps and batches from `start_step` on, prepared by a thread, at most `depth` ahead. Closing the iterator
+def prefetch(batches: Stream, start_step: int, depth: int = 4) -> Generator[Batch]:
+    """Yield batches from `start_step` on, prepared by a thread, at most `depth` ahead. Closing the iterator
     ends the thread."""
     with ThreadPoolExecutor(1, "prefetch") as thread:
         coming = deque(thread.submit(batches.batch, start_step + ahead) for ahead in range(depth))
@@ -230,6 +230,6 @@ def prefetch(batches: Stream, start_step: int, depth: int = 4) -> Generator[tupl
             for step in count(start_step):
                 batch = coming.popleft().result()
                 coming.append(thread.submit(batches.batch, step + depth))
-                yield step, batch
+                yield batch
         finally:
             thread.shutdown(cancel_futures=True)

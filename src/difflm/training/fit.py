@@ -52,7 +52,8 @@ from difflm.training.texts import (
     report_left_out,
 )
 from difflm.training.timing import time_run
-from difflm.training.trainer import Figure, Outcome, Trainer, Watcher
+from difflm.training.trainer import Outcome, Trainer, Watcher
+from difflm.training.validation import Figure
 from difflm.training.vocabulary import DOING, WARN, Note, build_tokenizer
 
 Origin = tuple[Ints, Ints]  # seed and sample number of the teacher's noise for each text

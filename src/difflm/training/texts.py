@@ -28,7 +28,7 @@ from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Trainable
 from difflm.runtime.tensors import SkipInit
 from difflm.training.recipe import Recipe
-from difflm.training.trainer import Figure
+from difflm.training.validation import Figure
 from difflm.training.vocabulary import DOING, INFO, WARN, Note, report_reading
 
 VALIDATION_BATCHES = 16

@@ -4,8 +4,10 @@ import copy
 import time
 
 from difflm.data.batches import Batch, Stream
+from difflm.diffusion.denoiser import autocast_to
 from difflm.training.pace import FEWEST_TEXTS, ClockPace
 from difflm.training.trainer import Trainer
+from difflm.training.validation import count_texts, move_batch
 from difflm.training.vocabulary import DOING
 
 WARM, PROBED = 2, 8  # texts before timing, and those that are timed
@@ -20,8 +22,8 @@ def time_run(trainer: Trainer, batches: Stream, held_out: list[Batch]) -> list[B
     pace.note("timing a few texts", DOING)
     wall, processor = time.perf_counter(), time.process_time()
     if held_out:
-        texts, levels = sum(len(batch.lengths) for batch in held_out), trainer.validation_levels(held_out)
-        texts, trainer.levels = pace.size_checks(texts, levels, time_level(trainer, held_out))
+        texts, levels = count_texts(held_out), trainer.validator.choose_levels(held_out)
+        texts, trainer.validator.levels = pace.size_checks(texts, levels, time_level(trainer, held_out))
         held_out = take_texts(held_out, texts)
     if trainer.device.type != "cuda":  # which compiles a step before it is fast
         first = batches.batch(trainer.step * recipe.accumulate)
@@ -41,8 +43,8 @@ def time_gradients(trainer: Trainer, batch: Batch, most: float) -> float:
     model.begin_update(trainer.step)
     for count in (min(WARM, rows), min(PROBED, rows), rows):
         begun = time.perf_counter()
-        with trainer.autocast():
-            losses = model(trainer.to_device(batch.take(slice(0, count))))
+        with autocast_to(trainer.device, trainer.dtype):
+            losses = model(move_batch(batch.take(slice(0, count)), trainer.device))
         (losses.total / losses.count).backward()
         seconds = (time.perf_counter() - begun) * rows / count
         if seconds > most and count > WARM:
@@ -53,12 +55,12 @@ def time_gradients(trainer: Trainer, batch: Batch, most: float) -> float:
 def time_level(trainer: Trainer, held_out: list[Batch]) -> float:
     """Seconds to validate one noise level of a text."""
     few = [held_out[0].take(slice(0, FEWEST_TEXTS))]
-    trainer.levels, count = len(few[0].lengths), 1 + (trainer.device.type == "cuda")  # a GPU compiles first
+    trainer.validator.levels, count = len(few[0].lengths), 1 + (trainer.device.type == "cuda")  # a GPU compiles first
     for _ in range(count):
         begun = time.perf_counter()
-        trainer.validate(few)
+        trainer.validator.measure(few)
         seconds = time.perf_counter() - begun
-    mean = sum(batch.ids.size for batch in held_out) / sum(len(batch.lengths) for batch in held_out)
+    mean = sum(batch.ids.size for batch in held_out) / count_texts(held_out)
     return seconds * mean / few[0].ids.size
 
 

@@ -11,7 +11,8 @@ from difflm.errors import DifflmError, UsageError
 from difflm.models.base import LanguageModel
 from difflm.runtime.files import explain_write_errors, read_json, write_json
 from difflm.training.recipe import Recipe
-from difflm.training.trainer import Progress, Validation, Watcher
+from difflm.training.trainer import Progress, Watcher
+from difflm.training.validation import Validation
 
 
 class Tracker(Protocol):

@@ -15,13 +15,13 @@ from torch._functorch import config as functorch_config
 
 from difflm.data.batches import Batch, Stream, prefetch
 from difflm.diffusion.denoiser import autocast_to
-from difflm.diffusion.noise import Noise, fold_counter
+from difflm.diffusion.noise import fold_counter
 from difflm.diffusion.precision import avoid_onednn
 from difflm.errors import DifflmError
 from difflm.fast.graph_capture import CapturedSteps
 from difflm.fast.master_weights import MasterWeights
 from difflm.fast.training_blocks import prepare_blocks
-from difflm.models.base import LanguageModel, Likelihood, Losses, Trainable, sum_losses
+from difflm.models.base import LanguageModel, Losses, Trainable, sum_losses
 from difflm.runtime.distributed import current, on_loss
 from difflm.runtime.files import append_line, keep_lock, sync_path
 from difflm.runtime.stop_signals import catch_stop_signals
@@ -48,10 +48,7 @@ from difflm.training.sharding import (
     whole_tensors,
 )
 from difflm.training.update import Update
-
-VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one level per text would leave mostly variance
-CPU_WORK, CPU_TOKENS = 5e11, 4e4  # limits of a validation on a CPU, weights × tokens and tokens: seconds on two cores
-MOST_SEQUENTIAL = 16  # draws of one text that are computed one after the other; further ones are copies in a batch
+from difflm.training.validation import Figure, Validation, Validator, move_batch
 
 
 @dataclass(frozen=True)
@@ -76,42 +73,6 @@ class Progress:
             "steps_per_second": round(self.steps_per_second, 3),
             "tokens_per_second": round(self.tokens_per_second),
         }
-
-
-Figure = Literal["nats_per_token", "masked_nats", "noisy_nats", "round_nats", "pair_nats", "label_nats"]
-UNITS: dict[Figure, str] = {
-    "nats_per_token": "nats/token",
-    "masked_nats": "nats a masked word, no likelihood",
-    "noisy_nats": "nats a word at the middle time, no likelihood",
-    "round_nats": "nats a word of texts written in one round, no likelihood",
-    "pair_nats": "nats a word on its own path, no likelihood",
-    "label_nats": "nats of labels per text",
-}
-
-
-@dataclass(frozen=True)
-class Validation:
-    """What the averaged weights of one step score on held-out texts."""
-
-    step: int
-    value: float
-    likelihood: Likelihood | None
-    best: bool = False  # the best so far, if patience keeps the best weights
-    figure: Figure = "nats_per_token"
-    error: float | None = None  # standard error over texts and draws, of a bound
-
-    def __str__(self) -> str:
-        error = "" if self.error is None else f" ± {self.error:.4f}"
-        return f"{'≤ ' if self.likelihood == 'bound' else ''}{self.value:.4f}{error} {UNITS[self.figure]}"
-
-    def figures(self) -> dict[str, Any]:
-        figures = {self.figure: self.value, "step": self.step}
-        if self.error is not None:
-            figures["standard_error"] = round(self.error, 6)
-        return {**figures, "likelihood": self.likelihood} if self.likelihood else figures
-
-    def record(self) -> dict[str, Any]:
-        return {"kind": "validation", **self.figures()}
 
 
 class Watcher(Protocol):
@@ -168,7 +129,6 @@ class Trainer:
     ) -> None:
         self.pace = pace or StepPace(recipe)
         self.model, self.recipe, self.run, self.device = model.to(device), recipe.adapt_to(device.type), run, device
-        self.figure = figure  # what validation measures
         self.dtype = torch.bfloat16 if self.recipe.precision == "bf16" else None  # of autocast
         self.processes = current()
         # Some networks cannot be captured; nor can activation checkpointing, which resets the random generator, or
@@ -190,21 +150,13 @@ class Trainer:
         self.captures = CapturedSteps(self.gradients, self.masters.used, summing) if recording else None
         self.step = 0
         self.seconds = 0.0
+        self.validator = Validator(self.ema.model, figure, recipe.seed, device, self.dtype)
         self.validation: dict[str, Any] = {}  # the best with patience, else the last
-        self.levels: int | None = None  # noise levels over all held-out texts; None: as many as usual
         self.best_weights: dict[str, Tensor] | None = None
         self.sha256: str | None = None  # of the model's file, once it is saved
         prepare_blocks(self.masters.model, self.recipe.compile, self.recipe.recompute is True)
 
     # -- one step -----------------------------------------------------------------------------------------------
-
-    def autocast(self) -> Any:
-        return autocast_to(self.device, self.dtype)
-
-    def to_device(self, batch: Batch) -> Batch:
-        if self.device.type != "cuda":
-            return batch.map(lambda array: torch.from_numpy(array).to(self.device))
-        return batch.map(lambda array: torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True))
 
     def train_step(self, batches: list[Batch]) -> dict[str, Tensor]:
         """Take one step: gradients of all micro-batches, one clipped update, one update of the average. It does not
@@ -215,7 +167,7 @@ class Trainer:
             self.captures.begin()
         found: list[Losses] = []
         for micro, batch in enumerate(batches):
-            moved = self.to_device(batch.take(self.processes.rows(len(batch.lengths))))
+            moved = move_batch(batch.take(self.processes.rows(len(batch.lengths))), self.device)
             gradients = self.captures.capture(moved) if self.captures else self.gradients
             # Each process has its own dropout; the first one has that of a single process.
             own = [self.processes.rank] * (not self.processes.first)
@@ -247,55 +199,10 @@ class Trainer:
         # The compiler decides what it may recompute when it first sees a block.
         again = {"ban_recompute_materialized_backward": False} if self.recipe.recompute == "light" else {}
         with avoid_onednn(self.device, self.dtype):
-            with self.autocast(), functorch_config.patch(again):
+            with autocast_to(self.device, self.dtype), functorch_config.patch(again):
                 losses: Losses = self.masters.model(batch)
             (losses.total / (UNIT if self.summed else losses.count)).backward()
         return losses
-
-    def validate(self, batches: list[Batch]) -> tuple[float, float | None]:
-        """Measure the averaged weights on held-out texts, always with the same noise: nats per token, exact or a bound,
-        or nats of the labels per text; for a bound, also return the standard error over texts and draws."""
-        found: list[Tensor] = []  # nats of each text, the mean of its copies
-        counts: list[Tensor] = []  # their denominators
-        draws, copies = self.validation_draws(batches)
-        copies, seen = copies if batches[0].documents is None else 1, 0  # packed rows are long
-        for batch in batches:
-            size, moved = len(batch.lengths), self.to_device(batch)
-            rows = self.processes.rows(size) if size >= self.processes.count else slice(0, size)
-            repeated = moved.take(rows).map(lambda array: array.repeat_interleave(copies, 0))
-            samples = torch.arange(rows.start * copies, rows.stop * copies, device=self.device)
-            with self.autocast():
-                nats = self.ema.model.nats(repeated, Noise(self.recipe.seed, samples + seen * copies), draws)
-            seen += size
-            found.append(self.processes.merge_rows(nats.double().view(-1, copies).mean(1), size))
-            # The denominator is words and END, or texts; a reflow path has no END.
-            words = moved.lengths * (self.figure != "label_nats")
-            ends: Tensor | bool = self.figure != "pair_nats"
-            if moved.documents is not None:
-                ends = (moved.documents.amax(-1) + 1) * (not moved.ended)
-            counts.append((words + ends).double())
-        nats, count = torch.cat(found), torch.cat(counts)
-        value = nats.sum() / count.sum().clamp(min=1)
-        if self.model.capabilities.likelihood != "bound" or len(nats) < 2:
-            return float(value), None
-        return float(value), float((nats - value * count).std() * math.sqrt(len(nats)) / count.sum())
-
-    def validation_levels(self, batches: list[Batch]) -> int:
-        """Noise levels over all held-out texts that give a precise figure, or fewer where a processor is slow."""
-        texts, levels = sum(len(batch.lengths) for batch in batches), VALIDATION_DRAWS
-        if self.model.capabilities.likelihood != "bound":
-            return texts
-        if self.device.type == "cpu":
-            tokens = sum(batch.ids.size for batch in batches) / texts
-            weights = sum(weight.numel() for weight in self.model.parameters())
-            levels = min(levels, math.ceil(min(CPU_TOKENS, CPU_WORK / weights) / tokens))
-        return levels
-
-    def validation_draws(self, batches: list[Batch]) -> tuple[int, int]:
-        """Noise levels per text, and copies of it in a batch: many levels of few texts are faster in one batch."""
-        texts, levels = sum(len(batch.lengths) for batch in batches), self.levels or self.validation_levels(batches)
-        draws = min(MOST_SEQUENTIAL, math.ceil(levels / texts))
-        return draws, math.ceil(levels / (texts * draws))
 
     # -- checkpoints --------------------------------------------------------------------------------------------
 
@@ -369,10 +276,13 @@ class Trainer:
             return self.outcome("done" if last else "early")
         on_loss.append(lambda: f"{self.advise()}; --resume continues it.")
         meter, start = Meter(self.step), time.perf_counter() - self.seconds
+        # A classifier generates no samples, and they are drawn from noise alone, without a source.
+        alone = self.processes.first and not self.processes.shards and not recipe.has_sources
+        samples = recipe.sample_every and alone and isinstance(self.ema.model, LanguageModel)
         stream = prefetch(batches, self.step * recipe.accumulate)
         with catch_stop_signals() as asked_to_stop, closing(stream):
             while not last and stop == "done":
-                micro = [next(stream)[1] for _ in range(recipe.accumulate)]
+                micro = [next(stream) for _ in range(recipe.accumulate)]
                 rate = pace.rate(self.step)
                 meter.add(self.train_step(micro), micro)
                 last = pace.has_ended(self.step)
@@ -384,10 +294,10 @@ class Trainer:
                 pause = time.perf_counter()
                 if held_out and (last or pace.is_due("validate", self.step)):
                     with pace.spend("validate", self.step):
-                        found = self.validate(held_out)
+                        found = self.validator.measure(held_out)
                     if self.note_validation(*found, watcher):
                         stop = "early"
-                if not last and recipe.sample_every and pace.is_due("sample", self.step) and self.can_sample:
+                if samples and not last and pace.is_due("sample", self.step):
                     with pace.spend("sample", self.step):
                         watcher.samples(self.step, self.ema.model)  # type: ignore[arg-type]
                 if stopping and not last and stop == "done":
@@ -409,13 +319,6 @@ class Trainer:
         report = Progress(self.step, self.pace.steps, losses, rate, self.seconds, *speed)
         self.note_record(report.record())
         return report
-
-    @property
-    def can_sample(self) -> bool:
-        """Whether to show samples: a classifier generates none, and they are drawn from noise alone, without a
-        source."""
-        alone = self.processes.first and not self.processes.shards
-        return alone and isinstance(self.ema.model, LanguageModel) and not self.recipe.has_sources
 
     def outcome(self, stopped: Stopped) -> Outcome:
         shipped = self.best_weights is not None or self.validation.get("step") == self.step
@@ -445,9 +348,9 @@ class Trainer:
 
     def note_validation(self, nats: float, error: float | None, watcher: Watcher) -> bool:
         """Record a validation, and keep the best weights if the recipe has a patience; return whether it ran out."""
-        nats = round(nats, 6)  # rounded like the value that it is compared with
-        best = bool(self.recipe.patience) and nats < self.validation.get(self.figure, math.inf)
-        now = Validation(self.step, nats, self.model.capabilities.likelihood, best, self.figure, error)
+        figure, nats = self.validator.figure, round(nats, 6)  # rounded like the value that it is compared with
+        best = bool(self.recipe.patience) and nats < self.validation.get(figure, math.inf)
+        now = Validation(self.step, nats, self.model.capabilities.likelihood, best, figure, error)
         if best or not self.recipe.patience:
             self.validation = now.figures()
         if best:
