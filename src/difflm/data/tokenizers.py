@@ -337,7 +337,7 @@ class PretrainedTokenizer(LibraryTokenizer):
         model = definition["model"]
         unknown = model.get("unk_id")
         unknown = unknown if unknown is not None else encoder.token_to_id(model.get("unk_token") or "")
-        super().__init__(encoder, (), special | ({unknown} - {None}))
+        super().__init__(encoder, (), special if unknown is None else {*special, unknown})
         self.length_unit = "words" if self.byte_level else None
 
     @classmethod

@@ -214,7 +214,8 @@ def prepare_packed(
     setup.report(f"{learned:,} texts of {rows.total:,} tokens in {len(rows):,} rows of {recipe.longest}")
     counts = {"texts": learned, "held_out": held, "held_out_seen": overlap, "left_out": 0, "rows": len(rows)}
     counts |= {"whole_texts_held_out": True} if tokens.holds_pieces else {}
-    start_weights(setup, model, tokenizer, *map(torch.from_numpy, rows.count(tokenizer.size)), initial)
+    lengths, words = map(torch.from_numpy, rows.count(tokenizer.size))
+    start_weights(setup, model, tokenizer, lengths, words, initial)
     size = min(recipe.batch_size, len(checked))
     fixed = PackedBatches(checked, size, recipe.seed)
     validation = [fixed.batch(step) for step in range(min(VALIDATION_BATCHES, len(checked) // size))]
