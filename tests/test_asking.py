@@ -191,7 +191,7 @@ def test_requests_share_batches_and_resume_in_the_middle_of_one(tiny_runs, tmp_p
     writer = Writer(TextDiffusion.from_pretrained(tiny_runs["difflm"], device="cpu"), None, False, True)
     asked = [Request(**line, steps=2) for line in lines]
     found: list[str] = []
-    writer.write(asked, first=1, last=6, put=found.append)  # what a killed command, or one process of several, makes
+    writer.write(asked, rows=range(1, 6), put=found.append)  # what a killed command, or one process of several, makes
     assert found == texts[1:6] and together == [[(1, 2), (0, 1)], [(0, 2)]]
 
 

@@ -59,7 +59,7 @@ def test_a_method_keeps_what_is_its_own():
         assert sizes["embedding_dim"] == METHODS[name].model_fields["embedding_dim"].default and sizes["hidden"] == 128
     recipe = load_recipe("multi30k-laptop", ["method=seqdiffuseq"])
     sizes = recipe.build_method().model_dump()
-    assert sizes["adapt_first"] + 2 * sizes["adapt_every"] < recipe.steps  # three moves suffice: docs/log.md
+    assert sizes["adapt_first"] + 2 * sizes["adapt_every"] < recipe.steps  # three moves suffice: docs/log
     assert not load_recipe("e2e-mdlm-laptop", ["method=sed"]).has_sources
 
 

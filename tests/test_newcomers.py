@@ -281,7 +281,7 @@ def test_pip_install_has_one_form() -> None:
     found = [
         (path.name, call)
         for path in files
-        if path.name != "log.md"
+        if path.parent.name != "log"
         for call in re.findall(
             r"pip install (?:-\S+ )*([^\s`#]*difflm[^\s`]*|'\.[^\s`]*)", path.read_text(encoding="utf-8")
         )

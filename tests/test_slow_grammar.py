@@ -2,7 +2,7 @@
 
 The rules are a small grammar of word order, optional parts and a colour that must be said twice, with a word between.
     The old fox near the young mouse paints green doors and green lamps.
-Agreement in number is not among them: five minutes do not teach it (docs/log.md).
+Agreement in number is not among them: five minutes do not teach it (docs/log).
 """
 
 import json

@@ -53,7 +53,7 @@ def test_an_edited_text_warns_of_its_words_and_of_those_that_are_kept(lm: TextDi
 def test_the_bundled_model_says_what_it_knows() -> None:
     lm = TextDiffusion.from_pretrained("e2e")
     words = [f"zq{letter}" for letter in "abcdefghij"]
-    (warning,) = lm.warnings(lm.plan_controls([Infill(f"{' '.join(words)} ___ .")]))
+    (warning,) = lm.make_job(1, controls=Infill(f"{' '.join(words)} ___ .")).warnings
     assert warning.startswith("e2e knows 816 words of restaurant descriptions; it does not know 'zqa', ")
     assert "'zqh' and 2 more, and" in warning and "zqi" not in warning
 

@@ -136,11 +136,11 @@ class DrawnLength(LengthPolicy):
         return None
 
     def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        counts, shares = self._copy()
-        if condition.source_mask is not None:
-            chances = self.chances_given(condition, observed_counts(counts))
+        if condition.source_mask is not None:  # the counts of a source are drawn from where they are
+            chances = self.chances_given(condition, observed_counts(self.counts.double()))
             if chances is not None:
                 return draw_from(chances[:, low - 1 : high], u) + low
+        counts, shares = self._copy()
         if (low, high) != (1, len(counts)):
             shares = cumulative_shares(counts[low - 1 : high])
         return (torch.searchsorted(shares.to(u.device), u.double()) + low).clamp(max=high)
@@ -159,7 +159,7 @@ class DrawnLength(LengthPolicy):
 
     def chances_between(self, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         """p(length) up to a factor, for every length from `low` to `high`, [1 or B, high − low + 1]."""
-        chances = self.chances_given(condition, observed_counts(self.host_counts))
+        chances = self.chances_given(condition, observed_counts(self.counts.double()))
         if chances is not None:
             return chances[:, low - 1 : high]
         return observed_counts(self.host_counts[low - 1 : high]).unsqueeze(0)
