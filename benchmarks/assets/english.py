@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 GAPS = Path(__file__).parents[2] / "tests" / "english_gaps.jsonl"
 PACKAGE = Path(__file__).parents[2] / "src" / "difflm" / "pretrained" / "english"
 LICENCE = "CC BY-SA 4.0"  # of the weights: the strictest of their sources' licences that is compatible with the others
-GAP_SAMPLING = {"sampler": "confidence", "temperature": 0.5}  # chosen on held-out sentences: docs/log.md
+GAP_SAMPLING = {"sampler": "confidence", "temperature": 0.5}  # chosen on held-out sentences: docs/log
 WINDOW = 12  # tokens in a row that count as copied
 
 # -- training ----------------------------------------------------------------------------------------------------------

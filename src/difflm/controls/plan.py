@@ -98,7 +98,7 @@ class ControlPlan:
         self.imposed = [c for c in asked if guidance.impose or not c.head]
         if self.automaton is not None:  # it takes care of avoided words, and a pattern of phrases
             self.imposed = [c for c in self.imposed if not isinstance(c, Avoid)]
-        # Reweighting single words hardly ever makes a phrase appear: docs/log.md has the figures.
+        # Reweighting single words hardly ever makes a phrase appear: docs/log has the figures.
         placed = [] if self.pattern else self.imposed
         self.phrases = choose_phrases(placed, info, parts, self.words, model.denoiser.codec.holds_tokens)
         self.extra = self.phrases.more(self.infill, self.words) if self.infill and not self.continues else 0

@@ -70,7 +70,7 @@ def read_prompted(path: Path, column: str | None) -> Iterator[Example]:
     """Yield every text of a labelled file first without a prompt, then with each of its prompts: as many for all.
 
     Each statement leads one prompt, with any number of others in any order. A field alone determines a word or two of a
-    text: validation was at its best before some fields were learned (docs/log.md)."""
+    text: validation was at its best before some fields were learned (docs/log)."""
     if file_kind(path) != ".jsonl":
         raise UsageError(f"prompts are made from labels, but {path} is not a .jsonl file of texts with labels.")
     labels = read_labels(path, column or "text")

@@ -1,5 +1,5 @@
 """Linear layers whose products a CPU computes in eight bits, where torch has fast ones: four times the rate of float32
-on an ARM core without matrix units (docs/log.md)."""
+on an ARM core without matrix units (docs/log)."""
 
 import threading
 import warnings
@@ -86,7 +86,7 @@ def pack_plain(narrow: Tensor) -> tuple[Tensor, Tensor, Tensor, float, int, Tens
 
 def multiply_plain(weight: tuple[Tensor, Tensor, Tensor, float, int, Tensor], x: Tensor) -> Tensor:
     """The same to the bit on x86, with a packed weight that is a tensor. The other one is an object of torch's scripts:
-    it costs 20 to 60 µs a call to pass, in which no other thread can run Python (docs/log.md)."""
+    it costs 20 to 60 µs a call to pass, in which no other thread can run Python (docs/log)."""
     return torch.fbgemm_linear_int8_weight_fp32_activation(x, *weight)
 
 

@@ -1,5 +1,5 @@
 """Linear layers whose weights are laid out in advance for an ARM processor's matrix products. Torch does this at every
-call, which is a fifth of the time of a text (docs/log.md). The results have the same bits on the same machine."""
+call, which is a fifth of the time of a text (docs/log). The results have the same bits on the same machine."""
 
 from collections.abc import Iterable
 from functools import partial

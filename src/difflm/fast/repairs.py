@@ -20,7 +20,7 @@ from difflm.runtime.cuda_graphs import CapturedFunction, DelayedFlag, compile_wh
 GROWTH = 8  # words that repairs may add to a text
 OFFSETS = (1, -1, 2, -2, 3, -3, 0)  # how far from its place a word is looked for in the draft; 0: it replaces another
 NEARBY = 2  # places before and behind a word at which the writer may have expected it
-WEIGHT = 0.3  # of the writer's log-probabilities beside those of the model that repairs: docs/log.md
+WEIGHT = 0.3  # of the writer's log-probabilities beside those of the model that repairs: docs/log
 
 
 class Repairs:

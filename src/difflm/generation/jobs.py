@@ -39,7 +39,7 @@ from difflm.player.frames import Draft
 from difflm.runtime.threads import IsStopped, check_process, run_parallel
 
 MOST_TEXTS, MOST_CANDIDATES = 1_000_000, 1_000
-LABEL_WEIGHT = 30.0  # of a label's nats beside those of all words, where candidates are compared by both (docs/log.md)
+LABEL_WEIGHT = 30.0  # of a label's nats beside those of all words, where candidates are compared by both (docs/log)
 NOT_A_NUMBER = (
     "the model's answer is not a number, so there is no text: its weights are damaged, or too large for its dtype. "
     "Load it again, or with --dtype float32."

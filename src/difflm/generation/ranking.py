@@ -15,9 +15,9 @@ from difflm.generation.reading import Reader
 from difflm.generation.texts import Repaired
 
 Rank = Literal["bound"] | Reader  # the writer's own likelihood or bound, or another model's
-VECTOR_DRAWS, TOKEN_DRAWS = 4, 8  # of a bound, per candidate: docs/log.md, "Ranking candidates"
+VECTOR_DRAWS, TOKEN_DRAWS = 4, 8  # of a bound, per candidate: docs/log, "Ranking candidates"
 MOST_REPAIRS = 100
-DOUBT = 0.1  # a word with less than this share of the likeliest one's probability is repaired: docs/log.md
+DOUBT = 0.1  # a word with less than this share of the likeliest one's probability is repaired: docs/log
 CPU_TEXTS, GPU_TEXTS = 64, 1024  # candidates that are scored at once
 
 

@@ -3,7 +3,7 @@
 Parts: word vectors on a sphere and cross-entropy alone (Dieleman et al., 2022), self-conditioning (Chen et al., 2023),
 time warping (Dieleman et al., 2022), the closed-form evidence of the noisy vector in the logits (Gulrajani & Hashimoto,
 2023) and at the network's input, adaptive norms for time (Peebles & Xie, 2023), and a length drawn beforehand. What was
-tried, with numbers: docs/log.md.
+tried, with numbers: docs/log.
 """
 
 from typing import Any

@@ -12,7 +12,7 @@ from difflm.runtime.products import multiply_matrices
 if TRITON:
     from difflm.runtime.kernels.projection import join_gradients
 
-SHORT = 64  # words: up to this length, other kernels are faster on a GPU (docs/log.md)
+SHORT = 64  # words: up to this length, other kernels are faster on a GPU (docs/log)
 
 
 def compute_rotations(
@@ -48,7 +48,7 @@ def rotate_flipped(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The same in the width of x, without a rolled copy: for long texts that a GPU writes, of whose step copies and
-    sums in float32 were a quarter (docs/log.md)."""
+    sums in float32 were a quarter (docs/log)."""
     out, half = x * cos, x.shape[-1] // 2
     out[..., :half].addcmul_(x[..., half:], sin[..., :half])
     out[..., half:].addcmul_(x[..., :half], sin[..., half:])

@@ -30,7 +30,7 @@ from difflm.runtime.kernels import TRITON, has_kernel
 if TRITON:
     from difflm.runtime.kernels.short_attention import attend
 
-FOR_SHORT = [  # up to SHORT words, attention is faster with another order of kernels (docs/log.md)
+FOR_SHORT = [  # up to SHORT words, attention is faster with another order of kernels (docs/log)
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
@@ -313,7 +313,7 @@ class Transformer(WordHead):
     def embed(self, inputs: Tensor, mask: Tensor | None) -> Tensor:
         """With `places`, each position gets its distance from the start and from the end of the text: rotary embeddings
         only encode distances between positions, and a small network spends its attention on finding where it is
-        (docs/log.md). States keep the dtype of the layers' outputs: in float32, everything between two matrix products
+        (docs/log). States keep the dtype of the layers' outputs: in float32, everything between two matrix products
         would move twice as many bytes."""
         x: Tensor = self.input(inputs)
         if self.places is None:
@@ -388,7 +388,7 @@ class Transformer(WordHead):
     def modulations_at(self, t: Tensor) -> list[Modulation]:
         """Modulations of all blocks at times t. The condition has unit length: every modulation is a sum over the whole
         of it, so that a larger one moves fast and far under Adam. Unscaled, training at lr 1e-3 diverged within 700
-        steps (docs/log.md)."""
+        steps (docs/log)."""
         told = self.embed_time(t)
         return self.modulations(F.silu(F.layer_norm(told.float(), told.shape[-1:])) / math.sqrt(told.shape[-1]))
 

@@ -1,5 +1,5 @@
 """Large products of matrices on an NVIDIA GPU, by the fastest of the algorithms that cuBLASLt proposes. Torch takes the
-first one, which is up to a tenth slower for the layers of a Transformer (docs/log.md)."""
+first one, which is up to a tenth slower for the layers of a Transformer (docs/log)."""
 
 import ctypes
 import math

@@ -197,7 +197,7 @@ def find_pairs(plain: Recipe, given: Mapping[str, Any], root: Path | None) -> tu
 
 def choose_start(survey: Survey, given: Mapping[str, Any]) -> list[Choice]:
     """Choose the bundled model that training on English texts starts from, if there is one and none is given. For a
-    file with few different words, a small network of whole words learns faster (docs/log.md)."""
+    file with few different words, a small network of whole words learns faster (docs/log)."""
     if not survey.english or survey.closed or any(key in OTHER_MODEL or key.startswith("model.") for key in given):
         return []
     if (name := find_start("en")) is None:

@@ -30,7 +30,7 @@ WRITTEN = (  # what training writes into the directory of a run
     *("data", "data/train", "data/valid", "checkpoints", "tensorboard"),
 )
 NOT_A_MODEL = (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError, AttributeError, AssertionError)
-ONE_BY_ONE = 8_000_000  # with more weights, a CPU gains little from batches of several texts (docs/log.md)
+ONE_BY_ONE = 8_000_000  # with more weights, a CPU gains little from batches of several texts (docs/log)
 # Keys of every config.
 KEYS = dict(model=dict, vocabulary=int, tokenizer=str, longest=int, parameters=int, sampling=dict, recipe=dict)
 COUNTS = ("texts", "held_out", "held_out_seen", "left_out", "repeated", "rows", "source_vocabulary")

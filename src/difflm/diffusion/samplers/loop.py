@@ -276,7 +276,7 @@ class Draw:
     """Replace the predicted mean by one word drawn from the belief at each position.
 
     The step then has the variance of the true p(x_s | x_t), which the mean alone leaves out, but words of different
-    places are drawn apart: no gain was measured (docs/log.md). Position by position: inverse
+    places are drawn apart: no gain was measured (docs/log). Position by position: inverse
     distribution on one uniform number, exact in float32 for p > 1e-6.
     """
 

@@ -1,6 +1,6 @@
 """GELU and its slopes in training, with the bias of the layer before it, whose gradient is summed on the way. GELU is
 written again with the slopes, and not kept from the forward pass. A compiler's kernels take longer: GELU a third, and
-for the sum they read all slopes again (docs/log.md)."""
+for the sum they read all slopes again (docs/log)."""
 
 import torch
 import triton

@@ -1,6 +1,6 @@
 """The gradient of a layer norm whose input also goes on beside it: one kernel adds both gradients and sums those of the
 norm's weight and bias, and of a bias in its input. A compiler's kernel leaves many parts of these sums to five others
-(docs/log.md)."""
+(docs/log)."""
 
 import torch
 import triton

@@ -1,6 +1,6 @@
 """The gradient of a projection to queries, keys and values from theirs: one kernel rotates queries and keys back,
 writes all three side by side, and sums them for the bias. A compiler's kernel evaluates all parts everywhere and takes
-three times as long, and another one reads everything again for the sums (docs/log.md)."""
+three times as long, and another one reads everything again for the sums (docs/log)."""
 
 from typing import Any
 

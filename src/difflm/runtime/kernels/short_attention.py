@@ -2,7 +2,7 @@
 
 Rotary embedding (Su et al., 2021), scores, dropout and the weighted sum take place without going through memory, and
 the gradient has the layout of the projection before. Libraries' kernels are made for long texts: of 64 words they take
-two to five times as long (docs/log.md).
+two to five times as long (docs/log).
 """
 
 from typing import Any
