@@ -35,8 +35,7 @@ class Cdcd(Method):
     def build(self, texts: TextSpec) -> LanguageModel:
         dim, vocabulary, prediction = self.embedding_dim, texts.vocabulary, Logits()
         read = 2 * dim if texts.source_longest else 3 * dim + 1  # given words and where they are, beside the estimates
-        sizes = (read, vocabulary, self.hidden, self.layers, self.heads, self.dropout)
-        network, reads = build_network(texts, sizes, self.encoder_layers, positions=texts.longest)
+        network, reads = build_network(self, texts, read, vocabulary, positions=texts.longest)
         return DiffusionModel(
             # A tiny start lets the first updates choose the directions.
             codec=codecs.LearnedEmbedding(vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction),

@@ -47,9 +47,8 @@ class DiffLM(Method):
         prediction, dim = embedding.Logits(self.evidence), self.embedding_dim
         codec = codecs.LearnedEmbedding(texts.vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
         read = 3 if self.evidence else 2  # the state, the last estimate, and the mean word of the evidence
-        sizes = (read * dim, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
         places = texts.longest if self.positions else 0
-        network, reads = build_network(texts, sizes, self.encoder_layers, positions=places)
+        network, reads = build_network(self, texts, read * dim, texts.vocabulary, positions=places)
         return dict(
             codec=codec,
             process=gaussian.Gaussian(gaussian.LogSnrShift(gaussian.Cosine(), self.log_snr_shift)),

@@ -34,9 +34,8 @@ class Difformer(Method):
     noise_factor: float = Field(default=4.0, gt=0)  # of training alone
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        dim, hidden = self.embedding_dim, self.hidden
-        sizes = (2 * dim, dim, hidden, self.layers, self.heads, self.dropout)
-        network, reads = build_network(texts, sizes, self.encoder_layers, time="addition", positions=texts.longest)
+        dim = self.embedding_dim
+        network, reads = build_network(self, texts, 2 * dim, dim, time="addition", positions=texts.longest)
         return DiffusionModel(
             codec=LearnedEmbedding(
                 texts.vocabulary, dim, norm=self.norm, init_std=1.0 if self.norm == "none" else dim**-0.5
@@ -46,7 +45,7 @@ class Difformer(Method):
             conditioning=reads,
             objective=Objective({"mse": 1.0, "anchor_ce": 1.0}, label_smoothing=0.1),
             times=Uniform(),
-            lengths=LengthPredictor(texts.longest, texts.source_longest, hidden),
+            lengths=LengthPredictor(texts.longest, texts.source_longest, self.hidden),
             # Twenty steps to t = 0, of which the last five are left out.
             sampling=Sampling("ancestral", steps=15, stop_at=0.25, length_beam=5),
             self_conditioning=SelfConditioning("coin"),

@@ -1,6 +1,6 @@
 """What many methods compose in the same way: a network that may read a source, and lengths."""
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from difflm.diffusion.denoiser import CrossAttention
 from difflm.methods.base import TextSpec
@@ -8,19 +8,31 @@ from difflm.models.length_predictor import LengthPredictor
 from difflm.models.lengths import DrawnFromSource, DrawnLength
 from difflm.networks import EncoderDecoder, Transformer
 
+Reader = TypeVar("Reader", bound=EncoderDecoder)
+
 
 def build_network(
-    texts: TextSpec, sizes: tuple[int, int, int, int, int, float], encoder_layers: int, **settings: Any
+    method: Any, texts: TextSpec, in_dim: int, out_dim: int, **settings: Any
 ) -> tuple[Transformer, CrossAttention | None]:
-    """A Transformer of these sizes (in, out, hidden, layers, heads, dropout); where texts have sources, one that reads
-    them through attention, and the conditioning that goes with it."""
-    vocabulary, longest = texts.source_vocabulary or texts.vocabulary, texts.source_longest
-    if not longest:
-        return Transformer(*sizes, **settings), None
-    network = EncoderDecoder(
-        *sizes, source_vocabulary=vocabulary, source_longest=longest, encoder_layers=encoder_layers, **settings
+    """A Transformer of a method's hidden size, layers, heads and dropout; where texts have sources, one that reads them
+    through attention, and the conditioning that goes with it."""
+    if texts.source_longest:
+        return build_reader(EncoderDecoder, method, texts, in_dim, out_dim, **settings)
+    return Transformer(in_dim, out_dim, method.hidden, method.layers, method.heads, method.dropout, **settings), None
+
+
+def build_reader(
+    kind: type[Reader], method: Any, texts: TextSpec, in_dim: int, out_dim: int, **settings: Any
+) -> tuple[Reader, CrossAttention]:
+    """A network of this kind, which reads sources."""
+    network = kind(
+        *(in_dim, out_dim, method.hidden, method.layers, method.heads, method.dropout),
+        source_vocabulary=texts.source_vocabulary or texts.vocabulary,
+        source_longest=texts.source_longest,
+        encoder_layers=method.encoder_layers,
+        **settings,
     )
-    return network, CrossAttention(longest)
+    return network, CrossAttention(texts.source_longest)
 
 
 Lengths = Literal["predicted", "drawn"]

@@ -26,8 +26,7 @@ class SsdLm(TokenMethod):
     scale: float = Field(default=5.0, gt=0)  # K of the logits ±K
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        sizes = (self.hidden, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
-        network, reads = build_network(texts, sizes, self.encoder_layers, time="addition")
+        network, reads = build_network(self, texts, self.hidden, texts.vocabulary, time="addition")
         return BlockDiffusion(
             codec=Simplex(texts.vocabulary, self.hidden, self.scale),
             process=Renoised(Cosine(s=1e-4)),

@@ -1,5 +1,6 @@
 """What the methods of the discrete family share: sizes, a Transformer over tokens, and a drawn length."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
@@ -17,6 +18,7 @@ from difflm.methods.base import Method, TextSpec
 from difflm.methods.parts import Lengths, build_lengths, build_network
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel
+from difflm.models.lengths import LengthPolicy
 from difflm.models.open_start import build_annealed, read_decoder, take_weights
 from difflm.networks.transformer import TimeInput
 
@@ -41,8 +43,7 @@ class TokenMethod(Method):
 
     def body(self, texts: TextSpec, time: TimeInput) -> tuple[nn.Module, CrossAttention | None]:
         """From vectors of tokens to logits of words, and how the network reads a source."""
-        sizes = (self.hidden, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
-        return build_network(texts, sizes, self.encoder_layers, time=time, positions=texts.longest)
+        return build_network(self, texts, self.hidden, texts.vocabulary, time=time, positions=texts.longest)
 
     def compose(
         self,
@@ -54,11 +55,12 @@ class TokenMethod(Method):
         time: TimeInput = "adaptive",
         bounded: bool = True,
         label_smoothing: float = 0.0,
-        clean_context: float = 0.0,
-        model: type[DiffusionModel] = DiffusionModel,
+        lengths: LengthPolicy | None = None,
+        model: Callable[..., DiffusionModel] = DiffusionModel,
+        **parts: Any,
     ) -> DiffusionModel:
         """Compose the parts that a paper chooses, on the body that all share; by default 50 ancestral steps. Without
-        `bounded` the model has no bound."""
+        `bounded` the model has no bound. Further `parts` are those of the `model`."""
         network, reads = self.body(texts, time)
         return model(
             codec=Tokens(process.words, self.word_width, process.states),
@@ -66,11 +68,11 @@ class TokenMethod(Method):
             network=network,
             objective=Objective(objective, label_smoothing),
             times=times or LowDiscrepancy(limits=CONTINUOUS),
-            lengths=build_lengths(texts, self.hidden, self.lengths),
+            lengths=lengths or build_lengths(texts, self.hidden, self.lengths),
             sampling=sampling or Sampling(steps=50),
             conditioning=reads,
             bound=DiscreteBound() if bounded else None,
-            clean_context=clean_context,
+            **parts,
         )
 
 
@@ -95,11 +97,16 @@ class DecoderStart(TokenMethod):
             values = {**values, "decoder": decoder, **sizes}
         return values
 
-    def build_decoder(self, texts: TextSpec, positions: int) -> nn.Module:
-        """The network of that model's shape, for canvases of this many positions."""
+    def positions(self, texts: TextSpec) -> int:
+        """Of the canvases that such a model reads."""
+        return texts.longest
+
+    def body(self, texts: TextSpec, time: TimeInput) -> tuple[nn.Module, CrossAttention | None]:
+        if not self.decoder:
+            return super().body(texts, time)
         if texts.source_longest:
             raise UsageError("a pretrained decoder reads no sources: leave model.pretrained out.")
-        return build_annealed(self.decoder, texts.vocabulary, positions, self.shift, self.anneal)
+        return build_annealed(self.decoder, texts.vocabulary, self.positions(texts), self.shift, self.anneal), None
 
     def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.decoder:

@@ -4,16 +4,14 @@ Each position has its own time, the left ones ahead; twenty steps of the two-tim
 state at time 0 keeps the noise that the network learned there; the released code turns it off.
 """
 
-from difflm.diffusion import codecs, denoiser, objectives
-from difflm.diffusion.processes import gaussian
+from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.methods.ar_diffusion.bound import TwoLevelBound
 from difflm.methods.ar_diffusion.network import TimeAttentionDecoder
 from difflm.methods.ar_diffusion.times import TwoLevelTimes
 from difflm.methods.base import Method, TextSpec
-from difflm.methods.diffusion_lm import CERTAIN, CHAIN
+from difflm.methods.diffusion_lm import CERTAIN, CHAIN, X0_STD, compose_chain
+from difflm.methods.parts import build_reader
 from difflm.models.base import LanguageModel, Sampling
-from difflm.models.diffusion import DiffusionModel
-from difflm.models.lengths import PadTokens
 
 
 class ArDiffusion(Method):
@@ -27,21 +25,9 @@ class ArDiffusion(Method):
     dropout: float = 0.1
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        schedule, dim = gaussian.Sqrt(), self.embedding_dim
-        return DiffusionModel(
-            codec=codecs.LearnedEmbedding(texts.vocabulary, dim, x0_std=gaussian.first_level_std(schedule, CHAIN)),
-            process=gaussian.Gaussian(schedule),
-            network=TimeAttentionDecoder(
-                *(dim, dim, self.hidden, self.layers, self.heads, self.dropout),
-                positions=texts.longest,
-                source_vocabulary=texts.source_vocabulary or texts.vocabulary,
-                source_longest=texts.source_longest,
-                encoder_layers=self.encoder_layers,
-            ),
-            conditioning=denoiser.CrossAttention(texts.source_longest),
-            objective=objectives.Objective({"mse": 1.0, "rounding_ce": 1.0, "terminal_norm": 1.0}),
-            times=TwoLevelTimes(texts.longest, CHAIN),
-            lengths=PadTokens(texts.longest),
-            sampling=Sampling("ancestral", steps=20, clamp=True),
-            bound=TwoLevelBound(CERTAIN),
-        )
+        dim, longest = self.embedding_dim, texts.longest
+        codec = LearnedEmbedding(texts.vocabulary, dim, x0_std=X0_STD)
+        network, reads = build_reader(TimeAttentionDecoder, self, texts, dim, dim, positions=longest)
+        times, sampling = TwoLevelTimes(longest, CHAIN), Sampling("ancestral", steps=20, clamp=True)
+        parts = {"conditioning": reads, "times": times, "bound": TwoLevelBound(CERTAIN)}
+        return compose_chain(texts, codec, network, sampling, **parts)

@@ -5,13 +5,10 @@ Training masks shares of which losses vary least, as the paper found for small b
 may begin as a model that writes from left to right.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
-from difflm.diffusion.bounds import DiscreteBound
-from difflm.diffusion.codecs import Tokens
-from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.timesteps import BlockTimes
 from difflm.methods.base import TextSpec
@@ -29,23 +26,21 @@ class BlockDiffusionMethod(DecoderStart):
 
     block: Literal[1, 2, 4, 8, 16] = 4
 
-    def build(self, texts: TextSpec) -> LanguageModel:
-        process, lengths = Absorbing(texts.vocabulary), BlockLengths(texts.longest, self.block)
-        network: nn.Module
+    def body(self, texts: TextSpec, time: Any) -> tuple[nn.Module, Any]:
         if self.decoder:
-            network, reads = self.build_decoder(texts, lengths.positions(texts.longest) + self.shift), None
-        else:
-            sizes = (self.hidden, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout)
-            network, reads = build_network(texts, sizes, self.encoder_layers, time="none")
-        return BlockDiffusion(
-            codec=Tokens(texts.vocabulary, self.hidden, process.states),
-            process=process,
-            network=network,
-            denoiser=OpenBlockDenoiser if self.decoder else BlockDenoiser,
-            conditioning=reads,
-            objective=Objective({"elbo": 1.0}),
-            times=BlockTimes(self.block, *CLIPS[self.block]),
-            lengths=lengths,
+            return super().body(texts, time)
+        return build_network(self, texts, self.hidden, texts.vocabulary, time=time)
+
+    def positions(self, texts: TextSpec) -> int:
+        return BlockLengths(texts.longest, self.block).positions(texts.longest) + self.shift
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        return self.compose(
+            *(Absorbing(texts.vocabulary), texts, {"elbo": 1.0}),
             sampling=Sampling("first-hitting", steps=self.block),
-            bound=DiscreteBound(),
+            times=BlockTimes(self.block, *CLIPS[self.block]),
+            time="none",
+            lengths=BlockLengths(texts.longest, self.block),
+            model=BlockDiffusion,
+            denoiser=OpenBlockDenoiser if self.decoder else BlockDenoiser,
         )

@@ -7,19 +7,20 @@ order of words, the surest first. They are drawn at temperature 0.2, where GLAT 
 predicted of the source.
 """
 
-from pydantic import Field
+from functools import partial
 
-from difflm.diffusion.codecs import Tokens
+from pydantic import Field
+from torch import nn
+
 from difflm.diffusion.denoiser import CrossAttention
-from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
-from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.methods.base import TextSpec
 from difflm.methods.diff_glat.model import GlancingModel
-from difflm.methods.parts import build_lengths
-from difflm.methods.tokens import CONTINUOUS, TokenMethod
+from difflm.methods.parts import build_reader
+from difflm.methods.tokens import TokenMethod
 from difflm.models.base import LanguageModel, Sampling
 from difflm.networks import StagedDecoder
+from difflm.networks.transformer import TimeInput
 
 
 class DiffGlat(TokenMethod):
@@ -28,31 +29,12 @@ class DiffGlat(TokenMethod):
     stage_layers: int = Field(default=2, ge=1)
     settled_at: int = Field(default=4000, ge=1)  # half of the wrong words are shown at first, 30 % from this update on
 
+    def body(self, texts: TextSpec, time: TimeInput) -> tuple[nn.Module, CrossAttention | None]:
+        dims, stages = (self.hidden, texts.vocabulary), {"stage_layers": self.stage_layers}
+        return build_reader(StagedDecoder, self, texts, *dims, time=time, positions=texts.longest, **stages)
+
     def build(self, texts: TextSpec) -> LanguageModel:
-        process, hidden = Absorbing(texts.vocabulary), self.hidden
-        network = StagedDecoder(
-            hidden,
-            texts.vocabulary,
-            hidden,
-            self.layers,
-            self.heads,
-            self.dropout,
-            stage_layers=self.stage_layers,
-            source_vocabulary=texts.source_vocabulary or texts.vocabulary,
-            source_longest=texts.source_longest,
-            encoder_layers=self.encoder_layers,
-            time="none",
-            positions=texts.longest,
-        )
-        return GlancingModel(
-            shares=(0.5, 0.3),
-            settled_at=self.settled_at,
-            codec=Tokens(process.words, hidden, process.states),
-            process=process,
-            network=network,
-            objective=Objective({"ce": 1.0}),
-            times=LowDiscrepancy(limits=CONTINUOUS),
-            lengths=build_lengths(texts, hidden, self.lengths),
-            sampling=Sampling("confidence", steps=len(network.stages), temperature=0.2),
-            conditioning=CrossAttention(texts.source_longest),
-        )
+        sampling = Sampling("confidence", steps=-(-self.layers // self.stage_layers), temperature=0.2)
+        model = partial(GlancingModel, shares=(0.5, 0.3), settled_at=self.settled_at)
+        process = Absorbing(texts.vocabulary)
+        return self.compose(process, texts, {"ce": 1.0}, sampling, time="none", bounded=False, model=model)

@@ -3,17 +3,17 @@
 The losses count the text alone, as the paper's equations do; the released code counts the source and its padding too.
 """
 
+from typing import Any
+
 from pydantic import Field
 
-from difflm.diffusion import bounds, codecs, denoiser, objectives, timesteps
-from difflm.diffusion.codecs import Embedding
-from difflm.diffusion.processes import Gaussian, gaussian
+from difflm.diffusion.codecs import CentredEmbedding, Embedding, LearnedEmbedding
+from difflm.diffusion.denoiser import PartialNoising
+from difflm.diffusion.processes.gaussian import Sqrt
 from difflm.methods.base import TextSpec
 from difflm.methods.diffuseq.process import SoftAbsorbing
-from difflm.methods.diffusion_lm import CERTAIN, CHAIN, DiffusionLM
+from difflm.methods.diffusion_lm import X0_STD, DiffusionLM, compose_chain
 from difflm.models.base import LanguageModel, Sampling
-from difflm.models.diffusion import DiffusionModel
-from difflm.models.lengths import PadTokens
 from difflm.networks import BertLayout
 
 
@@ -23,28 +23,14 @@ class DiffuSeq(DiffusionLM):
     embedding_dim: int = 128
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        schedule = gaussian.Sqrt()
-        x0_std = gaussian.first_level_std(schedule, CHAIN)
-        return self.compose(
-            texts,
-            codecs.LearnedEmbedding(texts.vocabulary, self.embedding_dim, x0_std=x0_std),
-            gaussian.Gaussian(schedule),
-            Sampling("ancestral", steps=2000, clamp=True),
-        )
+        codec = LearnedEmbedding(texts.vocabulary, self.embedding_dim, x0_std=X0_STD)
+        return self.compose(texts, codec, Sampling("ancestral", steps=2000, clamp=True))
 
-    def compose(self, texts: TextSpec, codec: Embedding, process: Gaussian, sampling: Sampling) -> LanguageModel:
+    def compose(self, texts: TextSpec, codec: Embedding, sampling: Sampling, **parts: Any) -> LanguageModel:
         dim = self.embedding_dim
-        return DiffusionModel(
-            codec=codec,
-            process=process,
-            network=BertLayout(dim, dim, self.hidden, self.layers, self.heads, self.dropout),
-            conditioning=denoiser.PartialNoising(texts.source_longest),
-            objective=objectives.Objective({"mse": 1.0, "rounding_ce": 1.0, "terminal_norm": 1.0}),
-            times=timesteps.LossAware(),
-            lengths=PadTokens(texts.longest),
-            sampling=sampling,
-            bound=bounds.GaussianBound(certain_below=CERTAIN),
-        )
+        network = BertLayout(dim, dim, self.hidden, self.layers, self.heads, self.dropout)
+        reads = PartialNoising(texts.source_longest)
+        return compose_chain(texts, codec, network, sampling, conditioning=reads, **parts)
 
 
 class DiffuSeqV2(DiffuSeq):
@@ -59,11 +45,6 @@ class DiffuSeqV2(DiffuSeq):
     absorbing_rate: float = Field(default=0.5, ge=0, le=1)
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        schedule = gaussian.Sqrt()
-        x0_std = gaussian.first_level_std(schedule, CHAIN)
-        return self.compose(
-            texts,
-            codecs.CentredEmbedding(texts.vocabulary, self.embedding_dim, x0_std=x0_std),
-            SoftAbsorbing(schedule, self.absorbing_rate),
-            Sampling("dpm-solver", steps=20),
-        )
+        codec = CentredEmbedding(texts.vocabulary, self.embedding_dim, x0_std=X0_STD)
+        process = SoftAbsorbing(Sqrt(), self.absorbing_rate)
+        return self.compose(texts, codec, Sampling("dpm-solver", steps=20), process=process)

@@ -31,9 +31,8 @@ class Dinoiser(Method):
     clip: bool = True  # training times, by the distances of words
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        dim, hidden, longest = self.embedding_dim, self.hidden, texts.longest
-        sizes = (2 * dim, dim, hidden, self.layers, self.heads, self.dropout)
-        network, reads = build_network(texts, sizes, self.encoder_layers, time="addition", positions=longest)
+        dim, longest = self.embedding_dim, texts.longest
+        network, reads = build_network(self, texts, 2 * dim, dim, time="addition", positions=longest)
         return DiffusionModel(
             codec=LearnedEmbedding(texts.vocabulary, dim, norm="sphere", init_std=1e-3),
             process=Gaussian(SigmaTime()),
@@ -41,7 +40,7 @@ class Dinoiser(Method):
             conditioning=reads,
             objective=Objective({"mse": 1.0, "rounding_ce": 1.0}),
             times=ClippedTimes(texts.vocabulary) if self.clip else LowDiscrepancy(),
-            lengths=LengthPredictor(longest, texts.source_longest, hidden, shapes_encoder=False),
+            lengths=LengthPredictor(longest, texts.source_longest, self.hidden, shapes_encoder=False),
             sampling=Sampling("ddim", steps=20, told_time=0.99, length_beam=5),
             self_conditioning=SelfConditioning("both"),
             bound=GaussianBound(),

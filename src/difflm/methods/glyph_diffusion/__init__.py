@@ -43,8 +43,7 @@ class GlyphDiffusion(Method):
         pixels, shape = self.height * self.width, (len(spelling.signs), self.height, self.width)
         # A font file draws when training starts; a run holds what it drew.
         pictures = torch.zeros(shape) if self.font else torch.from_numpy(spelling.draw(self.height, self.width))
-        sizes = (2 * pixels, pixels, self.hidden, self.layers, self.heads, self.dropout)
-        network, reads = build_network(texts, sizes, self.encoder_layers, positions=cells)
+        network, reads = build_network(self, texts, 2 * pixels, pixels, positions=cells)
         drop = ConditionDrop(self.drop if reads else 0.0)
         return DiffusionModel(
             codec=Glyphs(pictures),

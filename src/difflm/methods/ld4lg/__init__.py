@@ -33,8 +33,7 @@ class Ld4lg(LatentMethod):
         guided = bool(texts.source_longest and self.drop)
         sampling = Sampling("ancestral", steps=250, temperature=0.0, contrast=1.0 if guided else 0.0)
         encoder, decoder, width = self.build_halves(texts, dim, self.autoencoder_layers, reads_source=False)
-        sizes = (2 * dim, dim, self.hidden, self.layers, self.heads, self.dropout)
-        network, reads = build_network(texts, sizes, self.encoder_layers, positions=self.latents)
+        network, reads = build_network(self, texts, 2 * dim, dim, positions=self.latents)
         return LatentDiffusion(
             Autoencoder(encoder, decoder, texts.vocabulary, longest, width, sampling, self.latents, dim),
             process=Gaussian(Cosine()),

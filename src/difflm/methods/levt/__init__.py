@@ -8,6 +8,7 @@ longest text has.
 
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.levt.model import LevenshteinModel
+from difflm.methods.parts import build_reader
 from difflm.models.base import LanguageModel, Sampling
 from difflm.networks import EncoderDecoder
 
@@ -22,13 +23,8 @@ class LevT(Method):
     dropout: float = 0.1
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        network = EncoderDecoder(
-            *(self.hidden, texts.vocabulary, self.hidden, self.layers, self.heads, self.dropout),
-            source_vocabulary=texts.source_vocabulary or texts.vocabulary,
-            source_longest=texts.source_longest,
-            encoder_layers=self.encoder_layers,
-            time="none",
-            positions=texts.longest + 2,
-        )
+        places = texts.longest + 2
+        dims = self.hidden, texts.vocabulary
+        network, _ = build_reader(EncoderDecoder, self, texts, *dims, time="none", positions=places)
         sampling = Sampling("edits", steps=10, temperature=0.0)
         return LevenshteinModel(network, texts.vocabulary, texts.longest, texts.source_longest, sampling)

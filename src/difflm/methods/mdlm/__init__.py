@@ -5,10 +5,7 @@ The loss is the bound in continuous time; since a mask carries no information, t
 its words are wrong. It can start from a left-to-right model whose attention is gradually opened (Gong et al., 2025).
 """
 
-from typing import Any
-
 from pydantic import Field
-from torch import nn
 
 from difflm.diffusion.processes import Absorbing
 from difflm.methods.base import TextSpec
@@ -24,9 +21,6 @@ class Mdlm(DecoderStart):
 
     context: float = Field(default=0.0, ge=0, le=1)  # share of texts learned with a gap between clean words
     quality_head: bool = False  # whether it learns which of its words are wrong, for the sampler prism
-
-    def body(self, texts: TextSpec, time: Any) -> tuple[nn.Module, Any]:
-        return (self.build_decoder(texts, texts.longest), None) if self.decoder else super().body(texts, time)
 
     def build(self, texts: TextSpec) -> LanguageModel:
         model = QualityModel if self.quality_head else DiffusionModel

@@ -8,15 +8,12 @@ losses that move the schedule, and the schedule is saved with its weights. Sourc
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.denoiser import SelfConditioning
-from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
+from difflm.diffusion.processes.gaussian import Sqrt
 from difflm.methods.base import Method, TextSpec
-from difflm.methods.diffusion_lm import CHAIN
+from difflm.methods.diffusion_lm import CHAIN, X0_STD, compose_chain
 from difflm.methods.parts import build_network
 from difflm.methods.seqdiffuseq.schedule import PositionGaussian, PositionLosses
 from difflm.models.base import LanguageModel, Sampling
-from difflm.models.diffusion import DiffusionModel
-from difflm.models.lengths import PadTokens
 
 
 class SeqDiffuSeq(Method):
@@ -32,17 +29,16 @@ class SeqDiffuSeq(Method):
     adapt_every: int = 800  # 20,000 there
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        schedule, dim, longest = Sqrt(), self.embedding_dim, texts.longest
-        sizes = (2 * dim, dim, self.hidden, self.layers, self.heads, self.dropout)
-        network, reads = build_network(texts, sizes, self.encoder_layers, time="addition", positions=longest)
-        return DiffusionModel(
-            codec=LearnedEmbedding(texts.vocabulary, dim, x0_std=first_level_std(schedule, CHAIN)),
-            process=PositionGaussian(schedule, longest, CHAIN),
-            network=network,
-            objective=Objective({"mse": 1.0, "rounding_ce": 1.0, "terminal_norm": 1.0}),
+        dim, longest = self.embedding_dim, texts.longest
+        network, reads = build_network(self, texts, 2 * dim, dim, time="addition", positions=longest)
+        return compose_chain(
+            texts,
+            LearnedEmbedding(texts.vocabulary, dim, x0_std=X0_STD),
+            network,
+            Sampling("ancestral", steps=2000),
+            process=PositionGaussian(Sqrt(), longest, CHAIN),
             times=PositionLosses(CHAIN, longest, PAD, first=self.adapt_first, every=self.adapt_every),
-            lengths=PadTokens(longest),
-            sampling=Sampling("ancestral", steps=2000),
             conditioning=reads,
             self_conditioning=SelfConditioning("coin"),
+            bound=None,
         )
