@@ -272,7 +272,7 @@ def write(
     from difflm.generation.ranking import make_ranking
 
     settings = {key: value for key, value in how.items() if key not in RANKING}
-    count, sources, chosen = max(each, how.get("mbr", 1)), pairs.sources, None
+    count, sources, chosen = max(each, how.get("mbr", 1)), pairs.sources, list[int]()
     ids, made, calls, seconds = write_candidates("", lm, sources, count, 0, settings, lambda *_: None)
     texts = [[text.text for text in group] for group in made]
     if how.get("rank"):
@@ -287,7 +287,7 @@ def write(
     elif how.get("mbr", 1) > 1:
         chosen = [most_central([text.tokens for text in group]) for group in made]
     words = ", ".join(f"{key}={value}" for key, value in how.items())
-    return Outputs(texts, calls, seconds, "first", how=words, chosen=chosen)
+    return Outputs(texts, calls, seconds, words, chosen)
 
 
 def write_repaired(
@@ -306,7 +306,7 @@ def write_repaired(
     texts = [[lm.tokenizer.decode(one.ids) for one in group] for group in versions]
     calls += sum(one.readings for group in versions for one in group) / len(ids)
     words = ", ".join(f"{key}={value}" for key, value in how.items())
-    return Outputs(texts, calls, seconds + time.perf_counter() - begun, "first", how=words)
+    return Outputs(texts, calls, seconds + time.perf_counter() - begun, words)
 
 
 def measure(run: str, asked: Asked) -> dict[str, Any]:
@@ -334,7 +334,7 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
             if how in (one for one, _, _ in tried):
                 continue
             made = write(lm, choose, how, rankers=rankers)
-            bleu, _ = corpus_sacrebleu(made.choose(choose.references), choose.references)
+            bleu, _ = corpus_sacrebleu(made.texts, choose.references)
             tried.append((how, bleu, made.calls))
             if bleu > best[0] and (made.calls <= CALLS or "left-to-right" in lm.model.capabilities.settings):
                 best = (bleu, how)

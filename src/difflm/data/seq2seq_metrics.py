@@ -136,24 +136,10 @@ def measure_texts(
     return figures, signature
 
 
-def choose_by_mbr(candidates: Sequence[str]) -> int:
-    """Return the index of the candidate with the largest summed BLEU against the others, the first of equals:
-    minimum Bayes risk (Kumar & Byrne, 2004). It looks at no reference."""
-    numbered = list(enumerate(candidates))
-    return index_of_best(
-        [sum(sentence_bleu_nltk4(own, [other]) for j, other in numbered if j != i) for i, own in numbered]
-    )
-
-
 def choose_oracle(candidates: Sequence[str], references: Sequence[str]) -> int:
     """Return the index of the candidate with the largest BLEU against the references. This is an upper limit, not a
     result: it needs the answer."""
-    return index_of_best([sentence_bleu_nltk4(own, references) for own in candidates])
-
-
-def index_of_best(gains: Sequence[float]) -> int:
-    if not gains:
-        raise UsageError("there is no candidate to choose from.")
+    gains = [sentence_bleu_nltk4(own, references) for own in candidates]
     return gains.index(max(gains))
 
 

@@ -114,7 +114,7 @@ class Writer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return dict(self.asked.settings)
+        return settings_for(self.lm, self.asked.settings)
 
     def write(self, name: str, on_progress: OnProgress) -> Iterator[Written]:
         start = time.perf_counter()
@@ -185,10 +185,6 @@ class Decoded(BothSides):
         super().__init__(lm, gaps, asked)
         self.method, self.label = method, f"{method}: "
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return settings_for(self.lm, self.asked.settings)
-
     def jobs(self, gap: Gap) -> Iterator[GenerationJob]:
         """Yield one job for all candidates, which may share a search."""
         how = {"guidance": self.asked.methods[self.method], "method": self.method, **self.settings}
@@ -221,11 +217,6 @@ class Answering(Writer):
 
     def middle(self, text: str) -> Words:
         return [word for word in split_words(text) if word not in (BLANK, ANSWER)]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings that are not about denoising."""
-        return {key: value for key, value in self.asked.settings.items() if key == "temperature"}
 
     @cached_property
     def prompts(self) -> list[list[int]]:

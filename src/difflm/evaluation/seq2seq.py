@@ -6,7 +6,7 @@ source unchanged. `figures.yaml` defines the figures.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,7 +15,6 @@ import numpy as np
 from difflm.data.references import PairSet
 from difflm.data.seq2seq_metrics import (
     check_references,
-    choose_by_mbr,
     choose_oracle,
     div_4,
     measure_texts,
@@ -24,24 +23,16 @@ from difflm.data.seq2seq_metrics import (
 from difflm.data.text_metrics import most_central
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
-from difflm.evaluation.language import OnProgress, describe_sampling, device_name
+from difflm.evaluation.language import OnProgress, describe_sampling, device_name, settings_for
 from difflm.evaluation.options import Options
 from difflm.evaluation.reports import SEQ2SEQ, Report, Row
 from difflm.generation.jobs import Chosen, Decode, Generation, Ids
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.ranking import Rank, Ranking, check_repairs, make_ranking
 from difflm.generation.reading import Reader
-from difflm.models.sampling import understood_by
 
 COPY = "copy of the source"
 SAMPLES = 3  # candidates per source for the figures of variety, as in DiffuSeq: both depend on their number
-
-Selection = Literal["first", "mbr", "oracle"]
-SELECTIONS: dict[Selection, Callable[[Sequence[str], Sequence[str]], int]] = {
-    "first": lambda candidates, references: 0,
-    "mbr": lambda candidates, references: choose_by_mbr(candidates),
-    "oracle": choose_oracle,  # uses the references: an upper limit, not a result
-}
 
 
 @dataclass(frozen=True)
@@ -51,21 +42,15 @@ class Outputs:
     candidates: Sequence[Sequence[str]]
     calls: float  # network calls per source, over all its candidates
     seconds: float  # for all sources and candidates
-    selection: Selection = "mbr"  # "first": the system has ordered its candidates itself (beam search, re-ranking)
-    how: str = ""  # a description; derived from the selection if empty
-    chosen: Sequence[int] | None = None  # the index of the chosen candidate, if the system has chosen
+    how: str = ""  # how one of the candidates was chosen, in words
+    chosen: Sequence[int] = ()  # the index of the chosen candidate of each source; empty: the first of each
+    selection: Literal["first", "mbr", "oracle"] = "first"  # "first": the system has ordered its candidates itself
     about: Mapping[str, Any] = field(default_factory=dict)  # method, sampling …
 
-    def describe(self) -> str:
-        """Return how the texts were chosen, in words."""
-        count = len(self.candidates[0])
-        made = f"{'MBR' if self.selection == 'mbr' else self.selection} of {count}" if count > 1 else "one candidate"
-        return self.how or made
-
-    def choose(self, references: Sequence[Sequence[str]]) -> list[str]:
-        """Return the chosen text of each source."""
-        select = SELECTIONS[self.selection]
-        indices = self.chosen or [select(*pair) for pair in zip(self.candidates, references, strict=True)]
+    @property
+    def texts(self) -> list[str]:
+        """The chosen text of each source."""
+        indices = self.chosen or [0] * len(self.candidates)
         return [some[index] for some, index in zip(self.candidates, indices, strict=True)]
 
 
@@ -79,13 +64,11 @@ def measure_outputs(
 ) -> Report:
     """Measure the systems' outputs, by the name of their rows, and the copy baseline on the same sources."""
     check_references(sources, references)
-    copies = Outputs([[source] for source in sources], calls=0, seconds=0.0, selection="first")
+    copies = Outputs([[source] for source in sources], calls=0, seconds=0.0)
     named = [(name, one) for name, made in systems.items() for one in ([made] if isinstance(made, Outputs) else made)]
-    for name, outputs in named:
-        check_outputs(name, outputs, len(sources))
     rows = []
     for name, outputs in [*named, (COPY, copies)]:
-        texts = outputs.choose(references)
+        texts = outputs.texts
         measured, signature = measure_texts(texts, sources, references)
         figures: dict[str, float | None] = {**dict.fromkeys(SEQ2SEQ), **measured}
         if len(outputs.candidates[0]) >= SAMPLES:
@@ -95,8 +78,12 @@ def measure_outputs(
         if similarity is not None:
             figures["bert_score"] = sum(similarity(texts, references)) / len(texts)
         figures |= {"calls": outputs.calls, "seconds": outputs.seconds}
-        how = "" if outputs is copies else outputs.describe()
-        own = {"how": how, "selection": outputs.selection, "candidates": len(outputs.candidates[0]), **outputs.about}
+        own = {
+            "how": outputs.how,
+            "selection": outputs.selection,
+            "candidates": len(outputs.candidates[0]),
+            **outputs.about,
+        }
         varied = {figure: SAMPLES * len(sources) for figure in ("self_bleu", "div_4") if figures[figure] is not None}
         rows.append(Row(name, figures, own, count=len(sources), texts=varied))
     count = sum(map(len, references))
@@ -113,21 +100,6 @@ def write_legend(rows: Sequence[Row], signature: str) -> list[str]:
     if any(row.about["selection"] == "oracle" for row in rows):
         lines.append("oracle: chosen by the references, an upper limit")
     return lines
-
-
-def check_outputs(name: str, outputs: Outputs, sources: int) -> None:
-    if len(outputs.candidates) != sources:
-        raise UsageError(
-            f"{name}: {sources:,} sources have {len(outputs.candidates):,} lists of candidates: give one per source."
-        )
-    count = len(outputs.candidates[0])
-    for number, some in enumerate(outputs.candidates, 1):
-        if isinstance(some, str) or not some:
-            raise UsageError(f"{name}: source {number:,} has no list of candidates.")
-        if len(some) != count:
-            raise UsageError(f"{name}: source {number:,} has {len(some)} candidates, the first has {count}.")
-    if outputs.selection not in SELECTIONS:
-        raise UsageError(f"{name}: unknown selection {outputs.selection!r}. Known: {', '.join(SELECTIONS)}.")
 
 
 # -- generating -------------------------------------------------------------------------------------------------------
@@ -191,39 +163,35 @@ def write_outputs(
 ) -> Iterator[Outputs]:
     """Yield a model's texts: one sample, the most central and the likeliest of several, and beam search if it supports
     that."""
-    left_to_right = "left-to-right" in lm.model.capabilities.settings
-    known = understood_by(lm.model.capabilities.settings) if left_to_right else options.settings
-    settings = {key: value for key, value in options.settings.items() if key in known}
-    about = {"method": lm.config["method"]}
+    settings, mbr, seed = settings_for(lm, options.settings), options.mbr, options.seed
 
     def describe(how: str, **changes: Any) -> dict[str, Any]:
         sampling = describe_sampling(lm.sampling(**settings, **changes))
-        return {"how": how, "about": {**about, "sampling": f"{how}: {sampling}"}}
+        return {"how": how, "about": {"method": lm.config["method"], "sampling": f"{how}: {sampling}"}}
 
-    mbr, seed = options.mbr, options.seed
     ids, made, calls, seconds = write_candidates(name, lm, pairs.sources, mbr, seed, settings, on_progress)
     texts = [[text.text for text in group] for group in made]
-    firsts = [group[:1] for group in texts]
-    yield Outputs(firsts, calls / mbr, seconds / mbr, "first", **describe("one sample"))
+    yield Outputs([group[:1] for group in texts], calls / mbr, seconds / mbr, **describe("one sample"))
     if mbr > 1:
         start = time.perf_counter()
         chosen = [most_central([text.tokens for text in group]) for group in made]  # as `translate --mbr` chooses
         own = seconds + time.perf_counter() - start
-        yield Outputs(texts, calls, own, "mbr", chosen=chosen, **describe(f"MBR of {mbr}"))
+        yield Outputs(texts, calls, own, chosen=chosen, selection="mbr", **describe(f"MBR of {mbr}"))
     for how, ranking in rankings.items():
         on_progress(f"{name}: ranking", 0, 1)
         start = time.perf_counter()
         best = ranking(range(len(ids)), ids)
         own, cost = seconds + time.perf_counter() - start, sum(one.calls for one in best) / len(best)
         chosen = [one.index for one in best]
-        yield Outputs(put_repairs(lm, texts, best), calls + cost, own, "first", chosen=chosen, **describe(how))
-    if mbr > 1 and options.oracle:
-        yield Outputs(texts, calls, seconds, "oracle", **describe(f"oracle of {mbr}"))
-    if left_to_right and options.beams:
+        yield Outputs(put_repairs(lm, texts, best), calls + cost, own, chosen=chosen, **describe(how))
+    if mbr > 1 and options.oracle:  # an upper limit, not a result: it looks at the references
+        chosen = list(map(choose_oracle, texts, pairs.references))
+        yield Outputs(texts, calls, seconds, chosen=chosen, selection="oracle", **describe(f"oracle of {mbr}"))
+    if "left-to-right" in lm.model.capabilities.settings and options.beams:
         search = {**settings, "beams": options.beams}
         _, made, calls, seconds = write_candidates(name, lm, pairs.sources, 1, seed, search, on_progress)
-        about_search = describe(f"{options.beams} beams", beams=options.beams)
-        yield Outputs([[text.text for text in group] for group in made], calls, seconds, "first", **about_search)
+        about = describe(f"{options.beams} beams", beams=options.beams)
+        yield Outputs([[text.text for text in group] for group in made], calls, seconds, **about)
 
 
 def put_repairs(lm: TextDiffusion, texts: list[list[str]], best: Sequence[Chosen]) -> list[list[str]]:
