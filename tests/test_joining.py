@@ -51,10 +51,12 @@ class Server:
     def step(self, shape: LoopShape, loop: Loop, jobs: list[Any]) -> None:
         loop.enter()
         for found in loop.step():
-            texts = self.lm.finish_rows(found.job, *found.read(self.lm.model))
-            made = next(made for job, made in zip(jobs, self.made, strict=True) if job is found.job)
-            assert not texts.keys() & made.keys(), "no text is told twice"
-            made |= texts
+            for owner in found.finished:
+                finished = found.jobs[owner]
+                texts = self.lm.finish_rows(finished, *found.read(owner, self.lm.model))
+                made = next(made for job, made in zip(jobs, self.made, strict=True) if job is finished)
+                assert not texts.keys() & made.keys(), "no text is told twice"
+                made |= texts
         self.steps_together.add(frozenset(seat.step for seat in loop.seats if seat))
         if not loop.holders:
             loop.close()

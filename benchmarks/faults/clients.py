@@ -132,11 +132,11 @@ def send_crowds(folder: Path, count: int) -> dict[str, object]:
         return b""
 
     def work(tally: Tally) -> str:
-        from difflm.generation.loops import Finished, Loop
+        from difflm.generation.loops import BatchProgress, Loop
 
         draw, slowest, step = random.Random(10), 0.0, Loop.step
 
-        def slow_step(loop: Loop) -> list[Finished]:
+        def slow_step(loop: Loop) -> list[BatchProgress]:
             time.sleep(0.02)  # as with a larger model
             return step(loop)
 

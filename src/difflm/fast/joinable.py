@@ -26,6 +26,7 @@ class RowStates:
     last_level: Tensor  # [K, B] or [K, B, L]
     counter: Tensor  # [B] the number of each row's next step
     tokens: Tensor  # [B, L] as last displayed
+    calls: Tensor  # [B] steps at whose beginning masks were left, the first one included
 
     def keep(self, rows: Tensor, fresh: "RowStates") -> "RowStates":
         """The states of these rows [B], in order; the fresh one if a row is −1."""
@@ -38,7 +39,7 @@ class RowStates:
         clean = None if self.clean is None or fresh.clean is None else choose(self.clean, fresh.clean)
         level = choose(self.last_level, fresh.last_level, 1)
         counter, tokens = choose(self.counter, fresh.counter), choose(self.tokens, fresh.tokens)
-        return RowStates(choose(self.x, fresh.x), clean, level, counter, tokens)
+        return RowStates(choose(self.x, fresh.x), clean, level, counter, tokens, choose(self.calls, fresh.calls))
 
 
 def fresh_states(inputs: SamplerInputs) -> RowStates:
@@ -46,7 +47,8 @@ def fresh_states(inputs: SamplerInputs) -> RowStates:
     x = inputs.start(inputs.draw_noise(0))
     clean = torch.zeros_like(x) if x.is_floating_point() else None
     tokens = torch.zeros_like(inputs.mask, dtype=torch.int64)
-    return RowStates(x, clean, stack_levels(inputs.levels)[0], torch.zeros_like(tokens[:, 0]), tokens)
+    none = tokens[:, 0]
+    return RowStates(x, clean, stack_levels(inputs.levels)[0], none.clone(), tokens, none.clone())
 
 
 class JoinableSampler:
@@ -97,10 +99,13 @@ class JoinableSampler:
         tokens = inputs.process.display_tokens(x, belief.tokens, next_level)
         self._write("times", next_level.t)
         self._write("sure", belief.confidence_in(tokens))
+        calls = states.calls
+        if states.clean is None:
+            calls = calls + ((counter == 0) | (states.x == inputs.process.mask_id).any(-1))
         # A finished row whose place is still free repeats its last step.
         counter.copy_((counter + 1).clamp(max=len(self.levels) - 2))
         clean = None if states.clean is None else belief.clean
-        self._write("states", RowStates(x, clean, here, counter.clone(), tokens))
+        self._write("states", RowStates(x, clean, here, counter.clone(), tokens, calls))
 
     def _write(self, name: str, value: Any) -> None:
         """Set an attribute; if a step is captured, copy into the tensors that it uses."""

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -306,23 +306,29 @@ def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
 
 
 @dataclass(frozen=True)
+class FinishedRow:
+    """The word ids of one sample of one job."""
+
+    owner: int
+    sample: int
+    ids: list[int]
+    calls: int  # of the network
+    classifier_calls: int = 0
+
+
+@dataclass(frozen=True)
 class BatchProgress:
-    """A step of a batch that somebody reads: its texts are watched, or some are finished."""
+    """A step of a batch that somebody reads: its texts are watched, or those of some jobs are finished. On a GPU they
+    may still be on their way to the host."""
 
     batch: SampleBatch
     jobs: Sequence[GenerationJob]  # by the number of the owner
     frame: Frame
-    finished: Sequence[int]  # indices of the jobs whose texts are finished
-    begun: float  # when the batch started
+    finished: Mapping[int, float]  # when the finished jobs began, by the number of the owner
     ended: float | None  # the time of this step; None: a GPU is still computing it
     last: bool = False  # whether the batch is finished; its frame has been reported before
     broken: torch.Tensor | None = None  # texts about which the model's answer is not a number, [B]
     copied: torch.cuda.Event | None = None  # recorded once the words are on the host, if they were copied ahead
-
-    @property
-    def finished_jobs(self) -> "list[Finished]":
-        parts = dict(self.batch.owners)
-        return [Finished(self, owner, self.jobs[owner], parts[owner], self.begun) for owner in self.finished]
 
     @cached_property
     def host_rows(self) -> list[tuple[Row, list[int], int | None]]:
@@ -345,44 +351,21 @@ class BatchProgress:
         copied.record()
         return replace(self, frame=replace(self.frame, tokens=tokens, calls=calls), broken=broken, copied=copied)
 
-
-@dataclass(frozen=True)
-class FinishedRow:
-    """The word ids of one sample of one job."""
-
-    owner: int
-    sample: int
-    ids: list[int]
-    calls: int  # of the network
-    classifier_calls: int = 0
-
-
-@dataclass(frozen=True)
-class Finished:
-    """Finished rows of one job; those of a GPU may still be on their way to the host. Jobs that finish together share
-    the progress, whose words are read once."""
-
-    progress: BatchProgress
-    owner: int  # the number of the job
-    job: GenerationJob
-    part: slice  # its rows
-    begun: float
-
-    def read(self, model: LanguageModel) -> tuple[list[FinishedRow], float]:
-        """The rows as word ids, and the seconds until this step; on a GPU, until its words have been read."""
-        found, job = [], self.job
-        for row, tokens, calls in self.progress.host_rows[self.part]:
+    def read(self, owner: int, model: LanguageModel) -> tuple[list[FinishedRow], float]:
+        """The rows of a finished job as word ids, and the seconds until this step; on a GPU, until its words have been
+        read."""
+        found, job = [], self.jobs[owner]
+        for row, tokens, calls in self.host_rows[dict(self.batch.owners)[owner]]:
             ids = model.words(tokens[: row.layout.positions])
-            cost = model.calls(job.sampling, len(ids)) if calls is None else calls
-            asked = 0
+            cost, asked = model.calls(job.sampling, len(ids)) if calls is None else calls, 0
             if isinstance(job.plan, ControlDecoder):
                 asked = job.plan.classifier_calls(min(len(ids) + 1, model.longest))
                 ids, job.given[row.sample] = job.plan.finish(ids)
             elif job.plan is not None:
                 steps = job.sampling.steps - ("vectors" in model.capabilities.settings)  # not moved after the last
                 asked = len(job.plan.asked_classifiers) * job.plan.guidance.inner * steps
-            found.append(FinishedRow(row.owner, row.sample, ids, cost, asked))
-        return found, (time.perf_counter() if self.progress.ended is None else self.progress.ended) - self.begun
+            found.append(FinishedRow(owner, row.sample, ids, cost, asked))
+        return found, (time.perf_counter() if self.ended is None else self.ended) - self.finished[owner]
 
 
 def run_jobs(inference: Inference, jobs: Sequence[GenerationJob], in_order: bool = False) -> Iterator[BatchProgress]:
@@ -410,16 +393,18 @@ def run_batch(
     inference: Inference, batch: SampleBatch, jobs: Sequence[GenerationJob], stopped: IsStopped
 ) -> Iterator[BatchProgress]:
     """Yield the watched steps of a batch; texts with fewer steps are finished before the others."""
-    begun = time.perf_counter()
-    on_cpu = batch.lengths.device.type == "cpu"
+    begun, on_cpu = time.perf_counter(), batch.lengths.device.type == "cpu"
     own = {owner: jobs[owner] for owner, _ in batch.owners}
     steps = {owner: job.sampling.steps for owner, job in own.items()}
-    early = {n for n in steps.values() if n < max(steps.values())}
-    watched = any(job.watch for job in own.values())
-    read = None if watched else {n - 1 for n in steps.values()}
-    steering = replace(steer_batch(batch, jobs), watched_steps=read)
+    longest, watched = max(steps.values()), any(job.watch for job in own.values())
+    steering = replace(steer_batch(batch, jobs), watched_steps=None if watched else {n - 1 for n in steps.values()})
     noise, sampling = Noise(batch.seeds, batch.samples), next(iter(own.values())).sampling
     broken = None
+
+    def report(owners: Iterable[int], last: bool = False) -> BatchProgress:
+        ended = time.perf_counter() if on_cpu else None
+        return BatchProgress(batch, jobs, frame, dict.fromkeys(owners, begun), ended, last, broken)
+
     for frame in inference.stream(noise, batch.lengths, batch.width, sampling, steering):
         broken = frame.is_broken() if broken is None else broken  # later, tokens may all be written
         if stopped() or not any(job.wanted() for job in own.values()):
@@ -427,15 +412,12 @@ def run_batch(
         for owner, part in batch.owners:
             if (count_rows := jobs[owner].on_step) is not None:
                 count_rows(min(part.stop, len(batch.rows)) - part.start)  # the rest is padding
-        finished = [owner for owner, n in steps.items() if n in early and n == frame.step + 1]
-        if finished or watched:
-            now = time.perf_counter() if on_cpu else None
-            yield BatchProgress(batch, jobs, frame, finished, begun, now, broken=broken)
-    # A model may finish before its last step.
-    rest = [owner for owner, n in steps.items() if n not in early or n > frame.step + 1]
+        early = [owner for owner, n in steps.items() if n == frame.step + 1 < longest]
+        if early or watched:
+            yield report(early)
     broken = frame.is_broken() if broken is None else broken | frame.is_broken()  # vectors may become so on the way
-    ended = time.perf_counter() if on_cpu else None
-    yield BatchProgress(batch, jobs, frame, rest, begun, ended, last=True, broken=broken)
+    # A model may finish before its last step.
+    yield report([owner for owner, n in steps.items() if n == longest or n > frame.step + 1], last=True)
 
 
 def steer_batch(batch: SampleBatch, jobs: Sequence[GenerationJob]) -> Steering:

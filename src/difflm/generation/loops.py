@@ -7,11 +7,11 @@ step than a row: their batches are closed once they have begun.
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import count, groupby
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED
 from difflm.fast.joinable import JoinableSampler, fresh_states
-from difflm.generation.jobs import BatchProgress, Finished, GenerationJob, batch_key, run_batch, steer_batch
+from difflm.generation.jobs import BatchProgress, GenerationJob, batch_key, run_batch, steer_batch
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import ControlDecoder
 from difflm.models.batching import ALONE, WIDTH, Row, SampleBatch, batch_rows, max_batch_rows, pad_batch
@@ -89,9 +89,7 @@ class Loop:
         self.batch: SampleBatch | None = None
         self._closed_batch: Iterator[BatchProgress] | None = None
         self._held, self._sent = ExitStack(), deque[tuple[torch.cuda.Event, Tensor | None]]()
-        self._calls: Tensor | None = None  # network calls per text, [B], for models that count them
-        self._unwritten: Tensor | None = None  # which texts have masks, [B]
-        self._cost, self.ordered = 1, False  # ordered: a text can end before its last step, when it has no masks
+        self.ordered = False  # whether a text can end before its last step, when it has no masks
 
     @property
     def free(self) -> int:
@@ -118,8 +116,8 @@ class Loop:
         self._held.close()
         self.joining, self.arriving, self.seats = [], [], []
 
-    def step(self) -> list[Finished]:
-        """Run one step of all rows and return the finished jobs. A closed batch runs until there is something to
+    def step(self) -> list[BatchProgress]:
+        """Run one step of all rows, and return what is finished. A closed batch runs until there is something to
         read."""
         if not self.jobs:
             self.lm.inference.sync_weights()
@@ -138,7 +136,6 @@ class Loop:
         before = self.sampler.states.tokens.clone() if watched else None
         self.sampler.step()
         self.steps += 1
-        self._count_calls()
         if before is not None:
             self._show(self.sampler.states.tokens != before)
         return self._leave()
@@ -148,74 +145,66 @@ class Loop:
         enough = len(self.arriving) * JOIN_SHARE >= there
         return self.on_cpu or enough or self.steps - self.joined >= JOIN_WAIT
 
-    def _let_in(self) -> None:
-        """Continue with another batch: the occupied rows and the new ones. A job keeps its number, by which rows are
-        sorted, so that the rows of a job are adjacent."""
-        held = [(k, seat) for k, seat in enumerate(self.seats) if seat is not None]
-        jobs, number = [*self.jobs], {id(seat.job): seat.row.owner for _, seat in held}
-        taken = {*number.values()}
-        free = (k for k in count() if k not in taken)
-        for seat in (seat for seat in self.arriving if seat.job.wanted()):
-            if id(seat.job) not in number:
-                own = number[id(seat.job)] = next(free)
-                jobs[own : own + 1] = [seat.job]
+    def _seat(self, seats: Sequence[Seat]) -> None:
+        """Take these seats, in an order in which the rows of a job are adjacent."""
+        jobs = {id(seat.job): seat.job for seat in seats}
+        number = {key: k for k, key in enumerate(jobs)}
+        for seat in seats:
             seat.row = replace(seat.row, owner=number[id(seat.job)])
-            held.append((-1, seat))
-        if not held:
-            self.arriving = []
+        self.jobs, self.arriving = [*jobs.values()], []
+        self.seats = [*sorted(seats, key=lambda seat: seat.row.owner)]
+
+    def _let_in(self) -> None:
+        """Continue with another batch: the occupied rows and the new ones."""
+        before = {id(seat): k for k, seat in enumerate(self.seats) if seat is not None}
+        here = [seat for seat in self.seats if seat is not None]
+        self._seat(seats := [*here, *(seat for seat in self.arriving if seat.job.wanted())])
+        if not seats:
             return
-        held.sort(key=lambda one: one[1].row.owner)
-        rows = [seat.row for _, seat in held]
         model, device, size = self.lm.model, self.lm.device, self.shape.most
         assert isinstance(model, DiffusionModel)
         if not self.on_cpu:
-            size = min(size, GROWTH ** -(-(len(rows) - 1).bit_length() // 2))
-        batch = pad_batch(rows, self.shape.width, device, size=size)
-        order = [k for k, _ in held] + [held[-1][0]] * (size - len(held))
-        steering, sampling = steer_batch(batch, jobs), held[0][1].job.sampling
+            size = min(size, GROWTH ** -(-(len(seats) - 1).bit_length() // 2))
+        rows = [seat.row for seat in self.seats if seat is not None]
+        self.batch = batch = pad_batch(rows, self.shape.width, device, size=size)
+        order = [before.get(id(seat), -1) for seat in self.seats]
+        steering, sampling = steer_batch(batch, self.jobs), self.jobs[0].sampling
         noise, denoiser = Noise(batch.seeds, batch.samples), self.lm.inference.denoiser
         with torch.no_grad():
             inputs = model.sampler_inputs(denoiser, noise, batch.lengths, batch.width, sampling, steering)
             inputs.step_counter.resize_(size).zero_()  # in place, since transforms hold it too
-            rows_before, fresh = torch.tensor(order).to(device, non_blocking=True), fresh_states(inputs)
-            states = fresh if self.sampler is None else self.sampler.states.keep(rows_before, fresh)
-            if model.capabilities.state == "tokens":
-                calls, unwritten = torch.zeros_like(batch.lengths), torch.ones_like(batch.lengths, dtype=torch.bool)
-                if self._calls is not None and self._unwritten is not None:
-                    old, new = rows_before.clamp(min=0), rows_before < 0
-                    calls = torch.where(new, calls, self._calls[old])
-                    unwritten = torch.where(new, unwritten, self._unwritten[old])
-                self._calls, self._unwritten = calls, unwritten
-                self._cost = model.denoiser.passes * (2 if sampling.contrast and steering.known is not None else 1)
+            kept = torch.tensor(order + order[-1:] * (size - len(order))).to(device, non_blocking=True)
+            fresh = fresh_states(inputs)
+            states = fresh if self.sampler is None else self.sampler.states.keep(kept, fresh)
         self._held.close()
         self.sampler = self._held.enter_context(self.lm.inference.open_sampler(inputs, states))
         self._sent.clear()  # flags of the previous rows
         self.joined, self.ordered = self.steps, sampling.sampler in ORDERED
-        self.jobs, self.batch, self.seats, self.arriving = jobs, batch, [seat for _, seat in held], []
-
-    def _count_calls(self) -> None:
-        """Count network calls of unfinished texts; on a GPU, record an event, so that few steps are queued at once."""
-        model, sampler = self.lm.model, self.sampler
-        assert sampler is not None
-        if self._calls is not None and self._unwritten is not None:
-            self._calls = self._calls + self._cost * self._unwritten
-            if self.ordered:
-                self._unwritten = (sampler.states.x == model.denoiser.process.mask_id).any(-1)
-        if self.runs_ahead:
-            flags = self._unwritten if self.ordered else None
-            sent = None if flags is None else flags.to("cpu", non_blocking=True)
-            self._sent.append((torch.cuda.Event(), sent))
-            self._sent[-1][0].record()
 
     def _written(self) -> set[int]:
-        """Rows without masks; on a GPU, as of some steps ago."""
-        flags = self._unwritten if self.ordered else None
+        """Rows without masks; on a GPU, as of some steps ago, so that only few steps are queued at once."""
+        assert self.sampler is not None
+        flags = (self.sampler.states.x == self.lm.model.denoiser.process.mask_id).any(-1) if self.ordered else None
         if self.runs_ahead:
+            self._sent.append((torch.cuda.Event(), None if flags is None else flags.to("cpu", non_blocking=True)))
+            self._sent[-1][0].record()
             flags = None
             if len(self._sent) > AHEAD:
                 copied, flags = self._sent.popleft()
                 copied.synchronize()
         return set() if flags is None else {k for k, unwritten in enumerate(flags.tolist()) if not unwritten}
+
+    def _count_calls(self, slots: Sequence[int], chosen: Tensor) -> Tensor | None:
+        """The network calls of texts, if their number depends on the words."""
+        assert self.batch is not None and self.sampler is not None
+        if self.lm.model.capabilities.state != "tokens":
+            return None
+        seats, passes = [seat for k in slots if (seat := self.seats[k])], self.lm.model.denoiser.passes
+        twice = (bool(seat.job.sampling.contrast and seat.row.layout.known) for seat in seats)
+        costs = torch.tensor([passes * (1 + more) for more in twice]).to(chosen.device, non_blocking=True)
+        if self.ordered:
+            return self.sampler.states.calls[chosen] * costs
+        return torch.tensor([seat.step for seat in seats]).to(chosen.device, non_blocking=True) * costs
 
     def _show(self, changed: Tensor) -> None:
         """Give the drafts of this step to the jobs that watch: rows of a job at the same step come together."""
@@ -227,7 +216,7 @@ class Loop:
                 frame = self.sampler.frame(seat.step, changed if seat.step else None)
                 seat.job.watch(self.lm.drafts(self.batch, frame, seat.job, slice(slots[0], slots[-1] + 1)))
 
-    def _leave(self) -> list[Finished]:
+    def _leave(self) -> list[BatchProgress]:
         """Count the step, and free the rows of finished texts."""
         assert self.batch is not None and self.sampler is not None
         written, done = self._written(), dict[int, list[int]]()
@@ -242,30 +231,25 @@ class Loop:
         chosen = torch.tensor(slots).to(self.lm.device, non_blocking=True)
         frame = self.sampler.frame(self.steps, None)
         broken = frame.is_broken()[chosen]
-        frame = replace(frame, tokens=frame.tokens[chosen], calls=None if self._calls is None else self._calls[chosen])
-        batch = replace(self.batch, rows=[self.batch.rows[k] for k in slots])
-        begun = [seat.begun for k in slots if (seat := self.seats[k]) is not None]
-        ended, found, first = time.perf_counter() if self.on_cpu else None, list[Finished](), 0
-        progress = BatchProgress(batch, self.jobs, frame, [*done], min(begun), ended, broken=broken)
-        if self.runs_ahead:
-            progress = progress.copy_to_host()
+        frame = replace(frame, tokens=frame.tokens[chosen], calls=self._count_calls(slots, chosen))
+        begun, owners, end = dict[int, float](), list[tuple[int, slice]](), 0
         for owner, own in done.items():
-            part = slice(first, first := first + len(own))
-            found.append(Finished(progress, owner, self.jobs[owner], part, min(begun[part])))
+            begun[owner] = min(seat.begun for k in own if (seat := self.seats[k]) is not None)
+            owners.append((owner, slice(end, end := end + len(own))))
+        batch = replace(self.batch, rows=[self.batch.rows[k] for k in slots], owners=owners)
+        ended = time.perf_counter() if self.on_cpu else None
+        progress = BatchProgress(batch, self.jobs, frame, begun, ended, broken=broken)
         for k in slots:
             self.seats[k] = None
-        return found
+        return [progress.copy_to_host() if self.runs_ahead else progress]
 
-    def _run_closed(self) -> list[Finished]:
+    def _run_closed(self) -> list[BatchProgress]:
         if self._closed_batch is None:
-            jobs = list({id(seat.job): seat.job for seat in self.arriving}.values())
-            number = {id(job): k for k, job in enumerate(jobs)}
-            seats = sorted(self.arriving, key=lambda seat: number[id(seat.job)])
-            rows = [replace(seat.row, owner=number[id(seat.job)]) for seat in seats]
+            self._seat(self.arriving)
+            rows = [seat.row for seat in self.seats if seat is not None]
             size = self.shape.most if self.on_cpu else batch_rows(len(rows))
             batch = pad_batch(rows, self.shape.width, self.lm.device, size=size)
-            self.jobs, self.seats, self.arriving = jobs, [*seats], []
-            self._closed_batch = run_batch(self.lm.inference, batch, jobs, lambda: False)
+            self._closed_batch = run_batch(self.lm.inference, batch, self.jobs, lambda: False)
         progress = next(self._closed_batch, None)
         if progress is None or progress.last:
             self.seats = []
@@ -273,8 +257,8 @@ class Loop:
             return []
         if not progress.last:
             self.lm.show_drafts(progress)
-        if progress.finished and self.runs_ahead:
-            progress = progress.copy_to_host()
+        if not progress.finished:
+            return []
         ended = {id(self.jobs[owner]) for owner in progress.finished}
         self.seats = [seat if seat and id(seat.job) not in ended else None for seat in self.seats]
-        return progress.finished_jobs
+        return [progress.copy_to_host() if self.runs_ahead else progress]

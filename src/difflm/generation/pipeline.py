@@ -314,9 +314,9 @@ class TextDiffusion(Pretrained, Reader):
             if any(jobs[owner].wanted() for owner, _ in progress.batch.owners):  # not cancelled meanwhile
                 if not progress.last:
                     self.show_drafts(progress)
-                for done in progress.finished_jobs:
-                    if texts := self.finish_rows(done.job, *done.read(self.model)):
-                        yield done.owner, texts
+                for owner in progress.finished:
+                    if texts := self.finish_rows(jobs[owner], *progress.read(owner, self.model)):
+                        yield owner, texts
 
     def show_drafts(self, progress: BatchProgress) -> None:
         """Give the drafts of a step to the jobs that watch, unless their texts are finished."""
@@ -330,7 +330,7 @@ class TextDiffusion(Pretrained, Reader):
         """Yield the finished texts of several jobs as ids, one batch at a time; nothing is decoded, chosen or
         checked."""
         for progress in run_jobs(self.inference, jobs):
-            yield from (done.read(self.model)[0] for done in progress.finished_jobs)
+            yield from (progress.read(owner, self.model)[0] for owner in progress.finished)
 
     def frames(self, controls: Sequence[Control], **settings: Any) -> int:
         """Return the largest number of frames of a text. No classifier is loaded, so a server can call this often."""

@@ -125,10 +125,11 @@ def list_arguments(method: F) -> F:
 def check_names(given: Iterable[str]) -> None:
     """Reject an unknown argument: explain it, or suggest a similar name."""
     for name in given:
+        if name in SETTINGS:
+            continue
         if name in CONTROLS:
             raise UsageError(f"{name} is a control: give controls=[{CONTROLS[name].__name__}(…)].")
-        if name not in SETTINGS:
-            known = [*SETTINGS, *WrittenFrom.__annotations__, "n", "seed", "edit"]
-            raise UsageError(
-                f"unknown setting {name!r}. {suggest(name, known) or 'Known: ' + ', '.join(SETTINGS) + '.'}".strip()
-            )
+        known = [*SETTINGS, *WrittenFrom.__annotations__, "n", "seed", "edit"]
+        raise UsageError(
+            f"unknown setting {name!r}. {suggest(name, known) or 'Known: ' + ', '.join(SETTINGS) + '.'}".strip()
+        )

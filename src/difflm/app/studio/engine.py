@@ -21,7 +21,7 @@ from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import describe_error, log_event
 from difflm.app.studio.metrics import Metrics
 from difflm.errors import DifflmError, UsageError
-from difflm.generation.jobs import Finished, GenerationJob, Watch
+from difflm.generation.jobs import BatchProgress, GenerationJob, Watch
 from difflm.generation.loops import Loop, Seat, loop_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.runtime.threads import use_one_core
@@ -252,9 +252,9 @@ class Engine:
     def _run(self) -> None:
         """Run steps of the loops in turn. On a GPU, texts that a step finished are decoded while it computes the next
         one."""
-        late = list[Finished]()
+        late = list[BatchProgress]()
         while not self._stopped:
-            loop, found = None, list[Finished]()
+            loop, found = None, list[BatchProgress]()
             try:
                 if (loop := self._take(wait=not late)) is not None:
                     with use_one_core(self._cores) if loop.on_cpu else nullcontext():
@@ -265,7 +265,9 @@ class Engine:
                     self._deliver(one)
             except BaseException as error:
                 log_event("error", message="the model's loop failed and goes on", traceback=describe_error(error))
-                own = [one.job for one in (*found, *late)] + [seat.job for seat in (loop.holders if loop else ())]
+                own = [one.jobs[k] for one in (*found, *late) for k in one.finished] + [
+                    seat.job for seat in (loop.holders if loop else ())
+                ]
                 jobs = [job for one in own if (job := self._jobs.get(id(one)))] if own else self._waiting
                 late = []
                 for job in jobs:
@@ -301,7 +303,7 @@ class Engine:
                 loop.close()
             self._change.notify_all()
 
-    def _measure_step(self, loop: Loop) -> list[Finished]:
+    def _measure_step(self, loop: Loop) -> list[BatchProgress]:
         """Run a step and note how long it took; the first one of a loop, which may prepare things, does not count."""
         seats, steps, begun = loop.holders, loop.steps, time.monotonic()
         found = self._step(loop)
@@ -313,7 +315,7 @@ class Engine:
                 self._judge()
         return found
 
-    def _step(self, loop: Loop) -> list[Finished]:
+    def _step(self, loop: Loop) -> list[BatchProgress]:
         try:
             return loop.step()
         except Exception as error:
@@ -331,18 +333,19 @@ class Engine:
                         job.rows.extend((loop_shape(job.lm, job.generation, row), row) for row in again)
             return []
 
-    def _deliver(self, found: Finished) -> None:
-        """Deliver the finished texts of a request; an error in decoding them ends only this request."""
-        job = self._jobs.get(id(found.job))
-        if job is None or job.over:
-            return
-        with job.lock:
-            try:
-                job.deliver(job.lm.finish_rows(job.generation, *found.read(job.lm.model)))
-            except Exception as error:
-                self._end(found.job, error)
-        if job.over:
-            self._note_pace()
+    def _deliver(self, found: BatchProgress) -> None:
+        """Deliver finished texts; an error in decoding those of a request ends only this request."""
+        for owner in found.finished:
+            job = self._jobs.get(id(found.jobs[owner]))
+            if job is None or job.over:
+                continue
+            with job.lock:
+                try:
+                    job.deliver(job.lm.finish_rows(job.generation, *found.read(owner, job.lm.model)))
+                except Exception as error:
+                    self._end(job.generation, error)
+            if job.over:
+                self._note_pace()
 
     def _note_pace(self) -> None:
         """Update the seconds per request while others wait."""
