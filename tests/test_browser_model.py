@@ -27,7 +27,7 @@ from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.base import TextSpec
 from difflm.methods.difflm import DiffLM
-from difflm.runtime.tensors import dequantise_rows, load_tensors
+from difflm.runtime.tensors import dequantise, load_tensors
 
 assert tiny_runs  # a fixture
 
@@ -128,7 +128,7 @@ def opened(browser: Any, folder: Path, width: int = 1200) -> Iterator[Any]:
 
 def as_packed(lm: TextDiffusion) -> TextDiffusion:
     """The model with the weights that its page has."""
-    lm.model.load_state_dict({**lm.model.state_dict(), **dequantise_rows(pack_weights(lm))})
+    lm.model.load_state_dict({**lm.model.state_dict(), **dequantise(pack_weights(lm))})
     return lm
 
 

@@ -20,7 +20,7 @@ from difflm.data.tokenizers import UNK
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
-from difflm.runtime.tensors import SCALE, dequantise_rows, quantise_rows, save_tensors
+from difflm.runtime.tensors import SCALE, dequantise, quantise_rows, save_tensors
 from difflm.training.run import bundled_runs, load_run
 
 SENTENCES = [
@@ -109,7 +109,7 @@ def test_eight_bits_are_a_half_step_off_at_most() -> None:
     matrix = torch.randn(5, 300, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 3, 5).unsqueeze(1)
     matrix[2] = 0
     weights = {"matrix": matrix, "vector": matrix[0], "table": torch.arange(6.0, dtype=torch.float64)}
-    again = dequantise_rows(quantise_rows(weights))
+    again = dequantise(quantise_rows(weights))
     step = matrix.abs().amax(1, keepdim=True) / 127
     assert bool(((again["matrix"] - matrix).abs() <= 0.5001 * step).all())
     assert torch.equal(again["vector"], weights["vector"]) and torch.equal(again["table"], weights["table"])

@@ -18,7 +18,7 @@ from difflm.fast.training_blocks import prepare_blocks
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Capabilities, Losses, Trainable
 from difflm.networks.bert import PostNormBlock
-from difflm.runtime.tensors import dequantise_rows, load_tensors, quantise_rows, save_tensors
+from difflm.runtime.tensors import dequantise, load_tensors, quantise_rows, save_tensors
 from difflm.training.ema import Ema
 from difflm.training.recipe import check
 from difflm.training.run import read_config
@@ -118,7 +118,7 @@ def test_eight_bits_a_weight_are_read_as_numbers(tmp_path):
     assert found.keys() == weights.keys() and torch.equal(found["a.bias"], weights["a.bias"])
     step = weights["a.weight"].abs().amax(1, keepdim=True) / 127
     assert ((found["a.weight"] - weights["a.weight"]).abs() <= 0.501 * step).all() and not found["zero"].any()
-    assert dequantise_rows({"norm.scale": torch.ones(3, 3)}).keys() == {"norm.scale"}
+    assert dequantise({"norm.scale": torch.ones(3, 3)}).keys() == {"norm.scale"}
 
 
 def moved(tmp_path, batches, **changes):

@@ -4,6 +4,7 @@
   python -m benchmarks.assets.adapt split teacher --out pieces                   files in pieces of 16 MiB, which travel
   python -m benchmarks.assets.adapt join pieces --out teacher                      where they arrived
   python -m benchmarks.assets.adapt prepare --data DIR --teacher teacher --tokens tokens --megabytes 20
+  python -m benchmarks.assets.adapt write --teacher teacher --tokens tokens --texts 30000
   python -m benchmarks.assets.adapt train --teacher teacher --tokens tokens --out runs/adapted --minutes 8
   python -m benchmarks.assets.adapt train --teacher teacher --tokens tokens --out runs/blocks method=block-diffusion
   python -m benchmarks.assets.adapt measure runs/adapted runs/blocks --teacher teacher --tokens tokens --out rows.jsonl
@@ -19,13 +20,18 @@ continue the words before each gap by as many words as were there.
 """
 
 import argparse
+import random
+import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,12 +46,14 @@ from benchmarks.assets.english import (
     score_fills,
     write_lines,
 )
-from benchmarks.assets.english_texts import LONGEST, prepare
+from benchmarks.assets.english_texts import LONGEST, WRITTEN, prepare, unpack
 from benchmarks.tables.timed import read_results
 from difflm.controls import Infill
 from difflm.data.open_tokenizer import ENDS, TokenizerFiles
-from difflm.data.pretrained_tokenizer import PretrainedTokenizer
+from difflm.data.pretrained_tokenizer import PretrainedTokenizer, make_encoder
 from difflm.data.text_metrics import distinct_n
+from difflm.data.texts import Example
+from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import END, SPECIALS
 from difflm.data.words import split_words
 from difflm.generation.jobs import check_device
@@ -60,6 +68,10 @@ from difflm.runtime.files import read_json, write_json
 PIECE = 16 * 2**20  # bytes of a file that travel together
 TEACHER, REAL = "teacher", "held-out passages"
 BATCH = 64  # texts that the teacher reads together
+TOGETHER = 2048  # texts that it writes together
+TEMPERATURE, LEAST = 0.7, 0.06  # of its texts
+PROMPTS = Path(__file__).with_name("teacher_prompts.yaml")
+UNFIT = re.compile(r"\[|\bAI\b|SmolLM|language model|Here(?:'s| is| are)|\*\*|#|```", re.IGNORECASE)
 SHOWN = 8  # texts of each kind that are shown
 # What differs from the recipe `english`: a larger model, which is trained already.
 CHANGES = ("batch_size=256", "lr=3e-4", "warmup=100", "ema=0.999", "model.anneal=500")
@@ -84,6 +96,42 @@ def convert(file: Path, out: Path, mark: int) -> None:
     told = {key: value for key, value in model.config.to_dict().items() if "name_or_path" not in key}
     told.pop("quantization_config", None)
     write_json(out / "config.json", {**told, "bos_token_id": mark, "eos_token_id": mark, "dtype": "float16"})
+
+
+def trim(folder: Path, texts: Iterable[str], size: int) -> None:
+    """Leave the tokens that texts use most, about `size` of them, with all that these are merged from; in place. The
+    network's other rows go. What the left-out tokens spelt is spelt by their parts."""
+    from safetensors.torch import load_file, save_file
+
+    words, definition = PretrainedTokenizer.read(folder), read_json(folder / "tokenizer.json")
+    counts = Counter(number for row in words.encode_batch(list(texts)) for number in row)
+    vocabulary, merges = definition["model"]["vocab"], definition["model"]["merges"]
+    parts = {left + right: (left, right) for left, right in reversed(merges)}
+    special = [token["content"] for token in definition["added_tokens"]]
+    kept = {*special, *(piece for piece in vocabulary if len(piece) == 1)}
+    pieces = {number: piece for piece, number in vocabulary.items()}
+    for number, _ in counts.most_common():
+        if len(kept) >= size:
+            break
+        left = [pieces[words.theirs[number - len(SPECIALS)]]]
+        while left:  # a token and what it is merged from
+            piece = left.pop()
+            if piece not in kept:
+                kept.add(piece)
+                left += parts[piece]
+    old = sorted(vocabulary[piece] for piece in kept)
+    new = {number: place for place, number in enumerate(old)}
+    definition["model"]["vocab"] = {piece: new[number] for piece, number in vocabulary.items() if piece in kept}
+    definition["model"]["merges"] = [pair for pair in merges if {*pair, "".join(pair)} <= kept]
+    for token in definition["added_tokens"]:
+        token["id"] = new[token["id"]]
+    weights, config = load_file(folder / "model.safetensors"), read_json(folder / "config.json")
+    rows = {key: weight for key, weight in weights.items() if len(weight) == config["vocab_size"]}
+    weights |= {key: weight[torch.tensor(old)].clone() for key, weight in rows.items()}
+    save_file(weights, folder / "model.safetensors")
+    write_json(folder / "tokenizer.json", definition)
+    marks = {key: new[config[key]] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    write_json(folder / "config.json", {**config, "vocab_size": len(old), **marks})
 
 
 def split(folder: Path, out: Path, size: int = PIECE) -> list[Path]:
@@ -168,28 +216,38 @@ class Teacher:
         return float(self.nats([ids])[0][torch.tensor([end > begin for _, end in spans])].mean())
 
     @torch.no_grad()
-    def write(self, count: int, tokens: int, seed: int = 0) -> list[list[int]]:
-        """Texts of its own, drawn token by token, of at most so many: they end before the first special token. Keys and
-        values of earlier tokens are kept."""
-        words = torch.tensor(self.tokenizer.theirs, device=self.embedding.device)
-        theirs = torch.cat([words, words.new_tensor([self.end])])
-        chance, texts = torch.Generator(device=words.device).manual_seed(seed), list[list[int]]()
-        for first in range(0, count, BATCH):
-            kept: list[Cache] = []
-            drawn = [torch.full((min(BATCH, count - first), 1), -1, device=words.device)]
-            for _ in range(tokens):
-                last = theirs[drawn[-1]] if kept else torch.full_like(drawn[0], self.start)
-                states, own = self.network.run(F.embedding(last, self.embedding), None, kept or None, keeps=True)
-                new = [(keys, values) for keys, values in own]
-                kept = [
-                    (torch.cat([k, x], 2), torch.cat([v, y], 2)) for (k, v), (x, y) in zip(kept, new, strict=False)
-                ] or new
-                shares = self.network.answer(states)[:, -1].float().softmax(-1)[:, words]
-                ends = (1 - shares.sum(-1, keepdim=True)).clamp(min=0)
-                drawn.append(torch.multinomial(torch.cat([shares, ends], 1), 1, generator=chance))
-            rows = [[*row, len(words)] for row in torch.cat(drawn[1:], 1).tolist()]
-            texts += [[number + len(SPECIALS) for number in row[: row.index(len(words))]] for row in rows]
-        return texts
+    def write(
+        self, prompts: Sequence[Sequence[int]], tokens: int, seed: int = 0, temperature: float = 1.0, least: float = 0.0
+    ) -> list[list[int]]:
+        """A text of its own behind each prompt, in its ids: drawn token by token, at most so many, among tokens that
+        have `least` of the likeliest one's chance. Texts end before the first special token. Keys and values of earlier
+        tokens are kept."""
+        device = self.embedding.device
+        words = torch.tensor(self.tokenizer.theirs, device=device)
+        allowed = torch.zeros(len(self.embedding), dtype=torch.bool, device=device)
+        allowed[words] = True
+        chance, found = torch.Generator(device=device).manual_seed(seed), dict[int, list[int]]()
+        same = sorted(range(len(prompts)), key=lambda k: len(prompts[k]))
+        for _, group in groupby(same, key=lambda k: len(prompts[k])):  # of equal length, so that nothing is padded
+            rows = [*group]
+            for own in (rows[first : first + TOGETHER] for first in range(0, len(rows), TOGETHER)):
+                last, kept = torch.tensor([prompts[k] for k in own], device=device), list[Cache]()
+                drawn = list[Tensor]()
+                for _ in range(tokens):
+                    width = last.shape[1]
+                    causal = torch.ones(1, width, width, dtype=torch.bool, device=device).tril() if width > 1 else None
+                    states, new = self.network.run(F.embedding(last, self.embedding), causal, kept or None, keeps=True)
+                    kept = [
+                        (torch.cat([k, x], 2), torch.cat([v, y], 2)) for (k, v), (x, y) in zip(kept, new, strict=False)
+                    ] or [(keys, values) for keys, values in new]
+                    logits = self.network.answer(states[:, -1:])[:, 0].float() / temperature
+                    shares = logits.softmax(-1)
+                    shares = shares.masked_fill(shares < least * shares.amax(-1, keepdim=True), 0.0)
+                    last = torch.multinomial(shares, 1, generator=chance)
+                    drawn.append(torch.where(allowed[last], last, -1))
+                for k, row in zip(own, torch.cat(drawn, 1).tolist(), strict=True):
+                    found[k] = [self.tokenizer.our_id(number) for number in takewhile(lambda n: n >= 0, row)]
+        return [found[k] for k in range(len(prompts))]
 
     def continue_words(self, text: str, words: int) -> str:
         """The likeliest next words, token by token, so many of them."""
@@ -211,6 +269,43 @@ class Teacher:
             found.append(self.continue_words(text, len(original.split())))
             text += found[-1]
         return found
+
+
+def draw_prompts(count: int) -> list[tuple[str, str]]:
+    """What the teacher is asked for, and how its answer begins."""
+    told, chance = yaml.safe_load(PROMPTS.read_text(encoding="utf-8")), random.Random(0)
+    kinds = chance.choices(told["kinds"], [kind["weight"] for kind in told["kinds"]], k=count)
+    drawn = [(kind, chance.choice(told["names"])) for kind in kinds]
+    return [
+        (
+            chance.choice(kind["ask"]).format(topic=chance.choice(kind["topics"])),
+            chance.choice(kind["begin"]).replace("{name}", name),
+        )
+        for kind, name in drawn
+    ]
+
+
+def write_texts(teacher: Teacher, tokens: Path, count: int) -> None:
+    """Add texts of the teacher itself to prepared tokens. Each is cut behind its last whole sentence; what speaks of
+    itself or leaves blanks to fill in is left out, and nothing stands twice."""
+    asked = draw_prompts(count)
+    starts = [f"<|im_start|>user\n{ask}<|im_end|>\n<|im_start|>assistant\n{begin.rstrip()}" for ask, begin in asked]
+    encoder = make_encoder(teacher.tokenizer.definition)
+    prompts = [one.ids for one in encoder.encode_batch(starts, add_special_tokens=False)]
+    begun = time.perf_counter()
+    made = teacher.write(prompts, LONGEST - 8, 0, TEMPERATURE, LEAST)
+    wrote = sum(map(len, made)), time.perf_counter() - begun
+    ends = re.compile(r"[.!?}][\"”’')]*(?=\s|$)")
+    texts = dict[str, None]()
+    for (_, begin), row in zip(asked, made, strict=True):
+        text = begin.rstrip() + teacher.tokenizer.decode(row)
+        stops = [found.end() for found in ends.finditer(text)]
+        if stops and not UNFIT.search(text):
+            texts[text[: stops[-1]]] = None
+    rows, held = [Example(text) for text in texts], len(texts) // 100
+    for split, own in (("valid", rows[:held]), ("train", rows[held:])):
+        TokenFile.build(tokens / split / WRITTEN, own, teacher.tokenizer, {"corpus": WRITTEN})
+    print(f"{wrote[0]:,} tokens in {wrote[1]:.1f} s; {len(rows):,} of {count:,} texts are kept", flush=True)
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -239,7 +334,7 @@ def measure(
     chosen = [passages[int(k)] for k in np.linspace(0, len(passages) - 1, min(samples, len(passages)))]
     yield judge_texts(REAL, [words.decode(row) for row in chosen], teacher)
     begun = time.perf_counter()
-    own_texts = [words.decode(row) for row in teacher.write(samples, LONGEST)]
+    own_texts = [words.decode(row) for row in teacher.write([[teacher.start]] * samples, LONGEST)]
     cost = {"seconds": (time.perf_counter() - begun) / samples}
     yield {**judge_texts(TEACHER, own_texts, teacher), **cost, "calls": LONGEST}
     for run in runs:
@@ -362,7 +457,9 @@ def page_of_gaps(run: str, rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("convert", "split", "join", "prepare", "train", "measure", "fill", "page"))
+    parser.add_argument(
+        "what", choices=("convert", "split", "join", "prepare", "write", "train", "measure", "fill", "page")
+    )
     parser.add_argument("given", nargs="*", help="a file, a directory, runs, filled gaps, or changes to the recipe")
     for name in ("--teacher", "--data", "--tokens", "--out", "--measured"):
         parser.add_argument(name, type=Path)
@@ -390,6 +487,9 @@ def main() -> None:
     elif asked.what == "prepare":
         words = PretrainedTokenizer.read(asked.teacher)
         prepare(asked.data, asked.tokens, 0, asked.most, words, asked.megabytes)
+    elif asked.what == "write":
+        unpack(asked.tokens)
+        write_texts(Teacher(asked.teacher, asked.device), asked.tokens, asked.texts)
     elif asked.what == "train":
         changes = [f"init={asked.teacher}", *CHANGES, *asked.given]
         done = english.train(asked.tokens, asked.out, asked.minutes, asked.seconds, changes, asked.device)

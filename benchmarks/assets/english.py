@@ -101,7 +101,7 @@ def join_sources(folder: Path) -> tuple["TokenFile", dict[str, "Ints"]]:
     """All sources as one token file, and the numbers of each one's passages that fit."""
     from difflm.data.tokenfile import TokenFile
 
-    files = {name: TokenFile.open(folder / name) for name in SOURCES}
+    files = {name: TokenFile.open(folder / name) for name in SOURCES if (folder / name).exists()}
     counts, sizes = ([0, *np.cumsum([of(file) for file in files.values()])] for of in (len, lambda file: len(file.ids)))
     ids = np.concatenate([file.ids for file in files.values()])
     begins = [file.offsets[:-1] + np.uint64(size) for file, size in zip(files.values(), sizes[:-1], strict=True)]

