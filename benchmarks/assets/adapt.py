@@ -50,7 +50,8 @@ from benchmarks.assets.english_texts import LONGEST, WRITTEN, prepare, unpack
 from benchmarks.tables.timed import read_results
 from difflm.controls import Infill
 from difflm.data.open_tokenizer import ENDS, TokenizerFiles
-from difflm.data.pretrained_tokenizer import PretrainedTokenizer, make_encoder
+from difflm.data.library_encoder import make_encoder
+from difflm.data.pretrained_tokenizer import PretrainedTokenizer
 from difflm.data.text_metrics import distinct_n
 from difflm.data.texts import Example
 from difflm.data.tokenfile import TokenFile
@@ -74,7 +75,7 @@ PROMPTS = Path(__file__).with_name("teacher_prompts.yaml")
 UNFIT = re.compile(r"\[|\bAI\b|SmolLM|language model|Here(?:'s| is| are)|\*\*|#|```", re.IGNORECASE)
 SHOWN = 8  # texts of each kind that are shown
 # What differs from the recipe `english`: a larger model, which is trained already.
-CHANGES = ("batch_size=256", "lr=3e-4", "warmup=100", "ema=0.999", "model.anneal=500")
+CHANGES = ("batch_size=1024", "lr=6e-4", "warmup=200", "ema=0.999", "widths=[16,32,64,128]")
 
 # -- files -------------------------------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ def list_everyday() -> Iterator[tuple[str, Source]]:
         ("conversation", f"{both}, MIT", "STAR, MultiWOZ, CaSiNo, Taskmaster-4", "service talk", "dialogue",
          {"joined": True, "keep": 0.6}),
         ("topicalchat", "CDLA-Sharing 1.0", "Topical-Chat (Amazon)", "chat", "dialogue", {"joined": True, "keep": 0.6}),
-        ("tatoeba", "CC BY 2.0 FR", "Tatoeba", "single everyday sentences", "", {"single": True, "repeat": 2}),
+        ("tatoeba", "CC BY 2.0 FR", "Tatoeba", "single everyday sentences", "", {"single": True}),
         ("gutenberg_stories", public, "Project Gutenberg", "novels of the 1930s to 1960s", "story", {}),
         ("squality", both, "SQuALITY", "stories of the 1930s to 1960s and their summaries", "story", {}),
         ("childrens", both, "African Storybook and others", "picture books", "story", {"repeat": 3}),
@@ -92,7 +92,7 @@ SOURCES = {
         keep=0.3,
     ),
     "commonvoice": Source(
-        "english/commonvoice.txt.gz", "CC0 1.0", "Mozilla Common Voice", "single sentences", repeat=2, single=True
+        "english/commonvoice.txt.gz", "CC0 1.0", "Mozilla Common Voice", "single sentences", single=True
     ),
     "openstax": Source("english/openstax.txt.gz", "CC BY 4.0", "OpenStax", "textbooks", "textbook", keep=0.5),
     "sgd": Source(
