@@ -170,10 +170,10 @@ def join(pieces: Path, out: Path) -> list[str]:
 class Teacher:
     """The left-to-right model itself: what it finds likely, and how it goes on. Ids are those of our tokenizer."""
 
-    def __init__(self, folder: Path, device: str) -> None:
+    def __init__(self, folder: Path, device: str, dtype: torch.dtype = torch.float32) -> None:
         where = check_device(device)
         config, weights = read_causal(folder)
-        found = {name: weight.to(where, torch.float32) for name, weight in weights.items()}
+        found = {name: weight.to(where, dtype) for name, weight in weights.items()}
         self.embedding, self.tokenizer = found.pop(EMBEDDING), PretrainedTokenizer.read(folder)
         with torch.device("meta"):
             self.network = OpenTransformer(shape_of(config), len(self.embedding))
@@ -490,7 +490,7 @@ def main() -> None:
         prepare(asked.data, asked.tokens, 0, asked.most, words, asked.megabytes)
     elif asked.what == "write":
         unpack(asked.tokens)
-        write_texts(Teacher(asked.teacher, asked.device), asked.tokens, asked.texts)
+        write_texts(Teacher(asked.teacher, asked.device, torch.bfloat16), asked.tokens, asked.texts)
     elif asked.what == "train":
         changes = [f"init={asked.teacher}", *CHANGES, *asked.given]
         done = english.train(asked.tokens, asked.out, asked.minutes, asked.seconds, changes, asked.device)
