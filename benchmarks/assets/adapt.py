@@ -49,8 +49,8 @@ from benchmarks.assets.english import (
 from benchmarks.assets.english_texts import LONGEST, WRITTEN, prepare, unpack
 from benchmarks.tables.timed import read_results
 from difflm.controls import Infill
-from difflm.data.open_tokenizer import ENDS, TokenizerFiles
 from difflm.data.library_encoder import make_encoder
+from difflm.data.open_tokenizer import ENDS, TokenizerFiles
 from difflm.data.pretrained_tokenizer import PretrainedTokenizer
 from difflm.data.text_metrics import distinct_n
 from difflm.data.texts import Example
@@ -303,7 +303,7 @@ def write_texts(teacher: Teacher, tokens: Path, count: int) -> None:
         stops = [found.end() for found in ends.finditer(text)]
         if stops and not UNFIT.search(text):
             texts[text[: stops[-1]]] = None
-    rows, held = [Example(text) for text in texts], len(texts) // 100
+    rows, held = [Example(text) for text in texts], max(1, len(texts) // 100)
     for split, own in (("valid", rows[:held]), ("train", rows[held:])):
         TokenFile.build(tokens / split / WRITTEN, own, teacher.tokenizer, {"corpus": WRITTEN})
     print(f"{wrote[0]:,} tokens in {wrote[1]:.1f} s; {len(rows):,} of {count:,} texts are kept", flush=True)
