@@ -3,86 +3,47 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from difflm.version import __version__
+from difflm.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from difflm.api import Run, evaluate, train
-    from difflm.controls import (
-        Avoid,
-        Contains,
-        Field,
-        Infill,
-        Json,
-        Label,
-        Length,
-        Pattern,
-        Span,
-        Tags,
-        Tree,
-        WordCount,
-    )
-    from difflm.controls.edits import Edit
-    from difflm.errors import DifflmError, UsageError
-    from difflm.evaluation.reports import Report
-    from difflm.generation.pipeline import TextDiffusion
-    from difflm.generation.texts import Generation, Texts, TokenBelief
-    from difflm.player.frames import Draft
-
-__all__ = [
-    "Avoid",
-    "Contains",
-    "DifflmError",
-    "Draft",
-    "Edit",
-    "Field",
-    "Generation",
-    "Infill",
-    "Json",
-    "Label",
-    "Length",
-    "Pattern",
-    "Report",
-    "Run",
-    "Span",
-    "Tags",
-    "TextDiffusion",
-    "Texts",
-    "TokenBelief",
-    "Tree",
-    "UsageError",
-    "WordCount",
-    "__version__",
-    "evaluate",
-    "train",
-]
+    from difflm.api import Run as Run
+    from difflm.api import evaluate as evaluate
+    from difflm.api import train as train
+    from difflm.controls import Avoid as Avoid
+    from difflm.controls import Contains as Contains
+    from difflm.controls import Field as Field
+    from difflm.controls import Infill as Infill
+    from difflm.controls import Json as Json
+    from difflm.controls import Label as Label
+    from difflm.controls import Length as Length
+    from difflm.controls import Pattern as Pattern
+    from difflm.controls import Span as Span
+    from difflm.controls import Tags as Tags
+    from difflm.controls import Tree as Tree
+    from difflm.controls import WordCount as WordCount
+    from difflm.controls.edits import Edit as Edit
+    from difflm.errors import DifflmError as DifflmError
+    from difflm.errors import UsageError as UsageError
+    from difflm.evaluation.reports import Report as Report
+    from difflm.generation.pipeline import TextDiffusion as TextDiffusion
+    from difflm.generation.texts import Generation as Generation
+    from difflm.generation.texts import Texts as Texts
+    from difflm.generation.texts import TokenBelief as TokenBelief
+    from difflm.player.frames import Draft as Draft
 
 # Loaded on first use: `import difflm` and `difflm --help` must not wait for torch.
-_HOMES = {
-    "Avoid": "difflm.controls",
-    "Contains": "difflm.controls",
-    "Edit": "difflm.controls.edits",
-    "Field": "difflm.controls",
-    "Infill": "difflm.controls",
-    "Json": "difflm.controls",
-    "Label": "difflm.controls",
-    "Length": "difflm.controls",
-    "Pattern": "difflm.controls",
-    "Span": "difflm.controls",
-    "Tags": "difflm.controls",
-    "Tree": "difflm.controls",
-    "WordCount": "difflm.controls",
-    "DifflmError": "difflm.errors",
-    "Draft": "difflm.player.frames",
-    "Generation": "difflm.generation.texts",
-    "Report": "difflm.evaluation.reports",
-    "Run": "difflm.api",
-    "TextDiffusion": "difflm.generation.pipeline",
-    "Texts": "difflm.generation.texts",
-    "TokenBelief": "difflm.generation.texts",
-    "UsageError": "difflm.errors",
-    "evaluate": "difflm.api",
-    "train": "difflm.api",
+_NAMES = {
+    "difflm.api": "Run evaluate train",
+    "difflm.controls": "Avoid Contains Field Infill Json Label Length Pattern Span Tags Tree WordCount",
+    "difflm.controls.edits": "Edit",
+    "difflm.errors": "DifflmError UsageError",
+    "difflm.evaluation.reports": "Report",
+    "difflm.generation.pipeline": "TextDiffusion",
+    "difflm.generation.texts": "Generation Texts TokenBelief",
+    "difflm.player.frames": "Draft",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+__all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from difflm.errors import UsageError
 
@@ -33,72 +35,43 @@ class Switch:
     needed: bool = False
 
 
-def has_arm_library() -> bool:
-    import torch
+def torch() -> Any:
+    """Torch, imported when the first switch asks it: the command's help must not wait for it."""
+    return import_module("torch")
 
-    return torch.backends.mkldnn.is_acl_available()
+
+def has_arm_library() -> bool:
+    return bool(torch().backends.mkldnn.is_acl_available())
 
 
 def has_bfloat16() -> bool:
-    import torch
-
-    return not torch.backends.mkldnn.is_available() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def has_matrix_units() -> bool:
-    import torch
-
-    return bool(torch.cpu._is_amx_tile_supported())
-
-
-def has_vnni() -> bool:
-    import torch
-
-    return bool(torch.cpu._is_vnni_supported())
+    return not torch().backends.mkldnn.is_available() or bool(torch().ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def eight_bit_engine() -> str | None:
     """The part of torch that has fast products of eight bits for this processor; None where there is none."""
-    import torch
-
     engine = EIGHT_BIT_ENGINES.get(platform.machine())
-    there = hasattr(torch, "quantize_per_tensor") and hasattr(torch.ops.quantized, "linear_dynamic")
-    return engine if there and engine in torch.backends.quantized.supported_engines else None
-
-
-def has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def has_rocm() -> bool:
-    import torch
-
-    return torch.version.hip is not None
+    there = hasattr(torch(), "quantize_per_tensor") and hasattr(torch().ops.quantized, "linear_dynamic")
+    return engine if there and engine in torch().backends.quantized.supported_engines else None
 
 
 @cache
 def load_cublas() -> ctypes.CDLL | None:
     """The cuBLASLt of torch's CUDA; none on other makers' GPUs."""
-    import torch
-
-    if torch.version.cuda is None:
+    if torch().version.cuda is None:
         return None
     try:
-        return ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.split('.')[0]}")
+        return ctypes.CDLL(f"libcublasLt.so.{torch().version.cuda.split('.')[0]}")
     except OSError:
         return None
 
 
 def has_kernels() -> bool:
     """Whether our own kernels run on the GPUs: they need units for bfloat16, and a C compiler that starts them."""
-    import torch
-
     compiler = os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))
-    if not (compiler and find_spec("triton") and has_gpu()):
+    if not (compiler and find_spec("triton") and torch().cuda.is_available()):
         return False
-    return all(torch.cuda.get_device_capability(number) >= (8, 0) for number in range(gpu_count()))
+    return all(torch().cuda.get_device_capability(number) >= (8, 0) for number in range(gpu_count()))
 
 
 SWITCHES = {
@@ -118,7 +91,7 @@ SWITCHES = {
         "oneDNN stays on while a CPU computes in bfloat16",
     ),
     "matrix_units": Switch(
-        has_matrix_units,
+        lambda: bool(torch().cpu._is_amx_tile_supported()),
         "the processor has AMX tiles",
         "a CPU generates in bfloat16 by default, and large models batch texts there",
     ),
@@ -128,18 +101,18 @@ SWITCHES = {
         "`--dtype int8` is accepted",
     ),
     "vnni": Switch(
-        has_vnni,
+        lambda: bool(torch().cpu._is_vnni_supported()),
         "the processor has VNNI",
         "on x86, inputs of products of eight bits have eight bits rather than seven",
     ),
     "gpu": Switch(
-        has_gpu,
+        lambda: bool(torch().cuda.is_available()),
         "torch sees a GPU",
         "`--device auto` is the GPU, and processes exchange tensors by NCCL",
         needed=True,
     ),
     "rocm": Switch(
-        has_rocm,
+        lambda: torch().version.hip is not None,
         "torch was built for ROCm",
         "products of narrow numbers are summed in float32 after each one",
     ),
@@ -233,9 +206,7 @@ def turn(**switches: bool) -> Iterator[None]:
 
 
 def gpu_count() -> int:
-    import torch
-
-    return torch.cuda.device_count()
+    return int(torch().cuda.device_count())
 
 
 def processor_name() -> str:
