@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from tiny import tiny_runs
 
 from difflm.app.cli import main
-from difflm.app.commands.generate import Writer, generate, split_requests
+from difflm.app.commands.generate import generate, split_requests
+from difflm.app.commands.writing import Writer
+from difflm.app.console import Bar
 from difflm.app.studio.schemas import Asked
 from difflm.controls import Avoid, Contains, Infill, Length
 from difflm.controls.edits import Edit
@@ -188,10 +190,10 @@ def test_requests_share_batches_and_resume_in_the_middle_of_one(tiny_runs, tmp_p
     texts = (tmp_path / "all.txt").read_text().splitlines()
     assert len(texts) == 7 and texts[3].startswith("A ") and texts[3].endswith(" pub")
     together.clear()
-    writer = Writer(TextDiffusion.from_pretrained(tiny_runs["difflm"], device="cpu"), None, False, True)
-    asked = [Request(**line, steps=2) for line in lines]
-    found: list[str] = []
-    writer.write(asked, rows=range(1, 6), put=found.append)  # what a killed command, or one process of several, makes
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], device="cpu")
+    writer, found = Writer(lm, [Request(**line, steps=2) for line in lines], {}), list[str]()
+    rows, pieces = range(1, 6), [range(4), range(4, 7)]  # what a killed command, or one process of several, makes
+    writer.write(pieces, rows, Bar("", 1), lambda number, text: found.append(str(text)))
     assert found == texts[1:6] and together == [[(1, 2), (0, 1)], [(0, 2)]]
 
 

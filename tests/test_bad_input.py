@@ -481,9 +481,9 @@ def test_a_beam_search_chooses_in_no_other_way(complaint):
 
 
 def test_numbers_and_output_files_are_refused_before_a_model_is_loaded(complaint, tmp_path, monkeypatch):
-    from difflm.app.commands import generate
+    from difflm.app.commands import writing
 
-    monkeypatch.setattr(generate, "load_model", None)
+    monkeypatch.setattr(writing, "load_model", None)
     (tmp_path / "a.txt").write_text("precious\n")
     assert "is not a regular file" in complaint(2, "generate", "e2e", "--out", "/dev/null")
     assert "is there already" in complaint(2, "generate", "e2e", "--out", tmp_path / "a.txt")

@@ -21,7 +21,7 @@ from tiny import MODEL, WRITERS, tiny_run, tiny_runs, write_grammar
 
 from difflm import __version__
 from difflm.app.cli import app, main
-from difflm.app.commands.generate import count_steps, in_order
+from difflm.app.commands.writing import count_steps, in_order
 from difflm.app.console import Bar, TrainingView, training_line
 from difflm.data.batches import Batch
 from difflm.evaluation.options import describe_options
@@ -235,10 +235,9 @@ def test_the_twins_own_options(say, tiny_runs):
 
 
 def test_texts_come_in_order_as_soon_as_they_can():
-    counts: list[int] = []
-    batches = iter([{2: "c", 0: "a"}, {3: "d"}, {1: "b"}])
-    seen = [(text, counts[-1]) for text in in_order(batches, counts.append)]
-    assert seen == [("a", 2), ("b", 4), ("c", 4), ("d", 4)]
+    taken: list[dict[int, str]] = []
+    batches = (taken.append(batch) or batch for batch in ({2: "c", 0: "a"}, {3: "d"}, {1: "b"}))
+    assert [(text, len(taken)) for text in in_order(batches)] == [("a", 1), ("b", 3), ("c", 3), ("d", 3)]
 
 
 def test_progress_counts_every_denoising_step(tiny_runs):

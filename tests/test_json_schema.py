@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from difflm import Json, TextDiffusion
 from difflm.app.cli import app
-from difflm.app.commands.generate import make_request
+from difflm.app.commands.writing import make_request
 from difflm.controls.patterns.json_schema import FORMATS, USUAL_LENGTH, is_json_of, schema_tree
 from difflm.controls.patterns.regular import CharacterAutomaton, compile_characters
 from difflm.errors import UsageError

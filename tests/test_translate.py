@@ -18,6 +18,7 @@ from tiny import Silent, tiny_runs
 from difflm import TextDiffusion
 from difflm.app.cli import main
 from difflm.app.commands import translate as command
+from difflm.app.commands import writing
 from difflm.runtime.resumable import ResumableLines
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
@@ -85,16 +86,16 @@ def test_an_interrupted_file_is_continued_and_becomes_the_same(
     run, sources, expected, tmp_path, capsys, monkeypatch, pieces_of_three, written
 ):
     out, partial = tmp_path / "new" / "out.txt", tmp_path / "new" / "out.txt.partial"
-    put = command.in_order
+    put = writing.in_order
 
-    def interrupted(batches, on_done, first=0):
-        for number, text in enumerate(put(batches, on_done, first), first):
+    def interrupted(batches, first=0):
+        for number, text in enumerate(put(batches, first), first):
             if number == written:
                 raise KeyboardInterrupt
             yield text
 
     with monkeypatch.context() as patch:
-        patch.setattr(command, "in_order", interrupted)
+        patch.setattr(writing, "in_order", interrupted)
         assert translated(run, sources, "--out", out) == 1
     said = capsys.readouterr().err
     assert not out.exists() and partial.exists() == (written > 0)

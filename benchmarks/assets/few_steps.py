@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from difflm.app.commands.generate import in_order
+from difflm.app.commands.writing import in_order
 from difflm.data.text_metrics import copied_among, copied_share, distinct_n, strip_spaces, unique_share
 from difflm.data.words import split_words
 from difflm.evaluation.corpora import corpus_for
@@ -122,7 +122,7 @@ def leave_out_copies(lines: Sequence[str], lm: TextDiffusion, data: Path | None)
 
 def write_piece(lm: TextDiffusion, n: int, seed: int, way: Way, path: Path) -> None:
     batches = lm.batches(n, seed, **asdict(way))
-    lines = (json.dumps(generation_to_json(text), ensure_ascii=False) for text in in_order(batches, lambda _: None))
+    lines = (json.dumps(generation_to_json(text), ensure_ascii=False) for text in in_order(batches))
     write_atomic(path, "".join(f"{line}\n" for line in lines))
 
 

@@ -1,16 +1,12 @@
 """`difflm generate`."""
 
-import json
 import shlex
 import sys
-from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from difflm.app.commands.kept_lines import choose_processes, hash_model, hash_texts, keep_lines
 from difflm.app.commands.options import (
     ENGLISH,
     FILES,
@@ -22,29 +18,32 @@ from difflm.app.commands.options import (
     Model,
     Out,
     check_names,
-    check_reads_sources,
     check_values,
     join_others,
-    load_model,
     option,
     report_errors,
     with_options,
 )
-from difflm.app.console import Bar, complain, note, to_json
+from difflm.app.commands.writing import (
+    Writer,
+    check_guidance,
+    choose_processes,
+    load_writer,
+    make_request,
+    name_request,
+    open_output,
+)
+from difflm.app.console import complain, note, to_json
+from difflm.app.live_view import TerminalView
+from difflm.app.studio.animation import check_animation, write_animation
 from difflm.errors import UsageError
-from difflm.generation.requests import Request, generation_to_json, read_guidance, read_requests
-from difflm.models.sampling import FAMILIES, SETTINGS, option_name
-from difflm.runtime.files import check_place, check_regular
-
-MOST_SCHEMA = 1 << 20  # bytes
+from difflm.generation.requests import Request, generation_to_json, read_requests
+from difflm.models.sampling import SETTINGS, option_name
+from difflm.player.page import Recording, write_player
+from difflm.runtime.files import check_place
 
 if TYPE_CHECKING:
-    from difflm.app.live_view import TerminalView
-    from difflm.controls.guidance import GuidanceSettings
-    from difflm.generation.jobs import Generation, GenerationJob, Watch
-    from difflm.generation.pipeline import TextDiffusion
-    from difflm.player.frames import Draft
-    from difflm.player.page import Recording
+    from difflm.generation.jobs import Generation
 
 AT_ONCE, AT_ONCE_CPU = 1024, 16  # the most texts of several requests that are generated together
 # Options that serve as defaults for keys that a line of --input leaves out.
@@ -88,202 +87,49 @@ def generate(
     for name, path in files.items():
         check_place(path, f"--{name}")
     if svg:
-        from difflm.app.studio.animation import check_animation, write_animation
-
         check_animation(svg, one.n)
     check_names(device, model, guides=guide)
-    for number, request in enumerate(many):
-        check_values(request, f"request {number}: " if requests else "")
+    names = [f"request {number}: " for number in range(len(many))] if requests else [""]
+    for name, request in zip(names, many, strict=True):
+        with name_request(name):
+            check_values(request)
     if model == ENGLISH and not guide and (key := next((k for k in OF_WORDS for r in many if getattr(r, k)), None)):
         raise UsageError(f"--{key} needs classifiers that {model} does not have. Try: difflm generate e2e --{key} …")
     steering = check_guidance(guidance, many)
     processes = choose_processes(out)
     lm = load_writer(model, device, dtype, guide, many)
-    writer = Writer(lm, steering, as_json, numbered=requests is not None)
-    writer.refuse(many)
-    if out:
-        asked_for = hash_texts([request.model_dump_json() for request in many])
-        settings = {"guide": [hash_model(str(folder)) for folder in guide or []], "guidance": guidance, "dtype": dtype}
-        origin = {"model": hash_model(model), "requests": asked_for, **settings, "json": as_json}
-        with keep_lines(out, origin, processes, sum(request.n for request in many)) as (put, rows):
-            writer.write(many, put=put, rows=rows)
-        return
-    if not show and not files:
-        writer.write(many)
-        return
-    from difflm.app.live_view import TerminalView
-    from difflm.player.page import Recording, write_player
+    shown = one.n, lm.frames(one.controls(), **one.settings()), one.each
+    view, recording = TerminalView(*shown) if show else None, Recording(*shown) if files else None
+    watchers = [watcher for watcher in (view, recording) if watcher]
+    writer = Writer(lm, many, {"guidance": steering}, watchers)
+    warnings = []
+    for number, name in enumerate(names):
+        with name_request(name):
+            warnings += [name + warning for warning in writer.job(number).warnings]
+    for warning in warnings:
+        complain(f"warning: {warning}")
+    kept: list[Generation] = []
 
-    size = one.n, lm.frames(one.controls(), **one.settings()), one.each
-    recording = Recording(*size) if files else None
-    texts = writer.write(many, TerminalView(*size) if show else None, recording)
+    def put(number: int, text: "Generation") -> None:
+        about = {"request": writer.request_of(number)} if requests else {}
+        put_line(to_json({**generation_to_json(text), **about}) if as_json else str(text))
+        kept.extend([text] if files else [])
+
+    count, most = writer.starts[-1], AT_ONCE_CPU if lm.device.type == "cpu" else AT_ONCE
+    output = view or writer.bar(f"writing {count:,} text{'s'[: count != 1]}")
+    groups = split_requests([request.n * request.each for request in many], most)
+    pieces = (range(writer.starts[group.start], writer.starts[group.stop]) for group in groups)
+    made_from = {"requests": [request.model_dump_json() for request in many], "guide": guide, "guidance": guidance}
+    origin = {"model": model, **made_from, "dtype": dtype, "json": as_json}
+    with open_output(out, origin, processes, count, output.put) as (put_line, rows), output:
+        writer.write(pieces, rows, output, put)
     command = shlex.join(["difflm", *without_files()])
     if html and recording:
-        write_player(html, recording.texts(texts), {"model": model, "command": command})
+        write_player(html, recording.texts(kept), {"model": model, "command": command})
         note(f"{html}: open it in a browser.")
     if svg and recording:
-        write_animation(svg, recording.texts(texts), command)
+        write_animation(svg, recording.texts(kept), command)
         note(f"{svg}: open it in a browser, or show it as a picture.")
-
-
-def make_request(asked: dict[str, Any]) -> Request:
-    """Make a request from the given options."""
-    read: dict[str, Callable[[str, Any], Any]] = {
-        "field": named_values,
-        "label": named_values,
-        "json_schema": read_json,
-    }
-    return Request(**asked | {key: reader(key, asked[key]) for key, reader in read.items() if key in asked})
-
-
-def load_writer(
-    name: str, device: str, dtype: str | None, guides: list[Path] | None, requests: list[Request], ranked: bool = False
-) -> "TextDiffusion":
-    """Load a model and its classifiers, and reject requests that it does not understand."""
-    from difflm.generation.jobs import check_request
-
-    for number, request in enumerate(requests):
-        chosen_by = None if ranked or request.infill or request.candidates == 1 else request.controls()
-        try:
-            check_request(request.n, request.seed, request.mbr, request.candidates, chosen_by, bool(request.source))
-        except UsageError as error:
-            raise UsageError(f"request {number}: {error}" if len(requests) > 1 else str(error)) from None
-        if request.source is not None:
-            check_reads_sources(name)
-    lm = load_model(name, device, dtype)
-    for folder in guides or []:
-        lm.guided_by(folder)
-    for request in requests:
-        refuse_foreign_options(lm, name, request)
-    return lm
-
-
-def check_guidance(given: str | None, requests: list[Request]) -> "GuidanceSettings | None":
-    """Parse how strongly classifiers steer; reject it if no request uses a classifier."""
-    guidance = read_guidance(given)
-    if guidance is not None and not any(r.method or control.head for r in requests for control in r.controls()):
-        raise UsageError(
-            "--guidance is how strongly classifiers steer: give it with --field, --label, --pos, --tree or --span."
-        )
-    return guidance
-
-
-def named_values(option: str, given: list[str]) -> dict[str, str]:
-    """Read NAME=VALUE pairs; a repeated name is an error."""
-    found: dict[str, str] = {}
-    for pair in given:
-        name, equals, value = pair.partition("=")
-        if not equals or not name.strip() or not value.strip():
-            raise UsageError(f"--{option} {pair!r} must have the form NAME=VALUE, such as food=Japanese.")
-        if name.strip() in found:
-            raise UsageError(f"--{option} {name.strip()} is given twice, but a text has only one value for it.")
-        found[name.strip()] = value.strip()
-    return found
-
-
-def read_schema(path: Path) -> str:
-    """Read a file that should hold a schema, and no more of it than a schema has."""
-    check_regular(path)
-    with path.open("rb") as file:
-        data = file.read(MOST_SCHEMA + 1)
-    if len(data) > MOST_SCHEMA:
-        raise UsageError(f"{path} has more than {MOST_SCHEMA:,} bytes: that is no schema.")
-    return data.decode("utf-8-sig")
-
-
-def read_json(option: str, given: str) -> dict[str, Any]:
-    """Read a JSON object from a file, or from the option itself."""
-    inline = given.lstrip().startswith("{")
-    name = "--json-schema" if inline else given
-    try:
-        found = json.loads(given if inline else read_schema(Path(given)))
-    except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror}.") from None
-    except (ValueError, RecursionError):
-        raise UsageError(f"{name} is not JSON.") from None
-    if not isinstance(found, dict):
-        raise UsageError(f"{name} holds no JSON object.")
-    return found
-
-
-@dataclass(frozen=True)
-class Writer:
-    """Generates the texts of requests and prints them in order."""
-
-    lm: "TextDiffusion"
-    guidance: "GuidanceSettings | None"
-    as_json: bool
-    numbered: bool  # whether output lines name their request by its number
-
-    def refuse(self, requests: list[Request]) -> None:
-        """Reject invalid requests, and print warnings, before the first text is generated."""
-        warnings = []
-        for number, request in enumerate(requests):
-            where = f"request {number}: " if self.numbered else ""
-            try:
-                warnings += [where + warning for warning in self.make_job(request).warnings]
-            except UsageError as error:
-                raise UsageError(where + str(error)) from None
-        for warning in warnings:
-            complain(f"warning: {warning}")
-
-    def make_job(self, request: Request, watch: "Watch | None" = None) -> "GenerationJob":
-        return self.lm.make_job(**request.job(), guidance=self.guidance, watch=watch)
-
-    def write(
-        self,
-        requests: list[Request],
-        view: "TerminalView | None" = None,
-        recording: "Recording | None" = None,
-        put: Callable[[str], None] | None = None,
-        rows: range | None = None,
-    ) -> "list[Generation]":
-        """Print the texts with a progress bar, or in a view that shows how they form; return them if they are recorded.
-        Texts are numbered across all requests; those of `rows` are generated."""
-        watchers = [watcher for watcher in (view, recording) if watcher]
-        start = [0, *accumulate(request.n for request in requests)]  # the number of each request's first text
-        steps = [count_steps(self.lm, request) for request in requests]
-        before = [0, *accumulate(own * request.n for own, request in zip(steps, requests, strict=True))]
-        count, kept = start[-1], []
-        first, end = (0, count) if rows is None else (rows.start, rows.stop)
-
-        def watch(drafts: "list[Draft]") -> None:
-            for watcher in watchers:
-                watcher.frame(drafts)
-
-        with view or Bar(f"writing {count:,} text{'s'[: count != 1]}, denoising steps", before[-1]) as output:
-            most = AT_ONCE_CPU if self.lm.device.type == "cpu" else AT_ONCE
-            for group in split_requests([request.n * request.each for request in requests], most):
-                texts, jobs = range(max(first, start[group.start]), min(end, start[group.stop])), {}
-                for number in group if texts else ():
-                    own = range(max(0, first - start[number]), min(requests[number].n, end - start[number]))
-                    if own:
-                        job = self.make_job(requests[number], watch if watchers else None)
-                        sources = job.sources[own.start : own.stop]
-                        job = replace(job, n=len(own), first=own.start, sources=sources, on_step=output.advance)
-                        jobs[number] = job
-
-                def report_progress(done: int, begin: int = texts.start) -> None:
-                    number = bisect(start, begin + done - 1) - 1
-                    output.advance(0, before[number] + (begin + done - start[number]) * steps[number])
-
-                for number, text in in_order(self.run_requests(jobs, start), report_progress, texts.start):
-                    (put or output.put)(self.line(text, number))
-                    kept += [text] if recording else []
-        return kept
-
-    def run_requests(
-        self, jobs: "dict[int, GenerationJob]", start: Sequence[int]
-    ) -> Iterator[dict[int, tuple[int, Any]]]:
-        """Yield the texts of several requests, which share batches, by their number across all requests."""
-        numbers = list(jobs)
-        for index, made in self.lm.run_jobs([*jobs.values()]):
-            number = numbers[index]
-            yield {start[number] + k: (number, text) for k, text in made.items()}
-
-    def line(self, text: "Generation", request: int) -> str:
-        about = {"request": request} if self.numbered else {}
-        return to_json({**generation_to_json(text), **about}) if self.as_json else str(text)
 
 
 def split_requests(sizes: Sequence[int], most: int) -> Iterator[range]:
@@ -297,45 +143,8 @@ def split_requests(sizes: Sequence[int], most: int) -> Iterator[range]:
     yield range(begin, len(sizes))
 
 
-def count_steps(lm: "TextDiffusion", request: Request) -> int:
-    """The largest number of denoising steps of a text, including those of its candidates."""
-    return lm.frames(request.controls(), **request.settings()) * request.each
-
-
 def without_files() -> list[str]:
     """The arguments of this command without the files that show its texts."""
     named = ("--html", "--svg")
     given = pairwise(["", *sys.argv[1:]])
     return [one for before, one in given if before not in named and one.partition("=")[0] not in named]
-
-
-def in_order(batches: Iterator[dict[int, Any]], on_done: Callable[[int], None], first: int = 0) -> Iterator[Any]:
-    """Yield texts in the order of their numbers, each as soon as it and all earlier ones are finished."""
-    waiting: dict[int, Any] = {}
-    count, following = 0, first
-    for batch in batches:
-        waiting |= batch
-        count += len(batch)
-        on_done(count)
-        while following in waiting:
-            yield waiting.pop(following)
-            following += 1
-
-
-def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> None:
-    """Reject options that would have no effect on this model."""
-    method = lm.config["method"]
-    for key in request.settings():
-        needed = FAMILIES[key] if FAMILIES[key] in ("left-to-right", "tokens") else "diffusion"
-        if FAMILIES[key] != "any" and needed not in lm.model.capabilities.settings:
-            kind = "diffusion" if needed == "diffusion" else "autoregressive"
-            raise UsageError(f"--{option_name(key)} is for {kind} models, but {name} is {method}: leave it out.")
-    given = request.settings()
-    beams = given.get("beams", lm.model.sampling.beams)
-    if beams and "diffusion" not in lm.model.capabilities.settings:
-        if ignored := next((key for key in ("temperature", "top_k", "top_p") if key in given), None):
-            raise UsageError(f"a beam search draws nothing: leave --{option_name(ignored)} out, or --beams.")
-        if request.mbr > 1:
-            raise UsageError("a beam search gives one text: leave --mbr out, or --beams.")
-    if given.get("length_penalty") and not beams:
-        raise UsageError("--length-penalty is for a beam search: give --beams as well.")

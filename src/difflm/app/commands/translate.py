@@ -1,14 +1,10 @@
 """`difflm translate`."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from difflm.app.commands.generate import check_guidance, count_steps, in_order, load_writer, make_request
-from difflm.app.commands.kept_lines import choose_processes, hash_model, hash_texts, keep_lines
 from difflm.app.commands.options import (
     CANDIDATES,
     FILES,
@@ -31,13 +27,20 @@ from difflm.app.commands.options import (
     report_errors,
     with_options,
 )
-from difflm.app.console import Bar, complain, to_json
+from difflm.app.commands.writing import (
+    Writer,
+    check_guidance,
+    choose_processes,
+    load_writer,
+    make_request,
+    open_output,
+)
+from difflm.app.console import complain, to_json
 from difflm.errors import UsageError
 from difflm.generation.requests import Request, generation_to_json
 
 if TYPE_CHECKING:
-    from difflm.generation.jobs import Generation, GenerationJob
-    from difflm.generation.pipeline import TextDiffusion
+    from difflm.generation.jobs import Generation
 
 NOT_OF_SOURCES = ("source", "n", "infill", "edit", "keep", "strength")
 PIECE = {"cpu": 64, "cuda": 4096}  # candidates that are generated together, so that the first texts appear early
@@ -97,55 +100,22 @@ def translate(
     from difflm.generation.jobs import warn_of_sources
 
     ranked = load_rank(rank, device) if rank else None
-    job = lm.make_job(**{**request.job(), "source": sources}, guidance=strength, rank=ranked, repairs=repairs)
-    foreign = lm.warn_of_language(" ".join(sources), source=True)
+    more = {"source": sources, "guidance": strength, "rank": ranked, "repairs": repairs}
+    writer = Writer(lm, [request], more)
+    job, foreign = writer.job(0), lm.warn_of_language(" ".join(sources), source=True)
     for warning in dict.fromkeys((*job.warnings, *warn_of_sources(job.sources), *foreign)):
         complain(f"warning: {warning}")
 
-    def line(text: "Generation", source: str) -> str:
-        found = {"source": source, **generation_to_json(text)}
-        return to_json(found) if as_json else " ".join(str(text).split("\n"))
+    def put(number: int, text: "Generation") -> None:
+        found = {"source": sources[number], **generation_to_json(text)}
+        put_line(to_json(found) if as_json else " ".join(str(text).split("\n")))
 
-    steps = count_steps(lm, request)
-    bar = Bar(f"translating {len(sources):,} sources, denoising steps", len(sources) * steps)
-    if out is None:
-        with bar:
-            write_texts(lm, job, sources, line, bar, steps, bar.put, range(len(sources)))
-        return
-    settings = {**asked, "guidance": guidance, "dtype": dtype}
-    settings["guide"] = [hash_model(str(folder)) for folder in guide or []]
-    if repairs:
-        settings["repairs"] = repairs
-    if rank:
-        settings["rank"] = rank if rank == "bound" else hash_model(rank)
-    origin = {"model": hash_model(run), "sources": hash_texts(sources), **settings, "json": as_json}
-    with keep_lines(out, origin, processes, len(sources)) as (put, rows), bar:
-        write_texts(lm, job, sources, line, bar, steps, put, rows)
-
-
-def write_texts(
-    lm: "TextDiffusion",
-    job: "GenerationJob",
-    sources: list[str],
-    line: "Callable[[Generation, str], str]",
-    bar: Bar,
-    steps: int,
-    put: Callable[[str], None],
-    numbers: range,
-) -> None:
-    """Write the texts of the sources with these numbers, in pieces. A text does not depend on its piece. `steps` is the
-    largest number of steps of a text."""
+    origin = {"model": run, "sources": sources, **asked, "guidance": guidance, "dtype": dtype, "guide": guide}
+    origin |= {key: value for key, value in (("repairs", repairs), ("rank", rank)) if value} | {"json": as_json}
     size = max(1, PIECE.get(lm.device.type, 64) // job.each)
-    for begin in numbers[::size]:
-        rows = job.sources[begin : min(begin + size, numbers.stop)]
-
-        def more(count: int, begin: int = begin) -> None:
-            bar.advance(0, (begin + count) * steps)
-
-        piece = replace(job, n=len(rows), sources=rows, first=begin, on_step=bar.advance)
-        texts = in_order((made for _, made in lm.run_jobs([piece])), more, begin)
-        for text, source in zip(texts, sources[begin : begin + len(rows)], strict=True):
-            put(line(text, source))
+    bar = writer.bar(f"translating {len(sources):,} sources")
+    with open_output(out, origin, processes, len(sources), bar.put) as (put_line, rows), bar:
+        writer.write((range(begin, begin + size) for begin in rows[::size]), rows, bar, put)
 
 
 def read_input(file: str | None, column: str | None) -> tuple[list[int], list[str]]:

@@ -1,0 +1,275 @@
+"""What `difflm generate` and `difflm translate` share: requests are read and checked, and their texts written in order,
+to the screen or to a file that a killed command continues, alone or as several processes."""
+
+import hashlib
+import json
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from difflm.app.commands.options import check_reads_sources, load_model
+from difflm.app.console import Bar, note
+from difflm.app.live_view import TerminalView
+from difflm.errors import UsageError
+from difflm.generation.requests import Request, read_guidance
+from difflm.models.sampling import FAMILIES, option_name
+from difflm.player.page import Recording
+from difflm.runtime.files import check_place, check_regular
+from difflm.runtime.resumable import ResumableLines, check_free
+
+if TYPE_CHECKING:
+    from difflm.controls.guidance import GuidanceSettings
+    from difflm.generation.jobs import Generation
+    from difflm.generation.pipeline import TextDiffusion
+    from difflm.player.frames import Draft
+    from difflm.runtime.distributed import Processes
+
+MOST_SCHEMA = 1 << 20  # bytes
+
+
+# -- requests from options --------------------------------------------------------------------------------------------
+
+
+def make_request(asked: dict[str, Any]) -> Request:
+    """Make a request from the given options."""
+    read: dict[str, Callable[..., Any]] = {"field": named_values, "label": named_values, "json_schema": read_json}
+    return Request(**asked | {key: reader(key, asked[key]) for key, reader in read.items() if key in asked})
+
+
+def named_values(option: str, given: list[str]) -> dict[str, str]:
+    """Read NAME=VALUE pairs; a repeated name is an error."""
+    found: dict[str, str] = {}
+    for pair in given:
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not name or not value:
+            raise UsageError(f"--{option} {pair!r} must have the form NAME=VALUE, such as food=Japanese.")
+        if name in found:
+            raise UsageError(f"--{option} {name} is given twice, but a text has only one value for it.")
+        found[name] = value
+    return found
+
+
+def read_json(option: str, given: str) -> dict[str, Any]:
+    """Read a JSON object from a file, of which no more is read than a schema has, or from the option itself."""
+    inline = given.lstrip().startswith("{")
+    name, data = "--json-schema" if inline else given, given.encode()
+    try:
+        if not inline:
+            check_regular(Path(given))
+            with open(given, "rb") as file:
+                data = file.read(MOST_SCHEMA + 1)
+        if len(data) > MOST_SCHEMA and not inline:
+            raise UsageError(f"{given} has more than {MOST_SCHEMA:,} bytes: that is no schema.")
+        found = json.loads(data.decode("utf-8-sig"))
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{name} is not JSON.") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{name} holds no JSON object.")
+    return found
+
+
+def check_guidance(given: str | None, requests: Sequence[Request]) -> "GuidanceSettings | None":
+    """Parse how strongly classifiers steer; reject it if no request uses a classifier."""
+    guidance = read_guidance(given)
+    if guidance is not None and not any(r.method or control.head for r in requests for control in r.controls()):
+        raise UsageError(
+            "--guidance is how strongly classifiers steer: give it with --field, --label, --pos, --tree or --span."
+        )
+    return guidance
+
+
+def load_writer(
+    name: str,
+    device: str,
+    dtype: str | None,
+    guides: Sequence[Path] | None,
+    requests: Sequence[Request],
+    ranked: bool = False,
+) -> "TextDiffusion":
+    """Load a model and its classifiers, and reject requests that it does not understand."""
+    from difflm.generation.jobs import check_request
+
+    for number, request in enumerate(requests):
+        chosen_by = None if ranked or request.infill or request.candidates == 1 else request.controls()
+        with name_request(f"request {number}: " if len(requests) > 1 else ""):
+            check_request(request.n, request.seed, request.mbr, request.candidates, chosen_by, bool(request.source))
+        if request.source is not None:
+            check_reads_sources(name)
+    lm = load_model(name, device, dtype)
+    for folder in guides or ():
+        lm.guided_by(folder)
+    for request in requests:
+        refuse_foreign_options(lm, name, request)
+    return lm
+
+
+@contextmanager
+def name_request(name: str) -> Iterator[None]:
+    """Let a message about one of several requests begin with its name."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(name + str(error)) from None
+
+
+def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> None:
+    """Reject options that would have no effect on this model."""
+    given, known = request.settings(), lm.model.capabilities.settings
+    for key in given:
+        needed = FAMILIES[key] if FAMILIES[key] in ("left-to-right", "tokens") else "diffusion"
+        if FAMILIES[key] != "any" and needed not in known:
+            kind = "diffusion" if needed == "diffusion" else "autoregressive"
+            method = lm.config["method"]
+            raise UsageError(f"--{option_name(key)} is for {kind} models, but {name} is {method}: leave it out.")
+    beams = given.get("beams", lm.model.sampling.beams)
+    if beams and "diffusion" not in known:
+        if ignored := next((key for key in ("temperature", "top_k", "top_p") if key in given), None):
+            raise UsageError(f"a beam search draws nothing: leave --{option_name(ignored)} out, or --beams.")
+        if request.mbr > 1:
+            raise UsageError("a beam search gives one text: leave --mbr out, or --beams.")
+    if given.get("length_penalty") and not beams:
+        raise UsageError("--length-penalty is for a beam search: give --beams as well.")
+
+
+# -- texts in order ---------------------------------------------------------------------------------------------------
+
+
+def count_steps(lm: "TextDiffusion", request: Request) -> int:
+    """The largest number of denoising steps of a text, including those of its candidates."""
+    return lm.frames(request.controls(), **request.settings()) * request.each
+
+
+class Writer:
+    """Writes the texts of requests, which are numbered across all of them. `more` are further arguments of `make_job`;
+    sources among them are those of the only request."""
+
+    def __init__(
+        self,
+        lm: "TextDiffusion",
+        requests: Sequence[Request],
+        more: dict[str, Any],
+        watchers: "Sequence[TerminalView | Recording]" = (),
+    ) -> None:
+        sizes = [len(more.get("source", ())) or request.n for request in requests]
+        self.lm, self.watchers, self.steps = lm, watchers, [count_steps(lm, request) for request in requests]
+        self.starts = [0, *accumulate(sizes)]  # the number of each request's first text
+        self.before = [0, *accumulate(own * size for own, size in zip(self.steps, sizes, strict=True))]
+        self.job = lru_cache(1)(lambda number: lm.make_job(**requests[number].job() | more))
+
+    def bar(self, doing: str) -> Bar:
+        return Bar(f"{doing}, denoising steps", self.before[-1])
+
+    def request_of(self, text: int) -> int:
+        return bisect(self.starts, text) - 1
+
+    def write(
+        self,
+        pieces: Iterable[range],
+        rows: range,
+        output: Bar | TerminalView,
+        put: "Callable[[int, Generation], None]",
+    ) -> None:
+        """Generate the texts of these rows and put them in order. The texts of a piece share batches; a text does not
+        depend on its piece."""
+        for piece in pieces:
+            first, end = max(piece.start, rows.start), min(piece.stop, rows.stop)
+            for number, text in enumerate(in_order(self._make(first, end, output), first), first):
+                put(number, text)
+
+    def _make(self, first: int, end: int, output: Bar | TerminalView) -> "Iterator[dict[int, Generation]]":
+        numbers = range(self.request_of(first), self.request_of(end - 1) + 1) if first < end else range(0)
+        jobs, done = [], first
+        for number in numbers:
+            start, following = self.starts[number : number + 2]
+            own, job = slice(max(0, first - start), min(end, following) - start), self.job(number)
+            part = replace(job, n=own.stop - own.start, first=own.start, sources=job.sources[own])
+            jobs.append(replace(part, on_step=output.advance, watch=self._show if self.watchers else None))
+        for index, made in self.lm.run_jobs(jobs) if jobs else ():
+            done += len(made)
+            last = self.request_of(done - 1)
+            output.advance(0, self.before[last] + (done - self.starts[last]) * self.steps[last])
+            yield {self.starts[numbers[index]] + k: text for k, text in made.items()}
+
+    def _show(self, drafts: "list[Draft]") -> None:
+        for watcher in self.watchers:
+            watcher.frame(drafts)
+
+
+def in_order(batches: Iterable[dict[int, Any]], first: int = 0) -> Iterator[Any]:
+    """Yield texts in the order of their numbers, each as soon as it and all earlier ones are finished."""
+    waiting: dict[int, Any] = {}
+    for batch in batches:
+        waiting |= batch
+        while first in waiting:
+            yield waiting.pop(first)
+            first += 1
+
+
+# -- to the screen, or to a file --------------------------------------------------------------------------------------
+
+
+def choose_processes(out: Path | None) -> "Processes":
+    """The processes that write the texts together, to a file, which must be new, if there are several."""
+    from difflm.runtime.distributed import current
+
+    if out is None and current().count > 1:
+        raise UsageError("several processes need a common output file: give --out FILE.")
+    if out is not None:
+        check_free(out)
+        check_place(out, new_folder=True)
+    return current()
+
+
+@contextmanager
+def open_output(
+    out: Path | None, origin: dict[str, Any], processes: "Processes", total: int, put: Callable[[str], None]
+) -> Iterator[tuple[Callable[[str], None], range]]:
+    """Yield a function that writes a line, `put` where there is no file, and the numbers of the lines that this process
+    has yet to write; say how many a file had already and, if the work is interrupted, how many it has now. `origin` is
+    what the texts are made from."""
+    if out is None:
+        yield put, range(total)
+        return
+    rows = range(total)[processes.rows(total)]
+    hashed = {key: HASHED[key](value) if key in HASHED else value for key, value in origin.items()}
+    with ResumableLines(out, hashed, processes) as kept:
+        if kept.count:
+            note(f"{kept.partial}: {kept.count:,} of {len(rows):,} texts are already written.")
+        try:
+            yield kept.put, rows[kept.count :]
+            kept.finish()
+        except BaseException:
+            if kept.count:
+                left = "Run the same command again to write the rest."
+                note(f"{kept.partial}: {kept.count:,} of {len(rows):,} texts. {left}")
+            raise
+
+
+def hash_texts(texts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+def hash_model(run: str) -> str:
+    """A fingerprint of the weights, so that texts of different models are never mixed; for a model that is not a run,
+    its name."""
+    from difflm.training.run import bundled_runs, find_run
+
+    if run not in bundled_runs() and not (Path(run) / "model.safetensors").is_file():
+        return run
+    with (find_run(run) / "model.safetensors").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# What a file says of its origin in place of long values.
+HASHED: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("model", "rank"), hash_model),
+    **dict.fromkeys(("requests", "sources"), hash_texts),
+    "guide": lambda folders: [hash_model(str(folder)) for folder in folders or ()],
+}
