@@ -36,6 +36,11 @@ _option = re.compile(r"(?<![\w-])--?([a-z][a-z-]*[a-z]|n\b)")
 _commands = 0  # that are running
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its kind if it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 @contextmanager
 def speak_command() -> Iterator[None]:
     """Let messages name the command's options, not Python's arguments."""

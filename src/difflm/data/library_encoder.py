@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difflm.errors import UsageError
+from difflm.errors import UsageError, first_line
 from difflm.runtime.files import read_json
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def explain_library(explain: Callable[[str], Exception]) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        raise explain(next(iter(str(error).splitlines()), type(error).__name__)) from None
+        raise explain(first_line(error)) from None
 
 
 def unreadable(reason: str) -> UsageError:

@@ -68,15 +68,10 @@ class PackedBatches:
 
     def __init__(self, rows: PackedRows, batch_size: int, seed: int) -> None:
         self.rows, self.batch_size, self.seed = rows, batch_size, seed
-        self.ended = ends_documents(rows.tokens)
+        self.ended = bool(rows.tokens.meta.get("source", {}).get("ended"))  # whether each document ends with END
 
     def batch(self, step: int) -> Batch:
         start = step * self.batch_size
         ids, lengths, documents = self.rows.rows(shuffle_epochs(len(self.rows), self.seed, start, self.batch_size))
         index = start + np.arange(self.batch_size)
         return Batch(ids, lengths, index=index, seed=self.seed, documents=documents, ended=self.ended)
-
-
-def ends_documents(tokens: TokenFile) -> bool:
-    """Whether each document of a token file ends with END."""
-    return bool(tokens.meta.get("source", {}).get("ended"))

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from difflm.data.texts import FORMATS, ROWS, file_kind
-from difflm.errors import DifflmError, UsageError, suggest
+from difflm.errors import DifflmError, UsageError, first_line, suggest
 from difflm.runtime.files import explain_write_errors, locked, sync_directory, sync_file
 
 DATASET = "hf:"  # the prefix of datasets of Hugging Face, or of local ones that its library reads
@@ -119,7 +119,7 @@ def read_dataset(name: str, column: str | None, start: int) -> Iterator[dict[str
     try:
         rows = load_dataset(path, part or None, split="train", streaming=True)
     except Exception as error:
-        raise UsageError(f"data={name} cannot be opened: {first_line(error)}") from None
+        raise UsageError(f"data={name} cannot be opened: {first_line(error).rstrip('.')}") from None
     wanted, number = [one.strip() for one in column.split(",")] if column else ["text"], start
     try:
         for number, row in enumerate(rows.skip(start) if start else rows, start + 1):
@@ -131,9 +131,5 @@ def read_dataset(name: str, column: str | None, start: int) -> Iterator[dict[str
     except DifflmError:
         raise
     except Exception as error:
-        again = "Run the same command again to continue there."
-        raise DifflmError(f"{name} broke off after {number:,} texts: {first_line(error)}. {again}") from None
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        broken = f"{name} broke off after {number:,} texts: {first_line(error).rstrip('.')}"
+        raise DifflmError(f"{broken}. Run the same command again to continue there.") from None

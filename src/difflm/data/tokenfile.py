@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -221,41 +221,17 @@ def _map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
 
 
-class _SummedFile:
-    """A file that is written once, synchronised, and summed on the way (`sum_file`)."""
-
-    def __init__(self, stack: ExitStack, path: Path) -> None:
-        self.name, self.crc32, self.file = path.name, 0, stack.enter_context(path.open("wb"))
-
-    def write(self, data: bytes | bytearray) -> None:
-        self.file.write(data)
-        self.crc32 = zlib.crc32(data, self.crc32)
-
-    def sync(self) -> None:
-        self.file.flush()
-        sync_file(self.file.fileno())
-
-
-class _ColumnWriter:
-    """Writes one column of a token file."""
-
-    def __init__(self, stack: ExitStack, directory: Path, prefix: str, dtype: np.dtype[Any]) -> None:
-        self.prefix, self.dtype, self.total = prefix, dtype, 0
-        self.ids, self.offsets = (_SummedFile(stack, directory / f"{prefix}{name}.bin") for name in ("ids", "offsets"))
-        self.offsets.write(np.zeros(1, _OFFSET).tobytes())
-
-    def write(self, encoded: list[list[int]]) -> None:
-        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        flat = np.fromiter(chain.from_iterable(encoded), self.dtype, int(lengths.sum()))
-        self.ids.write(flat.tobytes())
-        self.offsets.write((self.total + lengths.cumsum()).astype(_OFFSET).tobytes())
-        self.total += len(flat)
-
-
 def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, behind: list[int]) -> dict[str, Any]:
+    """Write all files but `meta.json`, whose facts are returned. Files are summed on the way (`sum_file`)."""
     dtype = np.dtype("<u2" if max(tokenizer.size, tokenizer.for_sources.size) <= 1 << 16 else "<u4")
-    columns: list[_ColumnWriter] = []
     count, continues = 0, bytearray()
+    files, sums, totals = dict[str, BinaryIO](), dict[str, int](), dict[str, int]()
+
+    def write(name: str, data: bytes | bytearray) -> None:
+        if name not in files:
+            files[name] = stack.enter_context((directory / name).open("wb"))
+        files[name].write(data)
+        sums[name] = zlib.crc32(data, sums.get(name, 0))
 
     def note_pieces() -> Iterator[Example]:
         for example in examples:
@@ -264,22 +240,25 @@ def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, b
 
     with ExitStack() as stack:
         for encoded in encode_examples(note_pieces(), tokenizer):
-            columns = columns or [
-                _ColumnWriter(stack, directory, prefix, dtype) for prefix in ("", "source_")[: len(encoded)]
-            ]
+            if not count:
+                totals = dict.fromkeys(("", "source_")[: len(encoded)], 0)
+            for column, rows in zip(totals, encoded, strict=True):
+                rows = [ids + behind for ids in rows] if behind else rows
+                lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+                flat = np.fromiter(chain.from_iterable(rows), dtype, int(lengths.sum()))
+                write(f"{column}ids.bin", flat.tobytes())
+                offsets = totals[column] + lengths.cumsum()
+                write(f"{column}offsets.bin", (offsets if count else np.append(0, offsets)).astype(_OFFSET).tobytes())
+                totals[column] += len(flat)
             count += len(encoded[0])
-            for column, rows in zip(columns, encoded, strict=True):
-                column.write([ids + behind for ids in rows] if behind else rows)
-        files = [file for column in columns for file in (column.ids, column.offsets)]
         if cut := any(continues):
-            files.append(_SummedFile(stack, directory / "continues.bin"))
-            files[-1].write(continues)
-        for file in files:
-            file.sync()
-    if not columns or not columns[0].total:
+            write("continues.bin", continues)
+        for file in files.values():
+            file.flush()
+            sync_file(file.fileno())
+    if not totals.get(""):
         raise DifflmError("there are no texts to train on.")
-    sizes = {f"{column.prefix}tokens": column.total for column in columns}
-    sums = {file.name: file.crc32 for file in files}
+    sizes = {f"{column}tokens": total for column, total in totals.items()}
     return {"count": count, "dtype": dtype.str, **sizes, **({"cut": True} if cut else {}), "crc32": sums}
 
 

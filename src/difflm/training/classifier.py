@@ -18,7 +18,7 @@ from difflm.data.tokenfile import Ints, Limits, TokenFile, select_texts
 from difflm.data.tokenizers import PAD, Tokenizer
 from difflm.diffusion.codecs import Embedding
 from difflm.diffusion.noise import Noise
-from difflm.errors import DifflmError, UsageError
+from difflm.errors import DifflmError, UsageError, first_line
 from difflm.methods.rivals.prefix_classifier import LENGTH, PrefixClassifier, with_ends
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import NO_WORDS, LanguageModel, Losses, Trainable, training_noise
@@ -299,8 +299,7 @@ def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> Classifier
         with SkipInit(tensors):
             classifier = build_classifier(labellings, guided, config["longest"], config["model"])
     except NOT_A_MODEL as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise DifflmError(f"{folder}/config.json does not describe a classifier ({reason}).") from None
+        raise DifflmError(f"{folder}/config.json does not describe a classifier ({first_line(error)}).") from None
     weights = {name.removeprefix("classifier."): tensor for name, tensor in tensors.items()}
     load_into(classifier, weights, path)
     check_sha256(path, config, advice)

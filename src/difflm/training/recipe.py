@@ -17,7 +17,7 @@ from difflm.data.known_corpora import PAIRS
 from difflm.data.library_encoder import is_pretrained
 from difflm.data.texts import LONGEST, MOST_TOKENS
 from difflm.data.tokenizers import PretrainedTokenizer
-from difflm.errors import DifflmError, UsageError, explain_faults, suggest
+from difflm.errors import DifflmError, UsageError, explain_faults, first_line, suggest
 from difflm.methods import METHODS, Method
 from difflm.runtime.files import check_regular, read_checked
 from difflm.training.run import initial_run
@@ -342,8 +342,7 @@ def _read(name_or_path: str) -> dict[str, Any]:
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
         raise UsageError(f"no recipe {name_or_path!r}, and no such file. {hint}Recipes: difflm methods.") from None
     except (OSError, *NOT_YAML) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UsageError(f"{path} is not a readable recipe: {reason}.") from None
+        raise UsageError(f"{path} is not a readable recipe: {first_line(error)}.") from None
     if not isinstance(values, dict):
         raise UsageError(
             f"{path} is not a recipe: it should hold `key: value` lines. Texts are .txt, .csv or .jsonl files."

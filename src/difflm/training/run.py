@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from difflm.data.texts import LONGEST
 from difflm.data.tokenizers import Tokenizer
-from difflm.errors import DifflmError, UsageError, suggest
+from difflm.errors import DifflmError, UsageError, first_line, suggest
 from difflm.machine import is_on
 from difflm.methods import METHODS, TextSpec
 from difflm.models.sampling import Sampling
@@ -198,12 +198,11 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
             model = method.build(TextSpec(config["vocabulary"], config["longest"], *sources, tokenizer))
         part = "sampling"
         model.sampling = Sampling(**config["sampling"])
-    except ValidationError as error:
-        wrong = ".".join(str(one) for one in error.errors()[0]["loc"])
-        raise DifflmError(f"{run}/config.json does not describe a {config['method']} model ({part}.{wrong}).") from None
     except NOT_A_MODEL as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise DifflmError(f"{run}/config.json does not describe a {config['method']} model ({reason}).") from None
+        wrong = first_line(error)
+        if isinstance(error, ValidationError):
+            wrong = f"{part}.{'.'.join(str(one) for one in error.errors()[0]['loc'])}"
+        raise DifflmError(f"{run}/config.json does not describe a {config['method']} model ({wrong}).") from None
     # Then one text makes products large enough. With bfloat16 units, loading weights takes longer: a batch shares it.
     large = sum(p.numel() for p in model.parameters()) >= ONE_BY_ONE
     one_by_one = model.capabilities.whole_canvas and large and not is_on("matrix_units")

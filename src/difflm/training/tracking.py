@@ -2,24 +2,19 @@
 
 import importlib.util
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from difflm.errors import DifflmError, UsageError
+from difflm.errors import DifflmError, UsageError, first_line
 from difflm.models.base import LanguageModel
 from difflm.runtime.files import explain_write_errors, read_json, write_json
 from difflm.training.recipe import Recipe
 from difflm.training.trainer import Progress, Watcher
 from difflm.training.validation import Validation
 
-
-class Tracker(Protocol):
-    """Where figures go."""
-
-    def log(self, step: int, figures: Mapping[str, float]) -> None: ...
-    def close(self) -> None: ...
+OFFLINE = "Try WANDB_MODE=offline, or leave log out."
 
 
 class TensorBoard:
@@ -60,7 +55,7 @@ class WeightsAndBiases:
         try:
             self.run = wandb.init(project="difflm", name=name, id=self.id, resume="allow", config=config)
         except Exception as error:  # errors of many kinds: no key, no network, no disk
-            raise UsageError(f"log=wandb: {first_line(error)}. Try WANDB_MODE=offline, or leave log out.") from None
+            raise UsageError(f"log=wandb: {first_line(error).rstrip('.')}. {OFFLINE}") from None
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         if not self.noted:
@@ -69,20 +64,14 @@ class WeightsAndBiases:
         try:
             self.run.log(dict(figures), step=step)
         except Exception as error:
-            raise DifflmError(f"log=wandb: {first_line(error)}.") from None
+            raise DifflmError(f"log=wandb: {first_line(error).rstrip('.')}.") from None
 
     def close(self) -> None:
         self.run.finish()
 
 
-TRACKERS: dict[str, type[TensorBoard] | type[WeightsAndBiases]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-}
-
-
-def first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+Tracker = TensorBoard | WeightsAndBiases
+TRACKERS: dict[str, Callable[[Recipe, Path], Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 
 
 class TrackedWatcher:
