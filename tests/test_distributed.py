@@ -26,8 +26,8 @@ from difflm.runtime.distributed import Processes, current, divide_weights
 from difflm.runtime.resumable import ResumableLines
 from difflm.runtime.tensors import load_tensors, save_tensors
 from difflm.training.checkpoints import checkpoint_steps, load_checkpoint, newest_checkpoint, shard_name
+from difflm.training.fit import check_shares
 from difflm.training.recipe import check
-from difflm.training.sharding import check_shares
 from difflm.training.trainer import Trainer
 
 assert tiny_runs  # a fixture

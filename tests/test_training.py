@@ -13,13 +13,13 @@ from tiny import tiny_run
 from difflm.app.bench import SMALL
 from difflm.data.batches import Batch
 from difflm.diffusion.precision import avoid_onednn
+from difflm.fast.ema import Ema
 from difflm.fast.master_weights import MasterWeights
 from difflm.fast.training_blocks import prepare_blocks
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Capabilities, Losses, Trainable
 from difflm.networks.bert import PostNormBlock
 from difflm.runtime.tensors import dequantise, load_tensors, quantise_rows, save_tensors
-from difflm.training.ema import Ema
 from difflm.training.recipe import check
 from difflm.training.run import read_config
 from difflm.training.trainer import Trainer, drop_records_after

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from difflm.errors import DifflmError
+from difflm.fast.sharding import is_divided, local_part
+from difflm.runtime.distributed import current
 from difflm.runtime.files import (
     AGAIN,
     OF_WEIGHTS,
@@ -67,6 +69,27 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
         sha256 = save_tensors(temporary / "state.safetensors", tensors)
         finish_checkpoint(run, temporary, target, {**state, "sha256": sha256})
     return target
+
+
+def save_shards(run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Write a checkpoint as one file per process: its rows of each tensor. The first also has what is not sharded."""
+    processes = current()
+    target = run / "checkpoints" / f"step-{step}"
+    temporary = target.with_name(f".{target.name}.shards")
+    if processes.first:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with explain_write_errors(target):
+            temporary.mkdir(parents=True)
+    processes.any()  # wait until the directory exists
+    divided = {name: local_part(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
+    own = {name: part for name, part in divided.items() if len(part)}
+    if processes.first:
+        own |= {name: tensor for name, tensor in tensors.items() if name not in divided}
+    sha256 = save_tensors(temporary / shard_name(processes.rank, processes.count), own)
+    shards = processes.gather_json(sha256)
+    if processes.first:
+        finish_checkpoint(run, temporary, target, {**state, "shards": shards})
+    processes.any()  # wait until the checkpoint exists
 
 
 def finish_checkpoint(run: Path, temporary: Path, target: Path, state: Mapping[str, Any]) -> None:

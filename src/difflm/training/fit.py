@@ -37,7 +37,6 @@ from difflm.training.pace import set_pace
 from difflm.training.recipe import Recipe, check_init
 from difflm.training.resuming import Changes, check_same_recipe, record_changes
 from difflm.training.run import WRITTEN, load_run, resolve_run
-from difflm.training.sharding import check_shares
 from difflm.training.texts import (
     VALIDATION_BATCHES,
     Prepared,
@@ -266,6 +265,15 @@ def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, cou
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------
+
+
+def check_shares(processes: int, batch_size: int) -> None:
+    """Reject a batch that the processes cannot share evenly. Each share has an even number of texts, since every second
+    text of a batch is trained differently."""
+    if processes > 1 and batch_size % (2 * processes):
+        raise UsageError(
+            f"batch_size={batch_size} is that of all {processes} processes: give a multiple of {2 * processes}."
+        )
 
 
 @contextmanager

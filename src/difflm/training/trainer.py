@@ -18,8 +18,17 @@ from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import fold_counter
 from difflm.diffusion.precision import avoid_onednn
 from difflm.errors import DifflmError
+from difflm.fast.ema import Ema
 from difflm.fast.graph_capture import CapturedSteps
 from difflm.fast.master_weights import MasterWeights
+from difflm.fast.sharding import (
+    divide_like,
+    gather_observations,
+    local_part,
+    shard_model,
+    sum_gradients,
+    whole_tensors,
+)
 from difflm.fast.training_blocks import prepare_blocks
 from difflm.models.base import LanguageModel, Losses, Trainable, sum_losses
 from difflm.runtime.distributed import current, on_loss
@@ -32,21 +41,12 @@ from difflm.training.checkpoints import (
     newest_checkpoint,
     remove_leftovers,
     save_checkpoint,
+    save_shards,
     save_weights,
 )
-from difflm.training.ema import Ema
 from difflm.training.pace import StepPace
 from difflm.training.recipe import Recipe
 from difflm.training.resuming import drop_records_after
-from difflm.training.sharding import (
-    divide_like,
-    gather_observations,
-    local_part,
-    save_shards,
-    shard_model,
-    sum_gradients,
-    whole_tensors,
-)
 from difflm.training.update import Update
 from difflm.training.validation import Figure, Validation, Validator, move_batch
 
@@ -219,7 +219,7 @@ class Trainer:
         state = {"step": self.step, "seconds": self.seconds, "validation": self.validation}
         state |= self.pace.state(self.step)
         if self.processes.shards:
-            save_shards(self.processes, self.run, self.step, self.tensors(), state)
+            save_shards(self.run, self.step, self.tensors(), state)
         elif self.processes.first:
             save_checkpoint(self.run, self.step, self.tensors(), state)
         self.save_model()

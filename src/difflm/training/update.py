@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from difflm.fast.ema import Ema
 from difflm.fast.master_weights import MasterWeights
+from difflm.fast.sharding import WARP
 from difflm.runtime.kernels import has_kernel
-from difflm.training.ema import Ema
 from difflm.training.recipe import Recipe
-from difflm.training.sharding import WARP
 
 if TYPE_CHECKING:
     from difflm.fast.fused_update import FusedUpdate

@@ -1,11 +1,9 @@
-"""A model whose weights, gradients and moments are divided among processes (FSDP2), and its checkpoints.
+"""A model whose weights, gradients and moments are divided among processes (FSDP2).
 
 Torch's modules for that are slow to import, so they are imported only when needed."""
 
-import shutil
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -14,25 +12,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from difflm.diffusion.timesteps import TimeSampler
-from difflm.errors import UsageError
 from difflm.models.base import Losses, Trainable
 from difflm.networks.transformer import Attention, FeedForward
 from difflm.runtime.distributed import Processes, current
-from difflm.runtime.files import explain_write_errors
-from difflm.runtime.tensors import save_tensors
-from difflm.training.checkpoints import finish_checkpoint, shard_name
 
 Model = TypeVar("Model", bound=Trainable)
 WARP = "times."  # the prefix of the weights of a learned time warp
-
-
-def check_shares(processes: int, batch_size: int) -> None:
-    """Reject a batch that the processes cannot share evenly. Each share has an even number of texts, since every second
-    text of a batch is trained differently."""
-    if processes > 1 and batch_size % (2 * processes):
-        raise UsageError(
-            f"batch_size={batch_size} is that of all {processes} processes: give a multiple of {2 * processes}."
-        )
 
 
 def local_part(tensor: Any) -> Tensor:
@@ -99,46 +84,20 @@ def divide_like(
     tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], optimizer: Optimizer
 ) -> dict[str, Tensor]:
     """Shard the tensors of a checkpoint like the weights that they belong to."""
+    from torch.distributed.tensor import DTensor
+
     numbered = [weight for group in optimizer.param_groups for weight in group["params"]]
     found = {}
     for key, tensor in tensors.items():
         part, name = key.split(".", 1)
         like: Any = numbered[int(name.split(".")[0])] if part == "optimizer" else weights.get(name)
-        found[key] = divide(tensor, like) if is_divided(like) and like.shape == tensor.shape else tensor
+        if is_divided(like) and like.shape == tensor.shape:
+            rank, parts = current().rank, tensor.chunk(current().count)
+            own = (parts[rank] if rank < len(parts) else tensor[:0]).to(like.to_local().device, copy=True)
+            whole: Any = {"shape": tensor.shape, "stride": tensor.stride()}
+            tensor = DTensor.from_local(own, like.device_mesh, like.placements, run_check=False, **whole)
+        found[key] = tensor
     return found
-
-
-def divide(tensor: Tensor, like: Any) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    rank, parts = current().rank, tensor.chunk(current().count)
-    own = parts[rank] if rank < len(parts) else tensor[:0]
-    own = own.to(like.to_local().device, copy=True)
-    return DTensor.from_local(
-        own, like.device_mesh, like.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
-
-
-def save_shards(
-    processes: Processes, run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
-) -> None:
-    """Write a checkpoint as one file per process: its rows of each tensor. The first also has what is not sharded."""
-    target = run / "checkpoints" / f"step-{step}"
-    temporary = target.with_name(f".{target.name}.shards")
-    if processes.first:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with explain_write_errors(target):
-            temporary.mkdir(parents=True)
-    processes.any()  # wait until the directory exists
-    divided = {name: local_part(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
-    own = {name: part for name, part in divided.items() if len(part)}
-    if processes.first:
-        own |= {name: tensor for name, tensor in tensors.items() if name not in divided}
-    sha256 = save_tensors(temporary / shard_name(processes.rank, processes.count), own)
-    shards = processes.gather_json(sha256)
-    if processes.first:
-        finish_checkpoint(run, temporary, target, {**state, "shards": shards})
-    processes.any()  # wait until the checkpoint exists
 
 
 # -- what a model learns beside its gradients --------------------------------------------------------------------------

@@ -5,8 +5,8 @@ import copy
 import torch
 from torch import Tensor
 
+from difflm.fast.sharding import local_part
 from difflm.models.base import Trainable
-from difflm.training.sharding import local_part
 
 
 class Ema:
