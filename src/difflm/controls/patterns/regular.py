@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -36,9 +36,7 @@ COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 # -- the syntax tree ---------------------------------------------------------------------------------------------------
 # The `size` of a part is its number of nodes with all repetitions written out; `extend` adds what it reads to an
-# automaton, from a state on, and returns the state in which it ends; `follow` tells where it ends in a text.
-
-Ways = Counter[int]  # places of a text, and in how many ways they are reached
+# automaton, from a state on, and returns the state in which it ends.
 
 
 @dataclass(frozen=True)
@@ -65,10 +63,6 @@ class Chars:
         automaton.reads[start].append((self, end))
         return end
 
-    def follow(self, paths: "Paths", starts: Ways) -> Ways:
-        text, known = paths.text, paths.members(self)
-        return Counter({at + 1: ways for at, ways in starts.items() if at < len(text) and text[at] in known})
-
 
 @dataclass(frozen=True)
 class Sequenced:
@@ -85,11 +79,6 @@ class Sequenced:
             start = part.extend(automaton, start)
         return start
 
-    def follow(self, paths: "Paths", starts: Ways) -> Ways:
-        for part in self.parts:
-            starts = paths.follow(part, starts)
-        return starts
-
 
 class Either(Sequenced):
     """Parts of which one is read."""
@@ -100,12 +89,6 @@ class Either(Sequenced):
             automaton.free[start].append(own := automaton.new_state())
             automaton.free[part.extend(automaton, own)].append(end)
         return end
-
-    def follow(self, paths: "Paths", starts: Ways) -> Ways:
-        ends = Ways()
-        for part in self.parts:
-            ends.update(paths.follow(part, starts))
-        return ends
 
 
 @dataclass(frozen=True)
@@ -130,18 +113,6 @@ class Repeated:
             start = self.part.extend(automaton, start)
             automaton.free[start].append(end)
         return end
-
-    def follow(self, paths: "Paths", starts: Ways) -> Ways:
-        for _ in range(self.least):
-            starts = paths.follow(self.part, starts)
-        ends = Counter(starts)
-        for _ in range(len(paths.text) if self.most is None else self.most - self.least):
-            if not starts:
-                break
-            first, after = min(starts), paths.follow(self.part, starts)
-            starts = Counter({at: ways for at, ways in after.items() if at > first})  # an empty match repeats nothing
-            ends.update(starts)
-        return ends
 
 
 Node = Chars | Sequenced | Repeated
@@ -456,26 +427,26 @@ def matches_wholly(pattern: str, text: str) -> tuple[bool, str]:
 def count_paths(tree: Node, text: str, most: int) -> int:
     """How many ways there are to read beginnings of a text: as many as a matcher that backtracks may have to try. It
     is not counted beyond `most`."""
-    paths = Paths(text, most)
-    paths.follow(tree, Counter([0]))
-    return paths.counted
+    automaton, counted, ways = Thompson(tree), 0, Counter([0])  # states, and in how many ways they are reached
+    meant = cache(lambda chars: {char for char in {*text} if chars.members([char])[0]})
+    for char in [*text, ""]:
+        reached, moved = Counter[int](), ways
+        for _ in range(len(automaton.free) + 1):
+            counted += moved.total()
+            if not moved or counted > most:
+                break
+            reached.update(moved)
+            moved = sum_ways((end, n) for state, n in moved.items() for end in automaton.free[state])
+        else:
+            return most + 1  # free moves go around in a circle
+        reads = ((own, n) for state, n in reached.items() for own in automaton.reads[state])
+        ways = sum_ways((end, n) for (chars, end), n in reads if char in meant(chars))
+    return counted
 
 
-class Paths:
-    """Counts ways to read a text."""
-
-    def __init__(self, text: str, most: int) -> None:
-        self.text, self.most, self.counted = text, most, 0
-        self.alphabet = sorted({*text})
-        self.known: dict[int, set[str]] = {}  # the characters of the text that a part means, by its id
-
-    def follow(self, node: Node, starts: Ways) -> Ways:
-        """Where a part ends; nowhere, once too many ways were counted."""
-        self.counted += starts.total()
-        return Ways() if self.counted > self.most or not starts else node.follow(self, starts)
-
-    def members(self, chars: Chars) -> set[str]:
-        if id(chars) not in self.known:
-            meant = zip(self.alphabet, chars.members(self.alphabet), strict=True)
-            self.known[id(chars)] = {char for char, is_meant in meant if is_meant}
-        return self.known[id(chars)]
+def sum_ways(ends: Iterable[tuple[int, int]]) -> Counter[int]:
+    """In how many ways each state is reached."""
+    found = Counter[int]()
+    for state, ways in ends:
+        found[state] += ways
+    return found

@@ -1,7 +1,7 @@
 """Automata over the tokens of a vocabulary: which sequences of them print a text that matches a pattern."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 
@@ -10,7 +10,11 @@ import numpy as np
 from difflm.controls.patterns.regular import (
     Array,
     CharacterAutomaton,
+    Chars,
+    Either,
     Node,
+    Repeated,
+    Sequenced,
     check_size,
     compile_characters,
     minimise,
@@ -285,52 +289,30 @@ def find_phrase(
     spaced: Sequence[int] = (),
     opening: Sequence[int] = (),
 ) -> TokenAutomaton:
-    """The automaton of sequences that hold these tokens side by side (Knuth, Morris and Pratt, 1977), or begin with
-    `opening` ones; not followed by `glued` ones, nor by a `closing` one unless that ends the sequence or is followed by
-    one that is `spaced`."""
-    whole = len(ids)
-    borders = [0, 0]  # how much of the beginning also ends the first k tokens
-    for k in range(1, whole):
-        border = borders[k]
-        while border and ids[border] != ids[k]:
-            border = borders[border]
-        borders.append(border + (ids[border] == ids[k]))
-
-    def follow(state: int, token: int) -> int:
-        while state == whole or ids[state] != token:
-            if not state:
-                return 0
-            state = borders[state]
-        return state + 1
-
+    """The automaton of sequences that hold these tokens side by side, or begin with `opening` ones; not followed by
+    `glued` ones, nor by a `closing` one unless that ends the sequence or is followed by one that is `spaced`."""
     own, sets = {*ids, *opening}, [{*glued}, {*closing}, {*spaced}]
     kinds = [(t if t in own else -1, *(t in some for some in sets)) for t in range(len(SPECIALS), size)]
-    # How much of the phrase was read, how much of a text that begins with it, and whether a closing token came behind.
-    found, start = (-1, -1, True), (0, 0 if opening else -1, False)
+    signs = {kind: chr(k) for k, kind in enumerate(dict.fromkeys(kinds))}  # an expression of one character a kind
 
-    def step(state: tuple[int, int, bool], kind: tuple[int | bool, ...]) -> tuple[int, int, bool]:
-        (done, begun, closed), (token, glues, closes, spaces) = state, kind
-        behind = done == whole or begun == len(opening)
-        if state == found or (closed and spaces) or (behind and not glues and not closes):
-            return found
-        goes_on = 0 <= begun < len(opening) and opening[begun] == token
-        return follow(done, token), begun + 1 if goes_on else -1, bool(behind and closes)
+    def read(fits: Callable[[tuple[int, ...]], bool]) -> Chars:
+        return Chars(tuple((sign, sign) for kind, sign in signs.items() if fits(kind)))
 
-    states, left, table = {start: 0}, [start], list[dict[tuple[int | bool, ...], int]]()
-    every = {*kinds}
-    while left:
-        after = {kind: step(left[0], kind) for kind in every}
-        for one in after.values():
-            if one not in states:
-                states[one] = len(states)
-                left.append(one)
-        table.append({kind: states[one] for kind, one in after.items()})
-        left.pop(0)
-    ends = [one == found or one[0] == whole or one[1] == len(opening) or one[2] for one in states]
+    def spell(tokens: Sequence[int]) -> Node:
+        return Sequenced(tuple(read(lambda kind: kind[0] == token) for token in tokens))  # noqa: B023 (used at once)
+
+    anything = Repeated(read(lambda kind: True), 0, None)
+    ways = [Sequenced((anything, spell(ids))), *([spell(opening)] if opening else [])]
+    apart = Sequenced((read(lambda kind: not kind[1] and not kind[2]), anything))
+    closed = Sequenced(
+        (read(lambda kind: bool(kind[2])), Repeated(Sequenced((read(lambda kind: bool(kind[3])), anything)), 0, 1))
+    )
+    behind = Repeated(Either((apart, closed)), 0, 1)
+    automaton = compile_characters(Sequenced((Either(tuple(ways)), behind)), signs.values())
     columns = Columns()
-    numbers = {kind: columns.number(np.array([*(row[kind] for row in table), len(table)])) for kind in every}
+    numbers = {kind: columns.number(automaton.table[:, automaton.columns[sign]]) for kind, sign in signs.items()}
     columns.own += [numbers[kind] for kind in kinds]
-    return columns.smallest(np.array([*ends, False]))
+    return columns.smallest(automaton.accepting)
 
 
 @dataclass(frozen=True)
