@@ -211,7 +211,7 @@ def test_pieces_are_accepted_if_their_text_matches(tokenizer, pattern):
 def accepted_lengths(automaton: TokenAutomaton, most: int) -> list[int]:
     """The numbers of tokens, up to `most`, for which there is an accepted sequence."""
     template = Template(automaton, (GAP,), np.ones(len(automaton.classes)), most)
-    return [*template.lengths()]
+    return [*template.lengths]
 
 
 def test_lengths_are_those_of_accepted_texts():
@@ -525,7 +525,7 @@ def test_shares_of_lengths_and_gaps_are_those_of_independent_tokens(items):
             expected[n, sizes] = sum(c for c, text in zip(chances, texts, strict=True) if automaton.accepts(text))
     totals = {n: sum(c for (m, _), c in expected.items() if m == n) for n in range(1, 6)}
     totals = {n: total for n, total in totals.items() if total > 0}
-    found = template.lengths()
+    found = template.lengths
     assert [*found] == [*totals]
     np.testing.assert_allclose([*found.values()], np.array([*totals.values()]) / max(totals.values()))
     n, draws, chance = max(totals), 4000, np.random.default_rng(0)

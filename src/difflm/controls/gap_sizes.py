@@ -14,8 +14,7 @@ from torch import Tensor
 
 from difflm.controls.base import Canvas, ModelInfo
 from difflm.controls.gaps import Infill, fits_between
-from difflm.controls.patterns.pattern import JoinedPattern
-from difflm.controls.patterns.token_automata import ANY
+from difflm.controls.patterns.token_automata import ANY, Template
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.denoiser import Denoiser
@@ -66,9 +65,7 @@ def exchange(sizes: Sequence[int], gap: int, size: int) -> list[int]:
     return [*sizes[:gap], size, *sizes[gap + 1 :]]
 
 
-def list_options(
-    infill: Infill, info: ModelInfo, phrases: Sequence[int], pattern: JoinedPattern | None = None
-) -> GapSizes:
+def list_options(infill: Infill, info: ModelInfo, phrases: Sequence[int], pattern: Template | None = None) -> GapSizes:
     """The sizes that can hold phrases of these sizes, or that a pattern accepts, with no shares yet."""
     known, room = infill.known(info), infill.max_words(info)
     most = max(1, min(MOST, (room - sum(map(len, known))) // len(infill.gaps)))
@@ -78,14 +75,14 @@ def list_options(
             return False
         if pattern:
             gaps = ([ANY] * size for size in (*sizes, 0))
-            return pattern.template.automaton.accepts([*chain(*chain(*zip(known, gaps, strict=True)))])
+            return pattern.automaton.accepts([*chain(*chain(*zip(known, gaps, strict=True)))])
         # A phrase may be lengthened by a part behind it that does not begin with a space.
         free = [size - (not part[:1].isspace()) for size, part in zip(sizes, infill.parts[1:], strict=True)]
         return fits_between(phrases, free)
 
     usual = [min(OTHERS, most)] * len(infill.gaps)
     if not fits(usual) and pattern:
-        usual = pattern.template.draw_gaps(min(pattern.lengths), repeat(0.5))
+        usual = pattern.draw_gaps(min(pattern.lengths), repeat(0.5))
         usual = larger if fits(larger := [max(OTHERS, size) for size in usual]) else usual
     elif not fits(usual):
         usual = [sum(phrases) + 1] * len(infill.gaps)

@@ -1,7 +1,7 @@
 """Words and phrases that must appear: whether they fit, and the rule that places all of them."""
 
 import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -170,14 +170,17 @@ def choose_phrases(
     words: int | None = None,
     worded: bool = False,
 ) -> Phrases:
-    """The phrases that the controls require. `worded`: with all wordings of a control, even if no control determines
-    every word."""
-    if (worded or speaks_of_every_word(controls, info)) and not known:
-        found = choose_wordings(controls, info)
-        if len(found.asked) <= MOST and found.needed <= (info.max_words if words is None else words):
-            return found
-    asked = [Contains(text) for c in controls if (text := c.verbatim(info)) is not None]
-    found = Phrases([[one] for one in drop_contained(asked, known)], info)
+    """The phrases that the controls require, with all wordings of those that have several if these fit, and if controls
+    determine every word; `worded`: even if none does."""
+    wordings = not known and (worded or speaks_of_every_word(controls, info))
+    avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
+    ways = {c: [Contains(text) for text in c.wordings(info)] for c in controls if wordings}
+    ways = {c: [one for one in own if not any(has_phrase(one.phrase, w) for w in avoided)] for c, own in ways.items()}
+    plain = find_required([c for c in controls if not ways.get(c)], info, known)
+    more = [own for own in ways.values() if own and not any(w.stands_in(p.phrase) for w in own for p in plain)]
+    found = Phrases([*([one] for one in plain), *more], info)
+    if wordings and (len(found.asked) > MOST or found.needed > (info.max_words if words is None else words)):
+        found = Phrases([[one] for one in find_required(controls, info, known)], info)
     if len(found.asked) > MOST:
         raise UsageError(f"contains: at most {MOST} words or phrases can be required at once, not {len(found.asked)}.")
     return found
@@ -185,9 +188,8 @@ def choose_phrases(
 
 def join_given(controls: Sequence[Control], info: ModelInfo, words: Sequence[str], given: Given) -> str:
     """Join words to a text that has required phrases, and what is `given` at its positions, as they were given."""
-    asked = [Contains(text) for c in controls if (text := c.verbatim(info)) is not None]
     taken = {k for k, (_, word) in given.items() if word is not None}
-    for phrase in drop_contained(asked, []):
+    for phrase in find_required(controls, info, []):
         own = phrase.given_in(words, taken)
         taken |= {k for k, (_, word) in own.items() if word is not None}
         given = {**own, **given}
@@ -199,23 +201,13 @@ def speaks_of_every_word(controls: Sequence[Control], info: ModelInfo) -> bool:
     return any(c.head and c.length(info) is not None for c in controls)
 
 
-def choose_wordings(controls: Sequence[Control], info: ModelInfo) -> Phrases:
-    """The phrases that the controls require, with all wordings of those that have several."""
-    avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
-    ways = {c: [Contains(text) for text in c.wordings(info)] for c in controls}
-    ways = {c: [one for one in own if not any(has_phrase(one.phrase, w) for w in avoided)] for c, own in ways.items()}
-    asked = [Contains(text) for c in controls if not ways[c] and (text := c.verbatim(info)) is not None]
-    plain = drop_contained(asked, [])
-    more = [own for own in ways.values() if own and not any(w.stands_in(p.phrase) for w in own for p in plain)]
-    return Phrases([*([one] for one in plain), *more], info)
-
-
-def drop_contained(asked: Sequence[Contains], known: Sequence[str]) -> list[Contains]:
-    """Phrases that are contained in neither known texts nor longer phrases."""
+def find_required(controls: Iterable[Control], info: ModelInfo, known: Sequence[str]) -> list[Contains]:
+    """What the controls require verbatim, unless known texts or longer phrases contain it."""
+    asked = [Contains(text) for c in controls if (text := c.verbatim(info)) is not None]
     found: list[Contains] = []
-    for control in sorted(asked, key=lambda c: -len(c.words)):
-        if not any(control.stands_in(text) for text in [*known, *(c.phrase for c in found)]):
-            found.append(control)
+    for phrase in sorted(asked, key=lambda c: -len(c.words)):
+        if not any(phrase.stands_in(text) for text in [*known, *(c.phrase for c in found)]):
+            found.append(phrase)
     return found
 
 

@@ -1,9 +1,9 @@
 """A list of controls bound to a model: checked in advance, then turned into layouts, steering and checks."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,15 +21,16 @@ from difflm.controls.guidance import (
     GuidanceTarget,
     labels_on_canvas,
 )
-from difflm.controls.patterns.pattern import JoinedPattern, impose_automaton, join_patterns
-from difflm.controls.patterns.token_automata import TokenAutomaton
+from difflm.controls.patterns.chains import chain_of
+from difflm.controls.patterns.pattern import join_patterns
+from difflm.controls.patterns.token_automata import Template, TokenAutomaton
 from difflm.controls.phrases import choose_phrases, join_given, speaks_of_every_word
 from difflm.controls.pieces import avoid_words, let_end
-from difflm.controls.rules import ForbidSpecials
+from difflm.controls.rules import ForbidSpecials, ImposePattern
 from difflm.controls.sentence_classifier import SentenceClassifier, read_labels
-from difflm.data.tokenizers import END, START, UNK
+from difflm.data.tokenizers import END, SPECIALS, START, UNK
 from difflm.data.words import Given, join_words, split_words
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.discrete import certain_logits
@@ -38,9 +39,6 @@ from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, pad_token_rows
 from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_nats
-
-if TYPE_CHECKING:
-    from difflm.controls.patterns.pattern import Chains
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 
@@ -83,14 +81,13 @@ class ControlPlan:
         heads = {c.head: [one for one in classifiers if c.head in one.labellings] for c in self.controls if c.head}
         self.guided, self.classifiers = bool(heads), {head: some[0] for head, some in heads.items() if some}
         self.asked_classifiers = list({id(one): one for one in self.classifiers.values()}.values())
-        self.pattern: JoinedPattern | None = None
+        self.pattern: Template | None = None
         if any(control.needs_automaton for control in asked):
             self.pattern = join_patterns(asked, info, self.words, self.least, model.denoiser.codec.bias)
         # Whether nothing determines the length, and the model writes its own end.
         free = self.words is None and not self.pattern and END not in model.lengths.forbidden
         self.open_ended = free and (self.continues or (self.least <= 1 and self.infill is None))
-        self.automaton = self.pattern.template.automaton if self.pattern else None
-        self.chains: Chains = {}
+        self.automaton = self.pattern.automaton if self.pattern else None
         parts = self.known.parts if self.known else ()
         if any(isinstance(control, Avoid) for control in asked):
             self.automaton = self.automaton or self.avoid_spellings()
@@ -98,6 +95,7 @@ class ControlPlan:
         self.imposed = [c for c in asked if guidance.impose or not c.head]
         if self.automaton is not None:  # it takes care of avoided words, and a pattern of phrases
             self.imposed = [c for c in self.imposed if not isinstance(c, Avoid)]
+            self.chain_on = cache(partial(chain_of, self.automaton))  # all batches on a device share one
         # Reweighting single words hardly ever makes a phrase appear: docs/log has the figures.
         placed = [] if self.pattern else self.imposed
         self.phrases = choose_phrases(placed, info, parts, self.words, model.denoiser.codec.holds_tokens)
@@ -141,7 +139,7 @@ class ControlPlan:
             return [self.layout(n, {}) for n in totals], [{}] * len(samples)
         if self.pattern:
             shares = noise.uniform(0, 2 * max(totals), stream=GAPS).tolist()
-            cuts = [self.pattern.template.draw_gaps(n, iter(u)) for n, u in zip(totals, shares, strict=True)]
+            cuts = [self.pattern.draw_gaps(n, iter(u)) for n, u in zip(totals, shares, strict=True)]
         else:
             shares = noise.uniform(0, len(infill.gaps), stream=GAPS).tolist()
             cuts = [infill.cut_gaps(info, n, u, self.extra) for n, u in zip(totals, shares, strict=True)]
@@ -233,9 +231,16 @@ class ControlPlan:
         return self.phrases.rule(self.denoiser.codec, canvas, ends)
 
     def last_rules(self, canvas: Canvas) -> list[Transform]:
-        """The rule that the whole text is accepted, if there is an automaton."""
-        own = self.automaton
-        return [] if own is None else [impose_automaton(own, self.chains, self.denoiser.codec, canvas)]
+        """The rule that the whole text is accepted, if there is an automaton. Known special tokens are not part of a
+        text."""
+        if self.automaton is None:
+            return []
+        chain, known = self.chain_on(canvas.mask.device), canvas.known
+        if known is None:
+            return [ImposePattern(self.denoiser.codec, chain, canvas.mask)]
+        words = known >= len(SPECIALS)
+        inside = canvas.mask & (words | ~canvas.settled)
+        return [ImposePattern(self.denoiser.codec, chain, inside, known.masked_fill(~words, FREE))]
 
     @property
     def transitions(self) -> int:

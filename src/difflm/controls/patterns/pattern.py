@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, PydanticUserError
 
-from difflm.controls.base import Canvas, Control, Exact, KnownText, ModelInfo, need_number, need_text
-from difflm.controls.patterns.chains import chain_of
+from difflm.controls.base import Control, Exact, KnownText, ModelInfo, need_number, need_text
 from difflm.controls.patterns.json_schema import is_json_of, schema_tree
 from difflm.controls.patterns.regular import (
     MAX_COUNT,
@@ -23,20 +22,12 @@ from difflm.controls.patterns.regular import (
     parse_pattern,
 )
 from difflm.controls.patterns.token_automata import GAP, Template, TokenAutomaton, compile_pattern, intersect
-from difflm.data.tokenizers import SPECIALS, UNK
+from difflm.data.tokenizers import UNK
 from difflm.errors import UsageError
 from difflm.runtime.work import Refused, remember_refusal, share_budget
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-
-    from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.forward_backward import TokenChain
-    from difflm.diffusion.samplers.loop import Transform
-    from difflm.fast.kernel_chain import KernelChain
-
-    Chains = dict[torch.device, TokenChain | KernelChain]  # by device: all batches share one automaton
 
 
 @dataclass(frozen=True)
@@ -178,27 +169,6 @@ class Between(Pattern):
         return self.inner.judge(text[len(self.before) : len(text) - len(self.after)].strip(" "))
 
 
-@dataclass(frozen=True)
-class JoinedPattern:
-    """The product of all controls of a request that are automata, for one vocabulary."""
-
-    template: Template
-    lengths: Mapping[int, float]  # token counts of matching texts, and how likely texts of that length match
-
-
-def impose_automaton(automaton: TokenAutomaton, chains: "Chains", codec: "Codec", canvas: Canvas) -> "Transform":
-    """The rule that makes texts match. Known special tokens are not part of a text."""
-    from difflm.controls.rules import ImposePattern
-    from difflm.diffusion.condition import FREE
-
-    device, known = canvas.mask.device, canvas.known
-    chain = chains[device] = chains.get(device) or chain_of(automaton, device)
-    if known is None:
-        return ImposePattern(codec, chain, canvas.mask)
-    words = known >= len(SPECIALS)
-    return ImposePattern(codec, chain, canvas.mask & (words | ~canvas.settled), known.masked_fill(~words, FREE))
-
-
 @contextmanager
 def prepare_together(controls: Sequence[Control], info: ModelInfo, edit: Any = None) -> Iterator[None]:
     """What is prepared inside for the controls of a request shares one budget of work, and if it is refused, it is
@@ -210,7 +180,7 @@ def prepare_together(controls: Sequence[Control], info: ModelInfo, edit: Any = N
 
 def join_patterns(
     controls: Sequence[Control], info: ModelInfo, words: int | None, least: int, bias: "Tensor"
-) -> JoinedPattern:
+) -> Template:
     """Join all of these controls that can be written as an automaton, around the tokens that are known, for texts with
     `words` tokens, or at least `least`. `bias` [V] are the log frequencies of tokens."""
     known = next((c for c in controls if isinstance(c, KnownText)), None)
@@ -220,10 +190,10 @@ def join_patterns(
     patterns_first = sorted(controls, key=lambda control: not isinstance(control, Pattern))
     automata = [own for control in patterns_first if (own := control.automaton(info)) is not None]
     frequencies = bias.detach().double().softmax(-1).cpu().numpy()
-    template = Template(reduce(intersect, automata), tuple(items), frequencies, most)
-    found = {n: share for n, share in template.lengths().items() if n >= least and words in (None, n)}
-    if not found:
+    least, longest = (least, most) if words is None else (words, min(words, most))
+    template = Template(reduce(intersect, automata), tuple(items), frequencies, longest, least)
+    if not template.lengths:
         asked = [str(c) for c in controls if not c.head]
         what = f"with {words} {info.unit}" if words is not None else f"of up to {most} {info.unit}"
         raise Refused(f"{' and '.join(asked)}: no text {what} matches.")
-    return JoinedPattern(template, found)
+    return template

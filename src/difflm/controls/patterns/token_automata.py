@@ -304,15 +304,10 @@ def find_phrase(
     anything = Repeated(read(lambda kind: True), 0, None)
     ways = [Sequenced((anything, spell(ids))), *([spell(opening)] if opening else [])]
     apart = Sequenced((read(lambda kind: not kind[1] and not kind[2]), anything))
-    closed = Sequenced(
-        (read(lambda kind: bool(kind[2])), Repeated(Sequenced((read(lambda kind: bool(kind[3])), anything)), 0, 1))
-    )
-    behind = Repeated(Either((apart, closed)), 0, 1)
+    spaces = Repeated(Sequenced((read(lambda kind: bool(kind[3])), anything)), 0, 1)
+    behind = Repeated(Either((apart, Sequenced((read(lambda kind: bool(kind[2])), spaces)))), 0, 1)
     automaton = compile_characters(Sequenced((Either(tuple(ways)), behind)), signs.values())
-    columns = Columns()
-    numbers = {kind: columns.number(automaton.table[:, automaton.columns[sign]]) for kind, sign in signs.items()}
-    columns.own += [numbers[kind] for kind in kinds]
-    return columns.smallest(automaton.accepting)
+    return spell_columns(automaton, [signs[kind] for kind in kinds]).smallest(automaton.accepting)
 
 
 @dataclass(frozen=True)
@@ -324,6 +319,7 @@ class Template:
     items: tuple[int, ...]
     frequencies: Array  # [V]
     most: int  # tokens of a text
+    least: int = 1
 
     @cached_property
     def shares(self) -> Array:
@@ -353,12 +349,13 @@ class Template:
             nats[left] = nats[left - 1] + np.log(largest or 1)
         return found, nats
 
+    @cached_property
     def lengths(self) -> dict[int, float]:
         """The numbers of tokens of accepted texts, and how likely texts of as many are accepted, relative to the
         likeliest: twenty tokens hardly ever make three words."""
         found, nats = self.chances
         logs = {n: float(np.log(p) + nats[n]) for n, p in enumerate(found[:, 0, 0]) if n and p > 0}
-        return {n: float(np.exp(log - max(logs.values()))) for n, log in logs.items()}
+        return {n: float(np.exp(log - max(logs.values()))) for n, log in logs.items() if n >= self.least}
 
     def draw_gaps(self, length: int, u: Iterator[float]) -> list[int]:
         """The sizes of the gaps in an accepted text of `length` tokens, by uniform numbers, two a token at most."""
