@@ -92,7 +92,7 @@ class DiffusionModel(DenoisingModel):
         if reflow:
             codec.requires_grad_(False)  # paths end at the teacher's words, which its classifiers know
         self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, lengths.vocabulary or codec.vocabulary
-        settings: list[Family] = ["any", "diffusion", OF_STATE[codec.state]]
+        settings: list[Family] = ["any", "diffusion", OF_STATE.get(codec.state, "any")]
         settings += ["masks"] if self.can_hide_known else []
         settings += ["masked"] if process.masks else []
         self.capabilities = Capabilities(

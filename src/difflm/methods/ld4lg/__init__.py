@@ -10,6 +10,7 @@ second-order solver is actually first-order, because its history stays empty.
 
 from pydantic import Field
 
+from difflm.diffusion.denoiser import ConditionDrop
 from difflm.diffusion.processes.gaussian import Cosine, Gaussian
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.methods.base import TextSpec
@@ -41,5 +42,5 @@ class Ld4lg(LatentMethod):
             times=LowDiscrepancy(),
             sampling=sampling,
             conditioning=reads,
-            drop=self.drop,
+            drop=ConditionDrop(self.drop if reads else 0.0),
         )

@@ -35,10 +35,14 @@ class Latents(Codec):
     ) -> Belief:
         return Belief(torch.zeros_like(x[..., :1]), codec=self, state=self.prediction.clean(answer, x, level))
 
+    def encode(self, ids: Tensor) -> Tensor:
+        """Latents are their own clean state."""
+        return ids if ids.is_floating_point() else self._refuse_words()
+
     def _refuse_words(self, *args: Any, **named: Any) -> Any:
         raise TypeError("among latents of a whole text no word has a vector of its own")
 
-    encode = table = expectation = view = nearest = _refuse_words
+    table = expectation = view = nearest = _refuse_words
 
     def frozen_tensors(self) -> list[Tensor]:
         return [self.bias]
