@@ -158,7 +158,7 @@ class Messages:
         kinds, rest = self.chain.draw_classes(self, u)
         own = self.log_p.masked_fill(self.chain.classes != kinds, IMPOSSIBLE)
         p = (own - own.amax(-1, keepdim=True)).exp()
-        tokens = draw_by_inverse_cdf(p.flatten(0, 1), rest.clamp(0, 1 - 1e-9).flatten()).view(u.shape)
+        tokens = draw_by_inverse_cdf(p, rest.clamp(0, 1 - 1e-9))
         return torch.where(self.inside, tokens, FREE)
 
     def likeliest(self) -> Tensor:

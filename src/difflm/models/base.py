@@ -121,6 +121,14 @@ def training_noise(batch: Batch) -> Noise:
     return Noise(seed, torch.arange(len(batch.ids), device=device), kernel=kernel)
 
 
+def source_of(batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+    """The sources of a batch and their mask."""
+    if batch.source is None or batch.source_lengths is None:
+        return None, None
+    place = torch.arange(batch.source.shape[1], device=batch.source.device)
+    return batch.source, place < batch.source_lengths.unsqueeze(1)
+
+
 class LanguageModel(Trainable):
     """A model that generates texts."""
 

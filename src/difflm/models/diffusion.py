@@ -46,6 +46,7 @@ from difflm.models.base import (
     Losses,
     PartDecoder,
     Sampling,
+    source_of,
     start_from_frequencies,
     training_noise,
 )
@@ -187,10 +188,7 @@ class DiffusionModel(DenoisingModel):
 
     def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
         """The condition of a batch with these `ids` on its canvas: everything given besides the noisy state."""
-        if batch.source is None or batch.source_lengths is None:
-            return Condition(documents=batch.documents)
-        place = torch.arange(batch.source.shape[1], device=batch.source.device)
-        return Condition(source=batch.source, source_mask=place < batch.source_lengths.unsqueeze(1))
+        return Condition(*source_of(batch), documents=batch.documents)
 
     def give_positions(self, condition: Condition, ids: Tensor, mask: Tensor, noise: Noise) -> Condition:
         """The condition with some words of the texts as given. Padding is given if the END before it is."""

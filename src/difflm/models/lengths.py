@@ -15,6 +15,7 @@ from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers.left_to_right import draw_by_inverse_cdf
 from difflm.errors import UsageError
 
 FEW = 8  # words by which a text may exceed the shortest, for a policy without counts
@@ -139,7 +140,7 @@ class DrawnLength(LengthPolicy):
         if condition.source_mask is not None:  # the counts of a source are drawn from where they are
             chances = self.chances_given(condition, observed_counts(self.counts.double()))
             if chances is not None:
-                return draw_from(chances[:, low - 1 : high], u) + low
+                return draw_by_inverse_cdf(chances[:, low - 1 : high], u) + low
         counts, shares = self._copy()
         if (low, high) != (1, len(counts)):
             shares = cumulative_shares(counts[low - 1 : high])
@@ -177,7 +178,7 @@ def draw_one(lengths: Sequence[int], chances: Tensor, u: Tensor) -> Tensor:
     """Draw one of the lengths for every u [B], with chances [1 or B, N] up to a factor; uniformly if all are 0."""
     chances = chances.to(u.device)
     chances = torch.where(chances.sum(-1, keepdim=True) > 0, chances, 1.0)
-    return torch.tensor(lengths, device=u.device)[draw_from(chances, u)]
+    return torch.tensor(lengths, device=u.device)[draw_by_inverse_cdf(chances, u)]
 
 
 def cumulative_shares(smoothed: Tensor) -> Tensor:
@@ -289,9 +290,3 @@ class OwnEnd(LengthPolicy):
     def words(self, row: list[int]) -> list[int]:
         end = next((k for k, token in enumerate(row) if token in self.ends), len(row))
         return [token for token in row[:end] if token not in (START, PAD)]
-
-
-def draw_from(chances: Tensor, u: Tensor) -> Tensor:
-    """Draw one of N outcomes for every text, [B], from chances [B, N] up to a factor, by uniform numbers [B]."""
-    shares = chances.cumsum(-1)
-    return (shares <= u.double().unsqueeze(1) * shares[:, -1:]).sum(-1).clamp(max=chances.shape[1] - 1)

@@ -270,6 +270,6 @@ def keep_top_p(logits: Tensor, share: float) -> Tensor:
 
 
 def draw_by_inverse_cdf(p: Tensor, u: Tensor) -> Tensor:
-    """Draw one word per row from probabilities [B, V] by a uniform number [B]."""
+    """Draw one word each from probabilities [..., V], up to a factor, by uniform numbers [...]."""
     shares = p.double().cumsum(-1)  # float64: in float32 the last of many words would be lost
-    return (shares <= (u.double() * shares[:, -1]).unsqueeze(-1)).sum(-1).clamp(max=p.shape[-1] - 1)
+    return (shares <= u.double().unsqueeze(-1) * shares[..., -1:]).sum(-1).clamp(max=p.shape[-1] - 1)

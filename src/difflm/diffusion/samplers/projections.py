@@ -40,8 +40,8 @@ class Sample:
     uniform: Callable[[], Tensor]  # [B, L] new numbers at each step
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        chances, u = belief.logits.softmax(-1), self.uniform()
-        drawn = draw_by_inverse_cdf(chances.flatten(0, 1), u.flatten()).view(u.shape)
+        u = self.uniform()
+        drawn = draw_by_inverse_cdf(belief.logits.softmax(-1), u)
         if belief.draw is not None:
             together = belief.draw(u)
             drawn = torch.where(together >= 0, together, drawn)

@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.condition import Condition
 from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
-from difflm.diffusion.samplers.left_to_right import truncate_logits
+from difflm.diffusion.samplers.left_to_right import draw_by_inverse_cdf, truncate_logits
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import UsageError
 from difflm.methods.diffuser.process import EditProcess
@@ -31,8 +31,16 @@ from difflm.methods.levt.alignment import (
     name_edits,
     open_slots,
 )
-from difflm.methods.levt.editing import between_ends, fit_width, masked_mean, source_mask
-from difflm.models.base import Capabilities, Losses, Sampling, WordModel, start_from_frequencies, training_noise
+from difflm.methods.levt.editing import (
+    EditModel,
+    between_ends,
+    fit_width,
+    inner_words,
+    masked_mean,
+    show_round,
+    sum_means,
+)
+from difflm.models.base import Capabilities, Losses, Sampling, source_of, start_from_frequencies, training_noise
 from difflm.models.lengths import DrawnLength
 from difflm.networks import EncoderDecoder, Transformer
 from difflm.networks.rotary import compute_rotations
@@ -56,7 +64,7 @@ class Revision:
     log_p: Tensor  # of all edits of a text, [R]
 
 
-class EditDiffusion(WordModel):
+class EditDiffusion(EditModel):
     """START words END on a canvas. A round of editing calls the tagger once, and the generator for each word of the new
     text, including the kept ones, since what it writes must follow them.
 
@@ -153,7 +161,7 @@ class EditDiffusion(WordModel):
 
     def forward(self, batch: Batch) -> Losses:
         target, noise = between_ends(batch), training_noise(batch)
-        source = self.encode_source(batch.source, source_mask(batch))
+        source = self.encode_source(*source_of(batch))
         text = self.corrupt(target, noise, batch)
         mask = text != PAD
         found = align(text, mask, target, target != PAD)
@@ -162,7 +170,7 @@ class EditDiffusion(WordModel):
         with autocast_to(text.device, self.precision):
             guesses = self.generator.head(states).float()
         words, written = self.write_nats(text, edits, target, found, source)
-        inner = mask & (text != START) & (text != END)
+        inner = inner_words(text)
         with torch.autocast(target.device.type, enabled=False):
             guessed = cross_entropy(guesses, target.gather(1, stands_for))
             terms = {
@@ -170,16 +178,14 @@ class EditDiffusion(WordModel):
                 "words": masked_mean(words, written),
                 "guesses": masked_mean(guessed, inner & ((edits == KEEP) | (edits == REPLACE))),
             }
-            count = batch.lengths.sum().clamp(min=1)
-            terms = {name: value * count for name, value in terms.items()}
-            return Losses(torch.stack([*terms.values()]).sum(), terms, count)
+            return sum_means(terms, batch)
 
     def corrupt(self, target: Tensor, noise: Noise, batch: Batch) -> Tensor:
         """Training inputs: most texts are at a random time of the process; some are empty, some hold a few words of the
         text in random order, and some are the source."""
         t, kind = noise.uniform(0, 2, stream=TIME).unbind(1)
         noised = self.process.corrupt(target, self.process.draw_script(noise, target.shape[1]), t, noise)
-        inner = (target != PAD) & (target != START) & (target != END)
+        inner = inner_words(target)
         order, chosen = noise.uniform(0, target.shape[1], 2, stream=BAG).unbind(2)
         taken = inner & (chosen < t.unsqueeze(1))
         shuffled = target.gather(1, torch.where(taken, order, 2.0).argsort(1))[:, :-2]
@@ -198,7 +204,7 @@ class EditDiffusion(WordModel):
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
         """The nats of writing a text from nothing in one round. A text can be written in many ways, so this is not a
         likelihood, but it shows whether training helps."""
-        target, source = between_ends(batch), self.encode_source(batch.source, source_mask(batch))
+        target, source = between_ends(batch), self.encode_source(*source_of(batch))
         empty = between_ends(replace(batch, lengths=torch.zeros_like(batch.lengths)))
         found = align(empty, empty != PAD, target, target != PAD)
         edits = torch.where(empty == START, INSERT, KEEP)
@@ -206,9 +212,6 @@ class EditDiffusion(WordModel):
         return torch.where(written, nats, 0.0).sum(-1)
 
     # -- generation ---------------------------------------------------------------------------------------------
-
-    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
-        return torch.full_like(noise.samples, self.longest)
 
     def calls(self, sampling: Sampling, words: int) -> int:
         """An upper limit if texts do not shrink: the tagger's calls, and one for each word, END and end of a slot."""
@@ -243,8 +246,7 @@ class EditDiffusion(WordModel):
         if sampling.sampler == "ancestral":
             fresh = noise.uniform(step, text.shape[1], NUMBERS).repeat_interleave(len(text) // len(noise.samples), 0)
             edits = draw_states(p, fresh)
-        words = (text != START) & (text != END) & (text != PAD)
-        lost = ~(words & (edits != DELETE)).any(1, keepdim=True)  # no text may be empty
+        lost = ~(inner_words(text) & (edits != DELETE)).any(1, keepdim=True)  # no text may be empty
         edits = torch.where(lost & (text == START), INSERT, edits)
         chosen = p.gather(-1, edits.unsqueeze(-1)).squeeze(-1)
         chosen = torch.where(lost & (text == START), 1.0, chosen)
@@ -288,10 +290,9 @@ class EditDiffusion(WordModel):
             wanted = (now.edits != KEEP).any(1).view_as(scores) & (scores > IMPOSSIBLE)
             waiting = waiting & wanted.any(1)
             first = slice(None, None, revisions)
-            tokens = fit_width(text[first].masked_fill(text[first] == END, PAD), width, PAD)
-            shown = fit_width(now.stays[first], width), tokens != PAD, fit_width((fresh & changes)[first], width)
             edits = fit_width(torch.where(waiting.unsqueeze(1), now.edits[first], KEEP) * (s > 0), width)
-            yield Frame(step, torch.full_like(scores[:, 0], s), tokens, *shown, calls=calls, edits=edits)
+            shown = text[first], now.stays[first], (fresh & changes)[first]
+            yield show_round(step, torch.full_like(scores[:, 0], s), *shown, width, calls=calls, edits=edits)
             if all_done(~waiting.any()):
                 return
 
@@ -353,7 +354,7 @@ class EditDiffusion(WordModel):
                     one.keys.copy_(one.keys.index_select(0, (first + parent).flatten()))
                     one.values.copy_(one.values.index_select(0, (first + parent).flatten()))
             else:
-                word = draw_one(logits.exp(), u[:, k]) if sampling.temperature else logits.argmax(-1)
+                word = draw_by_inverse_cdf(logits.exp(), u[:, k : k + 1]) if sampling.temperature else logits.argmax(-1)
                 log_p = log_p + logits.gather(2, word.unsqueeze(2)).squeeze(2)
             writes = opens & (word != END)
             used = used + (item != PAD).any(1)
@@ -384,19 +385,10 @@ class EditDiffusion(WordModel):
             x, _ = network.run(network.input(self.embedding(last)), None, visible, caches, 0, turn, memory)
             return network.answer(x)[:, -1].float()
 
-    def words(self, row: list[int]) -> list[int]:
-        return [token for token in row if token != PAD]
-
 
 def count_beams(sampling: Sampling) -> tuple[int, int]:
     """The number of revisions of a text that are kept, and of ways to write each; 1 and 1 if words are drawn."""
     return (max(1, sampling.revisions), sampling.beams) if sampling.beams else (1, 1)
-
-
-def draw_one(p: Tensor, u: Tensor) -> Tensor:
-    """Draw one state each from p [B, 1, V], by uniform numbers [B]."""
-    shares = p.double().cumsum(-1)
-    return (shares <= (u.double().view(-1, 1, 1) * shares[..., -1:])).sum(-1).clamp(max=p.shape[-1] - 1)
 
 
 def keep_best(text: Tensor, fresh: Tensor, log_p: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

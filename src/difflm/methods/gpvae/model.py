@@ -12,8 +12,8 @@ from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Memory, Steering
 from difflm.errors import UsageError
-from difflm.methods.ld4lg.autoencoder import Autoencoder, source_of
-from difflm.models.base import Losses, training_noise
+from difflm.methods.ld4lg.autoencoder import Autoencoder
+from difflm.models.base import Losses, source_of, training_noise
 
 LATENTS = 27  # the random stream of latents
 

@@ -12,7 +12,7 @@ from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Memory, Steering
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.base import Sampling
+from difflm.models.base import Sampling, source_of
 
 
 class Autoencoder(Autoregressive):
@@ -73,11 +73,3 @@ class Autoencoder(Autoregressive):
 def scale_to_sphere(latents: Tensor) -> Tensor:
     """Each vector scaled to length √D."""
     return F.normalize(latents, dim=-1) * latents.shape[-1] ** 0.5
-
-
-def source_of(batch: Batch) -> tuple[Tensor | None, Tensor | None]:
-    """The sources of a batch and their mask."""
-    if batch.source is None or batch.source_lengths is None:
-        return None, None
-    place = torch.arange(batch.source.shape[1], device=batch.source.device)
-    return batch.source, place < batch.source_lengths.unsqueeze(1)

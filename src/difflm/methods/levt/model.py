@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
@@ -16,12 +15,12 @@ from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import UsageError
 from difflm.methods.levt.alignment import align, insert_holes, keep_words
-from difflm.methods.levt.editing import between_ends, fit_width, masked_mean, source_mask
+from difflm.methods.levt.editing import EditModel, between_ends, inner_words, masked_mean, show_round, sum_means
 from difflm.models.base import (
     Capabilities,
     Losses,
     Sampling,
-    WordModel,
+    source_of,
     start_from_frequencies,
     training_noise,
 )
@@ -33,7 +32,7 @@ BANNED = (START, END, UNK, PAD)  # tokens that never fill a hole
 DELETE = 32  # the random stream that deletes words in training
 
 
-class LevenshteinModel(WordModel):
+class LevenshteinModel(EditModel):
     """START words END on a canvas. One decoder with three heads reads a text three times in each round of editing.
 
     Training imitates the fewest edits (`align`). Insertions are learned from texts with a random share of their words
@@ -85,8 +84,8 @@ class LevenshteinModel(WordModel):
     # -- training -----------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch) -> Losses:
-        target, memory = between_ends(batch), self.encode_source(batch.source, source_mask(batch))
-        there, inner = target != PAD, (target != PAD) & (target != START) & (target != END)
+        target, memory = between_ends(batch), self.encode_source(*source_of(batch))
+        there, inner = target != PAD, inner_words(target)
         u = training_noise(batch).uniform(0, target.shape[1] + 1, stream=DELETE)
         text = keep_words(target, there & (~inner | (u[:, 1:] >= u[:, :1])), PAD)
         found = align(text, text != PAD, target, there)
@@ -105,27 +104,22 @@ class LevenshteinModel(WordModel):
                     F.binary_cross_entropy_with_logits(deletion, wrong.float(), reduction="none"), inner
                 ),
             }
-            count = inner.sum().clamp(min=1)
-            terms = {name: value * count for name, value in terms.items()}
-            return Losses(torch.stack([*terms.values()]).sum(), terms, count)
+            return sum_means(terms, batch)
 
     @torch.no_grad()
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
         """The nats of writing a text in one round. A text can be written in many ways, so this is not a likelihood, but
         it shows whether training helps."""
-        target, memory = between_ends(batch), self.encode_source(batch.source, source_mask(batch))
+        target, memory = between_ends(batch), self.encode_source(*source_of(batch))
         empty = torch.full_like(target[:, :2], START)
         empty[:, 1] = END
         counts = self.answer(self.insertion, empty, memory)
         insertion = cross_entropy(counts, batch.lengths.unsqueeze(1)).squeeze(1)
-        inner = (target != PAD) & (target != START) & (target != END)
+        inner = inner_words(target)
         words = self.answer(self.network.head, torch.where(inner, self.hole, target), memory)
         return insertion + torch.where(inner, cross_entropy(words, target), 0.0).sum(-1)
 
     # -- generation ---------------------------------------------------------------------------------------------
-
-    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
-        return torch.full_like(noise.samples, self.longest)
 
     def calls(self, sampling: Sampling, words: int) -> int:
         """An upper limit: nothing can be deleted in the first round."""
@@ -146,10 +140,8 @@ class LevenshteinModel(WordModel):
             edited = torch.where(waiting.unsqueeze(1), edited, text)
             changed, text = edited != text, edited
             waiting = changed.any(-1)
-            tokens = fit_width(text.masked_fill(text == END, PAD), width, PAD)
-            shown = fit_width(sure, width), tokens != PAD, fit_width(changed, width)
             t = torch.full((len(lengths),), 1 - (step + 1) / sampling.steps)
-            yield Frame(step, t, tokens, *shown, calls=calls)
+            yield show_round(step, t, text, sure, changed, width, calls=calls)
             if all_done(~waiting.any()):
                 return
 
@@ -171,6 +163,3 @@ class LevenshteinModel(WordModel):
             words = draw_states((logits / temperature).softmax(-1), fresh)
         sure = logits.softmax(-1).gather(-1, words.unsqueeze(-1)).squeeze(-1)
         return torch.where(here, words, text), torch.where(here, sure, 1.0)
-
-    def words(self, row: list[int]) -> list[int]:
-        return [token for token in row if token != PAD]
