@@ -12,7 +12,7 @@ from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSetti
 from difflm.controls.patterns.pattern import prepare_together
 from difflm.controls.plan import ControlPlan, check_text
 from difflm.controls.sentence_classifier import SentenceClassifier
-from difflm.data.chat import Chat, encode_messages
+from difflm.data.chat import encode_messages
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
 from difflm.data.tokenizers import UNK, Tokenizer
@@ -43,19 +43,20 @@ from difflm.generation.jobs import (
     warn_of_sources,
 )
 from difflm.generation.ranking import GapFit, check_repairs, make_ranking
-from difflm.generation.reading import Reader, list_texts
-from difflm.generation.settings import DEFAULTS, Asked, Task, Written, WrittenFrom, check_names, list_arguments
+from difflm.generation.reading import list_texts
+from difflm.generation.settings import DEFAULTS, Asked, Task, Written, WrittenFrom, explain_setting, list_arguments
 from difflm.generation.sharing import Pretrained
 from difflm.generation.texts import Texts
 from difflm.generation.watching import Progress, Watcher
 from difflm.methods.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import SampleBatch
+from difflm.models.sampling import SETTINGS
 from difflm.runtime.threads import check_process
 from difflm.training.classifier import heads_of, load_guide
 
 
-class TextDiffusion(Pretrained, Reader):
+class TextDiffusion(Pretrained):
     """A model that writes text by denoising all positions at once, or word by word if it is autoregressive.
 
     Load one with `TextDiffusion.from_pretrained`. `generate`, `infill`, `edit` and `translate` return lists of texts.
@@ -69,16 +70,12 @@ class TextDiffusion(Pretrained, Reader):
         config: dict[str, Any],
         inference: Inference | None = None,
     ) -> None:
-        self.model, self.tokenizer, self.config = model, tokenizer, config
-        self.inference = inference or Inference(model)
+        super().__init__(model, tokenizer, config, inference)
         self._tokens = model.capabilities.state == "tokens"
         self.usual_guidance = TOKENS if self._tokens else STANDARD
         if "guidance" in config:
             self.usual_guidance = parse_guidance(config["guidance"], self.usual_guidance)
-        self.name = "this model"
-        self.chat: Chat | None = None  # for chat models
-        self.fixed_dtype = inference is not None
-        self.guides: list[Path] = []  # directories of classifiers; loaded when a control asks for one
+        self.fixed_dtype, self.guides = inference is not None, []
         self._classifiers: dict[Path, Classifier | SentenceClassifier] = {}
         self._heads: dict[Path, set[str] | None] = {}
 
@@ -143,7 +140,8 @@ class TextDiffusion(Pretrained, Reader):
 
     def sampling(self, **changes: Any) -> Sampling:
         """Return the model's sampling settings with some changed; `None` keeps the model's own value."""
-        check_names(changes)
+        if unknown := [name for name in changes if name not in SETTINGS]:
+            raise explain_setting(unknown[0])
         sampling = self.model.sampling.change(changes)
         check_sampling(sampling, self.model)
         return sampling

@@ -41,11 +41,11 @@ def list_texts(given: Any, what: str) -> list[str]:
 class Reader:
     """A model with its tokenizer, which reads texts. `TextDiffusion` also writes them."""
 
-    model: LanguageModel
-    tokenizer: Tokenizer
-    config: dict[str, Any]
-    inference: Inference
-    name: str
+    def __init__(
+        self, model: LanguageModel, tokenizer: Tokenizer, config: dict[str, Any], inference: Inference | None = None
+    ) -> None:
+        self.model, self.tokenizer, self.config, self.name = model, tokenizer, config, "this model"
+        self.inference = inference or Inference(model)
 
     @property
     def device(self) -> torch.device:

@@ -1,7 +1,7 @@
 """The arguments of the generating methods, defined once: editors complete them, and `help` lists them."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict, TypeVar, get_args
 
@@ -122,14 +122,10 @@ def list_arguments(method: F) -> F:
     return method
 
 
-def check_names(given: Iterable[str]) -> None:
-    """Reject an unknown argument: explain it, or suggest a similar name."""
-    for name in given:
-        if name in SETTINGS:
-            continue
-        if name in CONTROLS:
-            raise UsageError(f"{name} is a control: give controls=[{CONTROLS[name].__name__}(…)].")
-        known = [*SETTINGS, *WrittenFrom.__annotations__, "n", "seed", "edit"]
-        raise UsageError(
-            f"unknown setting {name!r}. {suggest(name, known) or 'Known: ' + ', '.join(SETTINGS) + '.'}".strip()
-        )
+def explain_setting(name: str) -> UsageError:
+    """The error for an unknown argument, with a similar name or what to give instead."""
+    if name in CONTROLS:
+        return UsageError(f"{name} is a control: give controls=[{CONTROLS[name].__name__}(…)].")
+    known = [*SETTINGS, *WrittenFrom.__annotations__, "n", "seed", "edit"]
+    hint = suggest(name, known) or f"Known: {', '.join(SETTINGS)}."
+    return UsageError(f"unknown setting {name!r}. {hint}".strip())

@@ -4,16 +4,15 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
 from difflm.data.chat import Chat
-from difflm.data.tokenizers import Tokenizer
 from difflm.errors import UsageError
 from difflm.fast.inference import Inference
 from difflm.generation.jobs import check_device, check_dtype, check_eight_bits, check_sampling, fastest_dtype
-from difflm.models.base import LanguageModel
+from difflm.generation.reading import Reader
 from difflm.models.open_models import find_open_model, load_open_model
 from difflm.runtime.files import OF_WEIGHTS, explain_write_errors, write_checked
 from difflm.runtime.hub import fetch_from_hub, is_hub_name, push_to_hub
@@ -25,23 +24,13 @@ BESIDE = ("metrics.jsonl", "tags.json")  # files of a run that are not needed to
 GUIDE_FILES = ("*.json", "*.safetensors")
 
 
-class Pretrained:
+class Pretrained(Reader):
     """A model that is loaded by name, saved as a directory, and pushed to the Hub."""
 
-    model: LanguageModel
-    tokenizer: Tokenizer
-    config: dict[str, Any]
-    name: str
-    chat: Chat | None
-    guides: list[Path]
-    fixed_dtype: bool  # whether the dtype was chosen by the caller
     folder: Path | None = None  # of the run that it was loaded from
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self, model: LanguageModel, tokenizer: Tokenizer, config: dict[str, Any], inference: Inference | None = None
-        ) -> None: ...
+    chat: Chat | None = None  # for chat models
+    fixed_dtype = False  # whether the dtype was chosen by the caller
+    guides: list[Path]  # directories of classifiers; loaded when a control asks for one
 
     @classmethod
     def from_pretrained(
