@@ -36,6 +36,7 @@ from difflm.evaluation.control import (
     target_means,
     wilson,
 )
+from difflm.evaluation.options import Options
 from difflm.evaluation.reports import SENTENCES
 from difflm.evaluation.targets import (
     CONTROLS,
@@ -541,18 +542,18 @@ def test_texts_made_elsewhere_are_checked_anew(pairs, lm, tmp_path):
     """What is read from a file has the figures of what was just written, and a file that lacks some is refused."""
     targets, kept = drawn(pairs, lm, 2), tmp_path / "texts.jsonl"
     protocol = Protocol(2, 3, settings={"steps": 2})
-    made = evaluate_control([System("tiny", lm, protocol)], targets, None, pairs, texts=kept)
-    again = evaluate_control([System("tiny", lm, protocol)], targets, None, pairs, texts=kept)
+    made = evaluate_control([System("tiny", lm, protocol)], targets, None, pairs, options=Options(texts=kept))
+    again = evaluate_control([System("tiny", lm, protocol)], targets, None, pairs, options=Options(texts=kept))
     for one, other in zip(made.rows, again.rows, strict=True):
         assert {k: v for k, v in one.figures.items() if not k.startswith("seconds")} == pytest.approx(
             {k: v for k, v in other.figures.items() if not k.startswith("seconds")}
         )
     assert again.rows[0].figures["seconds"] is None and "made before" in again.notes[0]
     with pytest.raises(UsageError, match="Lower each"):
-        evaluate_control([System("tiny", lm, Protocol(3))], targets, None, pairs, texts=kept)
+        evaluate_control([System("tiny", lm, Protocol(3))], targets, None, pairs, options=Options(texts=kept))
     kept.write_text("{}\n", encoding="utf-8")
     with pytest.raises(UsageError, match="line 1"):
-        evaluate_control([System("tiny", lm, protocol)], targets, None, pairs, texts=kept)
+        evaluate_control([System("tiny", lm, protocol)], targets, None, pairs, options=Options(texts=kept))
 
 
 def test_words_around_a_gap_that_the_model_does_not_know_are_counted_as_printed(lm):

@@ -42,6 +42,7 @@ from difflm.evaluation.language import (
     run_all,
     settings_for,
 )
+from difflm.evaluation.options import DEFAULTS, Options
 from difflm.evaluation.reports import CONTROL, SENTENCES, Report, Row
 from difflm.evaluation.targets import Target, write_lines
 from difflm.generation.jobs import Generation, GenerationJob
@@ -51,6 +52,7 @@ from difflm.methods.rivals import DECODERS
 
 COMPARED = 5  # samples of a target for self-BLEU: people wrote about eight sentences per meaning
 Z95 = 1.959964
+VALIDATION = {"corpus": "e2e", "split": "valid"}
 Words = list[str]
 
 
@@ -117,6 +119,14 @@ class System:
             return str(error)
         return ""
 
+    def write(self, targets: Sequence[Target], on_progress: OnProgress) -> "tuple[list[Made], float]":
+        """Generate the texts of one control; how many seconds it took."""
+        self.protocol.warm_up(self.lm, targets[0])
+        start = time.perf_counter()
+        doing = f"{targets[0].control}, {self.name}, {self.how}: writing"
+        made = written(self.lm, targets, self.protocol, partial(on_progress, doing))
+        return made, time.perf_counter() - start
+
 
 @dataclass(frozen=True)
 class Made:
@@ -135,18 +145,16 @@ def evaluate_control(
     targets: Sequence[Target],
     judge: TextDiffusion | None,
     pairs: Sequence[E2EPair] = (),
-    about: Mapping[str, Any] | None = None,
-    notes: Sequence[str] = (),
+    options: Options = DEFAULTS,
     on_progress: OnProgress = lambda what, done, total: None,
-    texts: Path | None = None,
-    second_parser: Path | None = None,
+    about: Mapping[str, Any] = VALIDATION,
 ) -> Report:
     """Generate texts for every target and measure them. Sentences of one meaning among `pairs` are compared with the
     samples of one target; `about` says where the targets come from. The texts are kept in the file `texts`; if it
     exists, its texts are measured instead. A control that one of several systems does not support is a row without
     figures, with the reason."""
-    name, lm, protocol = systems[0].name, systems[0].lm, systems[0].protocol
-    sampling = dict.fromkeys(system.protocol.describe(system.lm) for system in systems)
+    texts, protocol = options.texts, systems[0].protocol
+    sampling = [system.protocol.describe(system.lm) for system in systems]
     if judge:
         check_judge(judge)
     if texts and len(systems) > 1:
@@ -154,43 +162,58 @@ def evaluate_control(
     counted = any(target.asked.length is not None for target in targets)
     if counted and any(system.lm.tokenizer.kind != "words" for system in systems):
         raise UsageError("lengths of targets are counted in words: measure them with a model of whole words.")
-    checkers = Checkers.load(second_parser)
+    checkers = Checkers.load(options.second_parser)
     kept = read_texts(texts, targets, protocol.each) if texts and texts.exists() else None
     refused = find_refusals(systems, targets) if kept is None else {}
     measure = Measure(judge, checkers, human_self_bleu(pairs, min(protocol.each, COMPARED), protocol.seed))
-    rows: list[Row] = []
-    every: list[Made] = []
+    rows, every = list[Row](), list[Made]()
     for control, asked in by_control(targets).items():
         for number, system in enumerate(systems):
             if reason := refused.get((number, control)):
                 row = Row(system.name, {}, {"checkers": [], "refused": reason}, control, len(asked))
-            elif kept is None:
-                row, made = write_row(system, control, asked, measure, on_progress)
-                every += made
             else:
-                row = measure.model_row(name, control, [kept[id(target)] for target in asked], None)
+                own = None if kept is None else [kept[id(target)] for target in asked]
+                made, seconds = (own, None) if own is not None else system.write(asked, on_progress)
+                on_progress(f"{control}: measuring", 0, 1)
+                row = measure.model_row(system.name, control, made, seconds)
+                every += made
             about_row = {"method": system.lm.config["method"], "how": system.how, "each": system.protocol.each}
-            row.about.update(about_row, sampling=system.protocol.describe(system.lm))
+            row.about.update(about_row, sampling=sampling[number])
             rows.append(row)
         rows.append(measure.sentence_row(control, asked))
     if texts and kept is None:
         write_texts(texts, every)
-    about = {
+    source = [f"the texts are those of {texts.name}, made before"] if texts and kept is not None else []
+    return make_report(systems, targets, measure, rows, about, source)
+
+
+def make_report(
+    systems: Sequence[System],
+    targets: Sequence[Target],
+    measure: "Measure",
+    rows: list[Row],
+    about: Mapping[str, Any],
+    notes: list[str],
+) -> Report:
+    """The report of these rows: what they share, and how the table is read."""
+    lm, protocol = systems[0].lm, systems[0].protocol
+    shared = {
         "tokenizer": describe_tokenizer(lm.tokenizer),
-        **(about or {"corpus": "e2e", "split": "valid"}),
+        **about,
         "target_set": fingerprint(targets),
         "seed": protocol.seed,
-        "judge": model_name(judge) if judge else None,
+        "judge": model_name(measure.judge) if measure.judge else None,
     }
     counts = dict.fromkeys(f"{select(row.count for row in rows):,}" for select in (min, max))
     amount = f"{' to '.join(counts)} targets per control, {protocol.each} samples each, seed {protocol.seed}"
     used = dict.fromkeys(checker for row in rows for checker in row.about["checkers"])
+    sampling = dict.fromkeys(row.about["sampling"] for row in rows if row.name != SENTENCES)
     legend = ["in brackets: 95 %, over targets", f"checked by: {', '.join(used)}", *sampling]
-    legend += [f"judge: {about['judge']}"] if judge else []
-    source = [f"the texts are those of {texts.name}, made before"] if texts and kept is not None else []
-    notes = [*notes, *source, f"seconds: on {device_name(lm.device)}", *measure.make_notes(rows)]
+    legend += [f"judge: {shared['judge']}"] if measure.judge else []
+    notes = [*notes, f"seconds: on {device_name(lm.device)}", *measure.make_notes(rows)]
     names = ", ".join(dict.fromkeys(system.name for system in systems))
-    return Report("control", f"{names} on {about['corpus']} ({about['split']}): {amount}", rows, about, legend, notes)
+    title = f"{names} on {shared['corpus']} ({shared['split']}): {amount}"
+    return Report("control", title, rows, shared, legend, notes)
 
 
 def find_refusals(systems: Sequence[System], targets: Sequence[Target]) -> dict[tuple[int, str], str]:
@@ -207,19 +230,6 @@ def find_refusals(systems: Sequence[System], targets: Sequence[Target]) -> dict[
     if found and (alone or len(found) == len(systems) * len(groups)):
         raise UsageError(next(iter(found.values())))
     return found
-
-
-def write_row(
-    system: System, control: str, targets: Sequence[Target], measure: "Measure", on_progress: OnProgress
-) -> tuple[Row, list["Made"]]:
-    """Generate the texts of one control and measure them."""
-    lm, protocol = system.lm, system.protocol
-    protocol.warm_up(lm, targets[0])
-    start = time.perf_counter()
-    made = written(lm, targets, protocol, partial(on_progress, f"{control}, {system.name}, {system.how}: writing"))
-    seconds = time.perf_counter() - start
-    on_progress(f"{control}: measuring", 0, 1)
-    return measure.model_row(system.name, control, made, seconds), made
 
 
 def by_control(targets: Sequence[Target]) -> dict[str, list[Target]]:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,7 +88,9 @@ def measure_control(runs: Sequence[str], options: Options, watch: Watcher) -> Re
     check_known(names or ())
     refuse_open(runs, "its controls have no classifiers")
     given = choose(read_targets(path), names, count, path) if path and path.exists() else None
-    pairs = load_e2e(options, required=given is None)
+    pairs: list[E2EPair] = []
+    with nullcontext() if given is None else suppress(UsageError):  # to compare with alone, so they may be missing
+        pairs = list(read_e2e(e2e_path(options.data, options.split)))
     models = load_runs(runs, options.device)
     for folder in options.guide or ():
         guide_models(list(models.values()), folder)
@@ -110,9 +113,8 @@ def measure_control(runs: Sequence[str], options: Options, watch: Watcher) -> Re
             write_targets(path, targets)
             watch.note(f"{path}: {len(targets):,} targets. Give this file again to use the same targets.")
     judge = load_judge(options.judge, models.values(), options.device, watch.note)
-    return evaluate_control(
-        systems, targets, judge, pairs, about, notes, watch.update, options.texts, options.second_parser
-    )
+    report = evaluate_control(systems, targets, judge, pairs, options, watch.update, about)
+    return replace(report, notes=[*notes, *report.notes])
 
 
 def guide_models(models: Sequence[TextDiffusion], folder: Path) -> None:
@@ -147,16 +149,6 @@ def find_systems(
         for method in decoders:
             found.append(System(name, lm, replace(protocol, guidance=methods[method], method=method)))
     return found
-
-
-def load_e2e(options: Options, required: bool) -> list[E2EPair]:
-    """Load the pairs of the split; with targets of a file they serve as a comparison only and may be missing."""
-    try:
-        return list(read_e2e(e2e_path(options.data, options.split)))
-    except UsageError:
-        if required:
-            raise
-        return []
 
 
 def measure_infill(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
