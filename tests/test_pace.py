@@ -10,7 +10,7 @@ from tiny import write_grammar
 from difflm.app.cli import main
 from difflm.training import pace as planning
 from difflm.training.checkpoints import is_state
-from difflm.training.pace import ClockPace, plan_steps, size_validation
+from difflm.training.pace import ClockPace, size_validation
 from difflm.training.recipe import load_recipe
 from difflm.training.run import read_config
 
@@ -40,7 +40,7 @@ def simulate(minutes, step, check, save=1.0, load=lambda now: 1.0, estimate=None
             last = pace.has_ended(taken)
             if last or any(pace.is_due(what, taken) for what in ("log", "save", "validate")):
                 trained = clock.now - first
-                pace.replan(taken, trained, taken - reported, clock.now - since)
+                pace.replan(taken, taken - reported, clock.now - since)
                 last, since, reported = pace.has_ended(taken), clock.now, taken
             pause = clock.now
             if last or pace.is_due("validate", taken):
@@ -87,12 +87,25 @@ def test_a_change_of_load_changes_the_number_of_steps_and_not_the_time():
     assert busy.validated == quiet.validated and len(busy.checks) < len(quiet.checks)
 
 
-def test_a_plan_shares_the_time_that_is_left():
-    plan = plan_steps(step=100, trained=50.0, left=25.0, step_seconds=0.5, most=10**6)
-    assert (plan.steps, plan.share) == (150, pytest.approx(2 / 3))
-    assert [round(plan.share_at(step), 3) for step in (100, 125, 150, 999)] == [0.667, 0.833, 1.0, 1.0]
-    assert plan_steps(100, 50.0, 25.0, 0.5, most=110).share == pytest.approx(50 / 55)  # more steps would not help
-    assert plan_steps(100, 50.0, -3.0, 0.5, most=10**6).steps == 100
+def begun_pace(most):
+    """Of a minute 48 seconds are left for steps, once 32 were trained in earlier commands."""
+    recipe = load_recipe("own-text", ["data=my.txt", "minutes=1", "lr=1", "decay=linear", "warmup=0"])
+    clock = SimpleNamespace(now=4.0)
+    pace = ClockPace(recipe, most, 0.0, lambda text, level: None, lambda: clock.now)
+    pace.size_checks(1, 1, 6.5)
+    pace.begin(100, 32.0, 0.75, 0)
+    return pace, clock
+
+
+def test_the_learning_rate_falls_with_the_time_that_is_left():
+    pace, clock = begun_pace(most=10**6)
+    assert pace.steps == 100 + 48 / 0.75
+    for seconds, rate in ((0, 0.6), (24, 0.3), (48, 0.0), (99, 0.0)):
+        clock.now = 4.0 + seconds
+        assert pace.rate(100) == pytest.approx(rate)
+    pace, clock = begun_pace(most=110)  # more steps would not help
+    assert pace.steps == 110 and pace.rate(110) == 0
+    assert pace.rate(100) == pytest.approx(7.5 / (32 + 7.5))
 
 
 def test_a_validation_that_takes_too_long_gets_smaller():

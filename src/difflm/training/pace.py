@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from difflm.training.recipe import Recipe
@@ -44,7 +43,7 @@ class StepPace:
         """Validations since the best one."""
         return (step - best) / self.recipe.validate_every
 
-    def replan(self, step: int, trained: float, taken: int, seconds: float) -> None: ...
+    def replan(self, step: int, taken: int, seconds: float) -> None: ...
 
     @contextmanager
     def spend(self, what: What, step: int) -> Iterator[None]:
@@ -54,25 +53,6 @@ class StepPace:
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None: ...
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is left of a run, as of one step."""
-
-    step: int
-    steps: int  # in all
-    share: float  # of the training time that has passed
-
-    def share_at(self, step: int) -> float:
-        """The share of the training time that will have passed at a later step."""
-        return self.share + (1 - self.share) * min(1.0, (step - self.step) / max(1, self.steps - self.step))
-
-
-def plan_steps(step: int, trained: float, left: float, step_seconds: float, most: int) -> Plan:
-    """Plan the rest of a run that has trained for some seconds and has others left, with at most `most` steps."""
-    more = max(0, min(round(left / step_seconds), most - step))
-    return Plan(step, step + more, trained / max(1e-9, trained + more * step_seconds))
 
 
 def plan_checks(budget: float, seconds: float) -> int:
@@ -90,8 +70,8 @@ def size_validation(texts: int, levels: int, most: float) -> tuple[int, int]:
 
 
 class ClockPace(StepPace):
-    """A budget in minutes of the whole command: reading, training, validating and saving. The number of steps is
-    planned again at every line of the log, and the learning rate falls with the share of the time that has passed."""
+    """A budget in minutes of the whole command: reading, training, validating and saving. Steps are timed at every line
+    of the log, and the learning rate falls with the share of the time that has passed."""
 
     def __init__(
         self,
@@ -105,6 +85,7 @@ class ClockPace(StepPace):
         self.most, self.note = most, note
         self.whole, self.begun, self.now = 60 * recipe.minutes, begun, now
         self.before = 0.0  # seconds of the commands that this one continues
+        self.idle = 0.0  # seconds before training began, all commands together
         self.checks: list[int] = []  # steps of the validations so far
         self.checking = 0.0  # seconds for them
         self.validated: tuple[int, int] | None = None  # texts, and noise levels over all of them
@@ -116,9 +97,9 @@ class ClockPace(StepPace):
         self.step_seconds: float | None = None
         self.busy = 1.0  # seconds of the clock for one of the processor
         self.told = False
-        self.plan = Plan(0, most, 0.0)
-        self.log_at, self.log_by, self.check_at = 1, 0.0, math.inf
-        self.save_at, self.sample_at = math.inf, self.whole / 2 if self.whole >= SAMPLED else math.inf
+        self.due: dict[What, float] = {"log": 0.0, "validate": math.inf, "save": math.inf, "sample": math.inf}
+        if self.whole >= SAMPLED:
+            self.due["sample"] = self.whole / 2
         self._recent = (0.0, 0.0)  # seconds and steps, the older ones with less weight
 
     @property
@@ -136,20 +117,24 @@ class ClockPace(StepPace):
         """Seconds for steps, before the last validation and the last checkpoint."""
         return self.whole - self.check_seconds - self.save_seconds - self.busy * CLOSING - self.elapsed
 
+    def time_to_come(self, step: int) -> float:
+        """Seconds of the steps that will be taken."""
+        most = math.inf if self.step_seconds is None else (self.most - step) * self.step_seconds
+        return max(0.0, min(self.left, most))
+
     def rate(self, step: int) -> float:
-        share = self.plan.share_at(step)
+        trained = self.elapsed - self.idle
+        share = trained / max(1e-9, trained + self.time_to_come(step))
         rise = max((step + 1) / max(1, self.recipe.warmup), share / RISING)
         return min(1.0, rise) * self.recipe.decayed(1 - share)
 
     def has_ended(self, step: int) -> bool:
         """Whether steps are over; at least one is taken."""
-        ended = step >= self.plan.steps or self.left < 0.5 * (self.step_seconds or 0)
+        ended = step >= self.most or self.left < 0.5 * (self.step_seconds or 0)
         return self.finished or (step > 0 and ended)
 
     def is_due(self, what: What, step: int) -> bool:
-        if what == "log":
-            return step >= self.log_at or self.elapsed >= self.log_by
-        return self.elapsed >= {"validate": self.check_at, "save": self.save_at, "sample": self.sample_at}[what]
+        return self.elapsed >= self.due[what]
 
     def count_waits(self, step: int, best: int) -> float:
         return sum(check > best for check in self.checks)
@@ -158,42 +143,38 @@ class ClockPace(StepPace):
 
     def begin(self, step: int, trained: float, step_seconds: float | None, weights: int) -> None:
         """Plan a run from the estimated seconds of a step; without an estimate, after its second step."""
-        # Weights, average and moments, and the best weights.
-        self.save_seconds = self.busy * 20 * weights / WRITING
-        self.save_at = self.elapsed + max(self.whole / MOST_CHECKS, self.save_seconds / SAVING)
-        self.step_seconds, self.log_at, self.log_by = step_seconds, step + 1, self.elapsed + self.log_every
-        self.plan = Plan(step, max(self.most, step + 1), trained / max(1e-9, trained + self.left))
-        self.checked_at = self.elapsed
+        self.idle, self.checked_at, self.step_seconds = self.elapsed - trained, self.elapsed, step_seconds
+        self.plan_save(self.busy * 20 * weights / WRITING)  # weights, average and moments, and the best weights
         if step_seconds is not None:
-            self.make_plan(step, trained)
+            self.make_plan(step)
             self.announce(step, step_seconds)
 
-    def replan(self, step: int, trained: float, taken: int, seconds: float) -> None:
+    def replan(self, step: int, taken: int, seconds: float) -> None:
         """Plan again, after some steps that took so many seconds."""
         if self.step_seconds is None:  # the first step, in which a GPU compiles
-            self.step_seconds, self.log_at = seconds / taken, step + 1
+            self.step_seconds = seconds / taken
             return
         self._recent = (self._recent[0] / 2 + seconds, self._recent[1] / 2 + taken)
         self.step_seconds = self._recent[0] / self._recent[1]
         self.check_cost = (self.check_cost[0], self.check_cost[1] or self.step_seconds)
-        self.make_plan(step, trained)
+        self.make_plan(step)
         if not self.told:
             self.announce(step, self.step_seconds)
 
-    def make_plan(self, step: int, trained: float) -> None:
-        seconds = max(self.step_seconds or 0, 1e-9)
-        self.plan = plan_steps(step, trained, self.left, seconds, self.most)
-        self.steps = self.plan.steps
-        ahead = min(int(self.log_every / seconds), step, self.steps - step)
-        self.log_at, self.log_by = step + max(1, ahead), self.elapsed + 2 * self.log_every
-        self.check_at = self.next_check(self.elapsed + (self.steps - step) * seconds)
-
-    def next_check(self, end: float) -> float:
-        """When to validate again, if steps end then and all validations together stay within their share of the time.
-        The last step is validated anyway."""
+    def make_plan(self, step: int) -> None:
+        """Plan the next line of the log and the next validation. All validations together stay within their share of
+        the time; the last step is validated anyway."""
+        coming = self.time_to_come(step)
+        self.steps = step + round(coming / max(self.step_seconds or 0, 1e-9))
+        self.due["log"] = self.elapsed + min(self.log_every, self.elapsed - self.idle)  # early steps vary the most
         affordable = int((CHECKING * self.whole - self.checking) / max(self.check_seconds, 1e-9))
-        count = min(affordable, MOST_CHECKS - len(self.checks))
-        return self.checked_at + (end - self.checked_at) / count if count > 1 else math.inf
+        count, end = min(affordable, MOST_CHECKS - len(self.checks)), self.elapsed + coming
+        self.due["validate"] = self.checked_at + (end - self.checked_at) / count if count > 1 else math.inf
+
+    def plan_save(self, seconds: float) -> None:
+        """Plan the next checkpoint; the last one took so many seconds."""
+        self.save_seconds = seconds
+        self.due["save"] = self.elapsed + max(self.whole / MOST_CHECKS, seconds / SAVING)
 
     def size_checks(self, texts: int, levels: int, level_seconds: float) -> tuple[int, int]:
         """Choose once for all validations how many texts they measure, and how many noise levels over all of them;
@@ -229,16 +210,14 @@ class ClockPace(StepPace):
         begun = self.now()
         yield
         seconds = self.now() - begun
-        if what == "validate":
+        if what == "save":
+            self.plan_save(seconds)
+        else:
+            self.due[what] = math.inf
+        if what == "validate":  # and plan again after the next step
             self.checks.append(step)
             self.checking, self.check_cost = self.checking + seconds, (seconds, self.step_seconds)
-            self.checked_at, self.check_at = self.elapsed, math.inf  # until it is planned again
-            self.log_at = step + 1
-        elif what == "save":
-            self.save_seconds = seconds
-            self.save_at = self.elapsed + max(self.whole / MOST_CHECKS, seconds / SAVING)
-        else:
-            self.sample_at = math.inf
+            self.checked_at, self.due["log"] = self.elapsed, 0.0
 
     def state(self, step: int) -> dict[str, Any]:
         ended = self.whole if self.has_ended(step) else 0.0

@@ -314,7 +314,7 @@ class Trainer:
         losses = {name: float(value) / count for name, value in meter.losses.items()}
         self.seconds, seconds = now - start, now - meter.begun
         self.check_finite(losses)
-        self.pace.replan(self.step, self.seconds, count, seconds)
+        self.pace.replan(self.step, count, seconds)
         speed = count / seconds, meter.tokens / seconds
         report = Progress(self.step, self.pace.steps, losses, rate, self.seconds, *speed)
         self.note_record(report.record())
