@@ -12,6 +12,7 @@ from difflm.methods.base import TextSpec
 from difflm.networks.head import CHUNK
 from difflm.runtime.tensors import SkipInit
 from difflm.training.recipe import TOKENIZERS, Recipe
+from difflm.training.run import find_run, read_config
 
 # Bytes per weight: itself, two moments, its average and gradient; in bfloat16 also a copy, with a bfloat16 gradient.
 WEIGHT = 20
@@ -89,7 +90,5 @@ def text_sizes(recipe: Recipe) -> TextSpec:
     if is_pretrained(Path(recipe.tokenizer)):
         vocabulary = PretrainedTokenizer.read(Path(recipe.tokenizer)).size
     elif recipe.tokenizer not in TOKENIZERS:
-        from difflm.training.run import find_run, read_config
-
         vocabulary = read_config(find_run(recipe.tokenizer))["vocabulary"]
     return TextSpec(vocabulary, longest, (recipe.source_longest or longest) if recipe.has_sources else 0)

@@ -132,11 +132,13 @@ def prepare_model(setup: Setup) -> Prepared:
     """Read the texts of a recipe, and build the tokenizer and the model."""
     if setup.recipe.init or not setup.resume:
         setup.note(f"loading {Path(setup.recipe.init).name}" if setup.recipe.init else "learning a tokenizer", DOING)
-    initial = load_initial(setup.recipe)
+    initial: Initial | None = None
+    if setup.recipe.init:
+        check_init(setup.recipe)
+        initial = load_run(setup.recipe.init)[:2]
     if not setup.resume:
-        (initial[1] if initial else build_tokenizer(setup.recipe, setup.root, setup.note)).save(
-            setup.out / "tokenizer.json"
-        )
+        learned = initial[1] if initial else build_tokenizer(setup.recipe, setup.root, setup.note)
+        learned.save(setup.out / "tokenizer.json")
     tokenizer = Tokenizer.load(setup.out / "tokenizer.json")
     own = tokenizer.fingerprint()
     if setup.resume and read_whole_config(setup.out).get("tokenizer", own) != own:
@@ -242,7 +244,11 @@ def start_weights(
             if initial:
                 begin_with_twin(model, initial[0])
     if initial:
-        report_unknown(setup, words)
+        init, unknown, total = str(setup.recipe.init), int(words[UNK]), int(words.sum())
+        if unknown == total:
+            raise DifflmError(f"{init} knows no word of {setup.recipe.data}. Train without init=.")
+        if unknown:
+            setup.report(f"{unknown:,} of {total:,} words are unknown to {Path(init).name} and count as unknown words")
 
 
 def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, counts: dict[str, Any]) -> dict[str, Any]:
@@ -288,15 +294,6 @@ def remove_on_failure(out: Path, keep: bool = False) -> Iterator[None]:
         raise
 
 
-def load_initial(recipe: Recipe) -> Initial | None:
-    """Load the model and tokenizer that a recipe starts from."""
-    if recipe.init is None:
-        return None
-    check_init(recipe)
-    model, tokenizer, _ = load_run(recipe.init)
-    return model, tokenizer
-
-
 @torch.no_grad()
 def begin_with_twin(model: LanguageModel, twin: LanguageModel) -> None:
     """Copy the network of a left-to-right model into one that denoises tokens: words, layers, the source's encoder. The
@@ -310,14 +307,6 @@ def begin_with_twin(model: LanguageModel, twin: LanguageModel) -> None:
     table[: twin.vocabulary] = twin.embedding.weight
     if isinstance(network, Transformer) and network.places is not None:
         network.places.zero_()
-
-
-def report_unknown(setup: Setup, tokens: torch.Tensor) -> None:
-    init, unknown, total = str(setup.recipe.init), int(tokens[UNK]), int(tokens.sum())
-    if unknown == total:
-        raise DifflmError(f"{init} knows no word of {setup.recipe.data}. Train without init=.")
-    if unknown:
-        setup.report(f"{unknown:,} of {total:,} words are unknown to {Path(init).name} and count as unknown words")
 
 
 def report_odd_pairs(setup: Setup, origin: Origin, kept: Split, teacher: LanguageModel) -> None:

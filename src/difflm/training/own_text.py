@@ -28,12 +28,12 @@ from difflm.training.recipe import (
     TOKENIZERS,
     Changes,
     Recipe,
+    change_values,
     check,
     known_recipes,
     load_recipe,
     read_changes,
     read_recipe,
-    set_value,
 )
 from difflm.training.run import find_run, find_start, read_config
 
@@ -273,7 +273,5 @@ def resolve_own(
         return own_recipe(texts, changes, root, "cuda" if device == "cuda" else "cpu", note)
     given = read_changes(changes)
     usual = [default_run(texts, method) for method in ([given["method"]] if "method" in given else ["difflm", "mdlm"])]
-    values = {**read_recipe(out or next(filter(Path.exists, usual), usual[0])), "data": texts}
-    for key, value in given.items():
-        set_value(values, key, value)
-    return check(values)
+    values = read_recipe(out or next(filter(Path.exists, usual), usual[0]))
+    return check(change_values(values, {"data": texts, **given}))

@@ -192,9 +192,7 @@ def load_recipe(name_or_path: str, changes: Changes = (), note: Callable[[str], 
     elif values.get("init"):
         theirs = _sizes_of(values["init"], values.get("method"))
         values = {**theirs, **values, "model": {**theirs["model"], **sizes}}
-    for key, value in given.items():
-        set_value(values, key, value)
-    recipe = check(values)
+    recipe = check(change_values(values, given))
     if recipe.init is not None:
         check_init(recipe)
     elif recipe.tokenizer not in TOKENIZERS:
@@ -369,11 +367,12 @@ def _value(text: str, change: str) -> Any:
         return value
 
 
-def set_value(values: dict[str, Any], key: str, value: Any) -> None:
-    if key.startswith("model."):
-        values["model"] = {**_sizes(values["model"]), key.removeprefix("model."): value}
-    else:
-        values[key] = value
+def change_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a recipe with changes, whose keys are whole."""
+    inner = {key.removeprefix("model."): value for key, value in changes.items() if key.startswith("model.")}
+    outer = {key: value for key, value in changes.items() if not key.startswith("model.")}
+    changed = {**values, **outer}
+    return {**changed, "model": {**_sizes(changed["model"]), **inner}} if inner else changed
 
 
 def _check_sources(recipe: Recipe) -> None:

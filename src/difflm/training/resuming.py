@@ -20,12 +20,12 @@ def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
     """The recipe that a run is resumed with: the original one, with the sizes that were chosen from its texts, and
     deliberate changes."""
     before = check(read_recipe(out))
-    sizes = {key: getattr(recipe, key) or getattr(before, key) for key in ("longest", "source_longest")}
+    first, sizes = dict(before), {"longest": recipe.longest or before.longest}
+    sizes["source_longest"] = recipe.source_longest or before.source_longest
     if not recipe.steps and before.steps:
-        sizes |= {key: getattr(before, key) for key in PACE}
+        sizes |= {key: first[key] for key in PACE}
     recipe = recipe.model_copy(update=sizes)
-    pairs = {key: (getattr(before, key), getattr(recipe, key)) for key in Recipe.model_fields}
-    changes = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    changes = {key: (first[key], now) for key, now in dict(recipe).items() if first[key] != now}
     for key, (then, now) in changes.items():
         if key not in CHANGEABLE or (key == "minutes" and before.steps):
             allowed = f"{', '.join(CHANGEABLE[:-1])} and {CHANGEABLE[-1]}"

@@ -14,8 +14,6 @@ from difflm.training.recipe import Recipe
 from difflm.training.trainer import Progress, Watcher
 from difflm.training.validation import Validation
 
-OFFLINE = "Try WANDB_MODE=offline, or leave log out."
-
 
 class TensorBoard:
     """Event files in the directory `tensorboard` of the run. The records of a resumed run replace those of the same
@@ -55,7 +53,8 @@ class WeightsAndBiases:
         try:
             self.run = wandb.init(project="difflm", name=name, id=self.id, resume="allow", config=config)
         except Exception as error:  # errors of many kinds: no key, no network, no disk
-            raise UsageError(f"log=wandb: {first_line(error).rstrip('.')}. {OFFLINE}") from None
+            said = first_line(error).rstrip(".")
+            raise UsageError(f"log=wandb: {said}. Try WANDB_MODE=offline, or leave log out.") from None
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         if not self.noted:
