@@ -30,6 +30,7 @@ class KnownCorpus:
     words: str | None = None
     columns: str | None = None
     sources: Literal["texts", "fields"] | None = None
+    between: str = " "
     hold_out: int = 0
     splits: Mapping[str, str] = field(default_factory=lambda: {split: split for split in TWO_SPLITS})
 
@@ -95,13 +96,8 @@ class E2EPair:
 
 def read_e2e(path: Path) -> Iterator[E2EPair]:
     check_readable(path)
-    return check_any(_read_e2e(path), f"there is no text in {path}.")
-
-
-def _read_e2e(path: Path) -> Iterator[E2EPair]:
-    for number, line in read_lines(path):
-        if not line.strip():
-            continue
+    lines = ((number, line) for number, line in read_lines(path) if line.strip())
+    for number, line in check_any(lines, f"there is no text in {path}."):
         left, bar, text = line.partition("||")
         cells = [cell.partition(":") for cell in left.split("|")]
         if not bar or not text.strip() or not all(colon for _, colon, _ in cells):
@@ -113,13 +109,7 @@ def read_pairs(corpus: KnownCorpus, split: Split, paths: Sequence[Path]) -> Iter
     numbers: dict[str | None, int] = {}
     for example in read_examples(paths, corpus.columns):
         if corpus.belongs(numbers.setdefault(example.source, len(numbers)), split):
-            yield example
-
-
-def read_concepts(corpus: KnownCorpus, split: Split, paths: Sequence[Path]) -> Iterator[Example]:
-    """From a set of words, field#look, to each sentence with them."""
-    for example in read_examples(paths, corpus.columns):
-        yield Example(example.target, str(example.source).replace("#", " "))
+            yield Example(example.target, str(example.source).replace(corpus.between, " "))
 
 
 def read_captions(corpus: KnownCorpus, split: Split, paths: Sequence[Path]) -> Iterator[Example]:
@@ -151,7 +141,6 @@ FORMATS: Mapping[str, Callable[[KnownCorpus, Split, Sequence[Path]], Iterator[Ex
     "pairs": read_pairs,
     "captions": read_captions,
     "dialogues": read_dialogues,
-    "concepts": read_concepts,
 }
 KNOWN = {name: KnownCorpus(**facts) for name, facts in read_own_table("corpora.yaml", __file__).items()}
 PAIRS = {name for name, corpus in KNOWN.items() if corpus.sources == "texts"}

@@ -149,8 +149,15 @@ def prepare_model(setup: Setup) -> Prepared:
     torch.manual_seed(recipe.seed)
     sources = tokenizer.for_sources.size if recipe.source_words == "own" else 0
     model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, sources, tokenizer))
-    if recipe.rows == "packed":
-        return prepare_packed(setup, model, tokenizer, tokens, initial)
+    prepare = prepare_packed if recipe.rows == "packed" else prepare_rows
+    return prepare(setup, model, tokenizer, tokens, initial)
+
+
+def prepare_rows(
+    setup: Setup, model: LanguageModel, tokenizer: Tokenizer, tokens: TokenFile, initial: Initial | None
+) -> Prepared:
+    """Choose the texts that fit, a row each; hold some out; count what the model begins with, and make batches."""
+    recipe = setup.recipe
     limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest, model.room)
     selection = select_texts(tokens, limits, recipe.distinct)
     training, held_out = read_splits(setup, tokenizer, tokens, selection)
