@@ -186,6 +186,7 @@ class Codec(nn.Module):
     reads_pairs = False  # whether it learns from which tokens follow each other
     x0_std = 0.0  # how far x_0 spreads around the state of its token
     bias: Tensor  # [V] log-frequencies, learned
+    raw: Tensor  # vectors of tokens
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -220,7 +221,7 @@ class Codec(nn.Module):
 
     def frozen_tensors(self) -> list[Tensor]:
         """The tensors of `frozen`, with their current values."""
-        return []
+        return [self.raw]
 
     @abstractmethod
     def table(self) -> Tensor:
@@ -240,9 +241,14 @@ class Codec(nn.Module):
         """The clean state of a belief that is certain of these tokens."""
         return self.encode(ids)
 
-    @abstractmethod
     def nearest(self, x: Tensor, banned: Tensor | None = None) -> Tensor:
         """Ids of the tokens nearest to a clean state, `banned` [V] ones left out."""
+        closeness = self.closeness(x)
+        return (closeness if banned is None else closeness.masked_fill(banned, float("-inf"))).argmax(-1)
+
+    def closeness(self, x: Tensor) -> Tensor:
+        """How near each token is to a clean state, [B, L, V]."""
+        return x
 
     def picture(self, x: Tensor) -> Tensor | None:
         """States as grey pictures [B, rows, columns] of bytes, if they consist of pixels."""

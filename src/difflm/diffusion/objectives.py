@@ -5,14 +5,12 @@ A term reads one corrupted batch. The training weights are in the method; the bo
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import Belief, Levels, Process, cross_entropy, expand_levels
-from difflm.diffusion.codecs import Codec, Embedding
-from difflm.diffusion.codecs.embedding import X0, Prediction
-from difflm.diffusion.processes import DiscreteProcess, Gaussian, Interpolating
+from difflm.diffusion.base import Belief, Levels, cross_entropy, expand_levels
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,8 @@ class Corrupted:
     noise: Tensor
     level: Levels
     belief: Belief
-    codec: Codec
-    process: Process
+    codec: Any  # each term is for some kinds of codec
+    process: Any  # and of process
     chain: int | None = None  # levels of a discrete chain; None: continuous time
     first: Belief | None = None  # the prediction without self-conditioning, if both are trained
     label_smoothing: float = 0.0  # share of the target of `anchor_ce` and `masked_ce` that is uniform over all words
@@ -38,32 +36,6 @@ class Corrupted:
         """The time one level down the chain."""
         assert self.chain is not None, "this term needs a chain: give the time sampler its number of steps"
         return (self.level.t - 1 / self.chain).clamp(min=0)
-
-    @property
-    def embedding(self) -> Embedding:
-        assert isinstance(self.codec, Embedding), "this term is for word vectors"
-        return self.codec
-
-    @property
-    def prediction(self) -> Prediction:
-        prediction = getattr(self.codec, "prediction", None)
-        assert isinstance(prediction, Prediction), "this term is for vectors"
-        return prediction
-
-    @property
-    def gaussian(self) -> Gaussian:
-        assert isinstance(self.process, Gaussian), "this term is for vectors"
-        return self.process
-
-    @property
-    def discrete(self) -> DiscreteProcess:
-        assert isinstance(self.process, DiscreteProcess), "this term is for discrete processes"
-        return self.process
-
-    @property
-    def interpolating(self) -> Interpolating:
-        assert isinstance(self.process, Interpolating), "this term is for masks and uniform noise"
-        return self.process
 
 
 Term = Callable[[Corrupted], Tensor]
@@ -76,17 +48,17 @@ def ce(batch: Corrupted) -> Tensor:
 
 def anchor_ce(batch: Corrupted) -> Tensor:
     """Rounding of the *predicted* x̂_0; its gradient reaches the table through the denoiser (Gao et al., 2022)."""
-    return cross_entropy(batch.embedding.readout(batch.belief.clean), batch.ids, batch.label_smoothing)
+    return cross_entropy(batch.codec.readout(batch.belief.clean), batch.ids, batch.label_smoothing)
 
 
 def rounding_ce(batch: Corrupted) -> Tensor:
     """−log p(w | x_0) of the noised word vector, which keeps words apart (Li et al., 2022, equation 2)."""
-    return cross_entropy(batch.embedding.readout(batch.x0), batch.ids)
+    return cross_entropy(batch.codec.readout(batch.x0), batch.ids)
 
 
 def terminal_norm(batch: Corrupted) -> Tensor:
     """‖α_1 x_0‖², the mean of the last state, which keeps vectors from growing to escape the noise."""
-    last = batch.gaussian.at(torch.ones(1, device=batch.x0.device))
+    last = batch.process.at(torch.ones(1, device=batch.x0.device))
     return (expand_levels(last.alpha, batch.x0) * batch.x0).square().mean(-1)
 
 
@@ -96,58 +68,47 @@ def mse(batch: Corrupted) -> Tensor:
     At the first level of a chain the target is the word's own vector instead of its noised copy
     (Li et al., 2022, equation 1; `training_losses_e2e` in the released code).
     """
-    level, prediction, clean = batch.gaussian.at(batch.level), batch.prediction, batch.x0
+    level, prediction, clean = batch.process.at(batch.level), batch.codec.prediction, batch.x0
     if batch.chain is not None:
         clean = torch.where(expand_levels(level.t <= 1 / batch.chain, clean), batch.clean, clean)
     target = prediction.target(clean, batch.noise, level)
-    if isinstance(prediction, X0):  # a network that predicts the clean state has no use for the noise
-        return (batch.belief.clean - target).square().mean(-1)
-    implied = batch.gaussian.implied_noise(batch.x_t, batch.belief.clean, level)
+    implied = batch.process.implied_noise(batch.x_t, batch.belief.clean, level)
     return (prediction.target(batch.belief.clean, implied, level) - target).square().mean(-1)
 
 
 def elbo(batch: Corrupted) -> Tensor:
     """Tokens: the bound's own integrand in continuous time."""
-    return batch.discrete.rate_nats(batch.ids, batch.x_t, batch.belief, batch.level.t)
+    return batch.process.rate_nats(batch.ids, batch.x_t, batch.belief, batch.level.t)
 
 
 def masked_ce(batch: Corrupted) -> Tensor:
     """Masks: the cross-entropy of the words that they hide, each of the same weight (Ghazvininejad et al., 2019)."""
-    masked = batch.x_t == batch.interpolating.mask_id
+    masked = batch.x_t == batch.process.mask_id
     return torch.where(masked, batch.belief.cross_entropy(batch.ids, batch.label_smoothing), 0.0)
 
 
 def chain_kl(batch: Corrupted) -> Tensor:
     """Tokens: KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)) of one step of a chain, times the number of steps, so that its
     weight relative to `ce` does not depend on the number of steps."""
-    nats = batch.discrete.step_nats(batch.ids, batch.x_t, batch.belief, batch.level.t, batch.earlier)
+    nats = batch.process.step_nats(batch.ids, batch.x_t, batch.belief, batch.level.t, batch.earlier)
     return nats * (batch.chain or 1)
 
 
 def score_entropy(batch: Corrupted) -> Tensor:
     """Tokens: the same integrand for ratios p(y)/p(x_t) that need not sum to anything (Lou et al., 2024)."""
-    return batch.interpolating.score_nats(batch.ids, batch.x_t, batch.belief, batch.level.t)
+    return batch.process.score_nats(batch.ids, batch.x_t, batch.belief, batch.level.t)
 
 
 def calmed_elbo(batch: Corrupted) -> Tensor:
     """Tokens: the integrand under weights for training instead of the bound's (von Rütte et al., 2025)."""
-    process, t = batch.interpolating, batch.level.t
+    process, t = batch.process, batch.level.t
     weight = process.training_weight(batch.ids, batch.x_t, t)
     return weight * process.contrast(batch.ids, batch.x_t, batch.belief, t)
 
 
-TERMS: Mapping[str, Term] = {
-    "mse": mse,
-    "ce": ce,
-    "anchor_ce": anchor_ce,
-    "rounding_ce": rounding_ce,
-    "terminal_norm": terminal_norm,
-    "elbo": elbo,
-    "masked_ce": masked_ce,
-    "chain_kl": chain_kl,
-    "score_entropy": score_entropy,
-    "calmed_elbo": calmed_elbo,
-}
+VECTOR_TERMS = (mse, ce, anchor_ce, rounding_ce, terminal_norm)
+TOKEN_TERMS = (elbo, masked_ce, chain_kl, score_entropy, calmed_elbo)
+TERMS: Mapping[str, Term] = {term.__name__: term for term in (*VECTOR_TERMS, *TOKEN_TERMS)}
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,6 @@ class Embedding(Codec):
     `x0_std` is the spread of x_0 around its word's vector (Li et al., 2022). `prediction` is what the network answers.
     """
 
-    raw: Tensor
-
     def __init__(
         self, vocabulary: int, dim: int, norm: Norm = "none", x0_std: float = 0.0, prediction: Prediction | None = None
     ) -> None:
@@ -180,11 +178,10 @@ class Embedding(Codec):
         """E[x_0] under the token probabilities (score interpolation, Dieleman et al., 2022)."""
         return logits.softmax(-1) @ self.table()
 
-    def nearest(self, x: Tensor, banned: Tensor | None = None) -> Tensor:
-        """Ids of the closest word vectors in Euclidean distance, `banned` [V] ones left out."""
+    def closeness(self, x: Tensor) -> Tensor:
+        """−½ of the squared Euclidean distance to each word vector, up to a constant."""
         table = self.table()
-        closeness = F.linear(x, table) - table.square().sum(-1) / 2
-        return (closeness if banned is None else closeness.masked_fill(banned, float("-inf"))).argmax(-1)
+        return F.linear(x, table) - table.square().sum(-1) / 2
 
 
 class LearnedEmbedding(Embedding):

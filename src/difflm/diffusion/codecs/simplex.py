@@ -23,9 +23,6 @@ class Simplex(Codec):
     def table(self) -> Tensor:
         return self.raw
 
-    def frozen_tensors(self) -> list[Tensor]:
-        return [self.raw]
-
     def state_shape(self, width: int) -> tuple[int, ...]:
         return width, self.vocabulary
 
@@ -48,6 +45,3 @@ class Simplex(Codec):
 
     def expectation(self, logits: Tensor) -> Tensor:
         return 2 * logits.softmax(-1) - 1
-
-    def nearest(self, x: Tensor, banned: Tensor | None = None) -> Tensor:
-        return (x if banned is None else x.masked_fill(banned, float("-inf"))).argmax(-1)

@@ -48,9 +48,6 @@ class Tokens(Codec):
         """The vectors of words, without that of the mask."""
         return self.raw[: self.vocabulary]
 
-    def frozen_tensors(self) -> list[Tensor]:
-        return [self.raw]
-
     def state_shape(self, width: int) -> tuple[int, ...]:
         return (width,)
 
@@ -81,11 +78,5 @@ class Tokens(Codec):
     def clean_of(self, ids: Tensor) -> Tensor:
         return certain_logits(ids, self.vocabulary)
 
-    def readout(self, x: Tensor) -> Tensor:
-        return x
-
     def expectation(self, logits: Tensor) -> Tensor:
         return logits
-
-    def nearest(self, x: Tensor, banned: Tensor | None = None) -> Tensor:
-        return (x if banned is None else x.masked_fill(banned, float("-inf"))).argmax(-1)
