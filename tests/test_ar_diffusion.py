@@ -18,6 +18,7 @@ from torch import Tensor
 from difflm import TextDiffusion
 from difflm.data.batches import Batch
 from difflm.diffusion.base import Belief, Levels
+from difflm.diffusion.bounds import ScoredTexts
 from difflm.diffusion.codecs import FixedEmbedding
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
@@ -165,7 +166,8 @@ def test_the_exact_denoiser_attains_the_entropy_along_two_levels():
     cells, each = torch.arange(9).repeat_interleave(150), 150
     ids, times = torch.stack([cells // 3, cells % 3], 1), TwoLevelTimes(2, 2000)
     denoiser, mask = ExactDenoiser(Gaussian(Sqrt()), sphere(0.15)), torch.ones_like(ids, dtype=torch.bool)
-    found = TwoLevelBound(0.1)(denoiser, times, ids, mask, Noise(0, torch.arange(len(ids))), 32)
+    texts = ScoredTexts(denoiser, times, ids, mask, Noise(0, torch.arange(len(ids))))
+    found = TwoLevelBound(0.1)(texts, 32)
     nats, p = found.mean(1).double().view(9, each), JOINT.flatten()
     error = float((p * nats.std(1)).square().sum().sqrt()) / each**0.5
     assert found.shape == (9 * each, 32) and error < 0.06

@@ -10,16 +10,17 @@ from torch import Tensor
 
 from difflm.app.commands.evaluate import Scored
 from difflm.app.commands.info import recipes_by_method
-from difflm.diffusion import bound_levels, bounds
+from difflm.diffusion import bound_levels
 from difflm.diffusion.base import Belief, Times
-from difflm.diffusion.bound_levels import LEVELS, place_levels
-from difflm.diffusion.bounds import GaussianBound, standard_error
+from difflm.diffusion.bound_levels import LEVELS, NoisyWords
+from difflm.diffusion.bounds import ScoredTexts, standard_error
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt, Table
 from difflm.diffusion.timesteps import TimeSampler
+from difflm.diffusion.word_bound import Chain, GaussianBound
 from difflm.evaluation.language import score
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities, LanguageModel
@@ -37,7 +38,7 @@ UPPER = 9 / LEVELS  # nats: a chain of N levels exceeds −log p by an upper sum
 def gaussian_bound(
     denoiser: Denoiser, ids: Tensor, mask: Tensor, noise: Noise, draws: int, certain_below: float = 0.0
 ) -> Tensor:
-    return GaussianBound(certain_below)(denoiser, TimeSampler(), ids, mask, noise, draws)
+    return GaussianBound(certain_below)(ScoredTexts(denoiser, TimeSampler(), ids, mask, noise), draws)
 
 
 def measure(
@@ -94,13 +95,12 @@ def test_the_bound_is_the_sum_of_the_chains_divergences(monkeypatch, exploding, 
     """A few levels, each visited once: prior, then KL(q(x_s|x_t, w) ‖ q(x_s|x_t, ŵ)) of two Gaussians by Bayes' rule,
     then rounding. A schedule that ends in noise makes the last step, to x_0 or to the word, count."""
     monkeypatch.setattr(bound_levels, "LEVELS", 5 if x0_std else 6)
-    for module in (bounds, bound_levels):
-        monkeypatch.setattr(module, "separates_evidence", lambda denoiser: False)  # plain squared errors
+    monkeypatch.setattr(NoisyWords, "separates_evidence", False)  # plain squared errors
     process = Gaussian(Table((0.0, 1.0), (-1.0, -9.0)), exploding)
     denoiser = ExactDenoiser(process, sphere(x0_std))
     ids, noise = torch.tensor([[0, 1], [2, 0], [1, 1]]), Noise(5, torch.arange(3))
     vectors = denoiser.codec.encode(ids)
-    t = place_levels(denoiser)
+    t = NoisyWords(denoiser.codec, process).place_levels()
     alpha, spread = process.at(t).alpha, (process.at(t).sigma ** 2 + process.at(t).alpha ** 2 * x0_std**2).sqrt()
     chain = [(1.0, x0_std), *zip(alpha.tolist(), spread.tolist(), strict=True)][0 if x0_std else 1 :]  # from x_0 up
 
@@ -152,7 +152,7 @@ def test_draws_are_an_unbiased_estimate_of_the_sum_over_all_levels(monkeypatch, 
         few = gaussian_bound(asked, IDS, MASK, Noise(11, torch.arange(len(IDS))), draws).mean(1).double()
         # Each step has a stratum of its own where there are as many strata as steps; told by plain squared errors.
         with monkeypatch.context() as plain:
-            plain.setattr(bounds, "nats_by_chance", lambda *given: 0)
+            plain.setattr(Chain, "nats_by_chance", lambda *given: 0)
             every = gaussian_bound(exact, IDS, MASK, Noise(12, torch.arange(len(IDS))), 40).mean(1)
     difference = few - every.double()
     assert abs(float(difference.mean())) < 4 * float(difference.std()) / math.sqrt(len(IDS))
@@ -166,7 +166,7 @@ def test_a_control_variate_takes_off_most_of_what_noise_adds_by_chance(monkeypat
         return float(nats.mean(1).view(9, EACH).var(1).mean().sqrt())
 
     told = spread()
-    monkeypatch.setattr(bounds, "nats_by_chance", lambda *given: 0)
+    monkeypatch.setattr(Chain, "nats_by_chance", lambda *given: 0)
     assert told < 0.7 * spread()
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import PAD
+from difflm.diffusion.bounds import ScoredTexts
 from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.codecs.embedding import X0, Epsilon, Logits, Prediction, V
 from difflm.diffusion.condition import Condition
@@ -234,7 +235,8 @@ def test_the_nats_of_a_text_include_its_length():
     model.eval()
     ids, lengths, noise = torch.tensor([[4, 5, 6]]), torch.tensor([3]), Noise(0, torch.arange(1))
     with torch.no_grad():
-        words = model.bound(model.denoiser, model.times, ids, torch.ones(1, 3, dtype=torch.bool), noise, 3).mean(1)
+        texts = ScoredTexts(model.denoiser, model.times, ids, torch.ones(1, 3, dtype=torch.bool), noise)
+        words = model.bound(texts, 3).mean(1)
     assert float(model.nats(Batch(ids, lengths), noise, 3)) == pytest.approx(float(words) + math.log(8), rel=1e-5)
 
 

@@ -8,7 +8,7 @@ from oracles import ENTROPY, JOINT
 from token_oracles import MUTUAL, ExactTokens
 from torch import Tensor
 
-from difflm.diffusion.bounds import DiscreteBound
+from difflm.diffusion.bounds import DiscreteBound, ScoredTexts
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Absorbing, Hybrid, Interpolating, Uniform
 from difflm.diffusion.timesteps import BlockTimes, MostlyAt, TimeSampler
@@ -35,7 +35,8 @@ class AtAnyTime(ExactTokens):
 
 def measured(process: Interpolating, draws: int, levels: int | None = None) -> tuple[Tensor, float, float]:
     noise = Noise(0, torch.arange(len(IDS)))
-    nats = DiscreteBound()(AtAnyTime(process), TimeSampler(levels), IDS, MASK, noise, draws).mean(1).view(9, EACH)
+    texts = ScoredTexts(AtAnyTime(process), TimeSampler(levels), IDS, MASK, noise)
+    nats = DiscreteBound()(texts, draws).mean(1).view(9, EACH)
     mean, error = nats.mean(1), nats.std(1) / math.sqrt(EACH)
     p = JOINT.flatten()
     return (mean + p.log()) / error, float(p @ mean), float((p * error).square().sum().sqrt())

@@ -9,14 +9,13 @@ errors there are almost always zero and occasionally huge, which a few draws can
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.diffusion.codecs import Embedding
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import interpolate
@@ -29,107 +28,86 @@ TOLD = 0.95  # the same if a control variate removes most of the variance
 KNOTS, WORDS = 65, 64  # of the guess: noise levels, and words at each
 
 
-def word_codec(denoiser: Denoiser) -> Embedding:
-    assert isinstance(denoiser.codec, Embedding), "this bound is for word vectors"
-    return denoiser.codec
-
-
-def word_noise(denoiser: Denoiser, times: Tensor) -> tuple[Tensor, Tensor]:
-    """α and σ of q(x_t | w) at some times."""
-    assert isinstance(denoiser.process, Gaussian)
-    return word_codec(denoiser).word_noise(denoiser.process.at(times))
-
-
-def separates_evidence(denoiser: Denoiser) -> bool:
-    """Whether the evidence of context is separate from that of the word's own noisy vector, so that a control variate
-    can remove the errors that the vector's noise adds by chance."""
-    return denoiser.codec.adds_evidence and not denoiser.codec.x0_std
-
-
 @dataclass(frozen=True)
-class Chain:
-    """The levels of a bound, for texts under one condition."""
+class NoisyWords:
+    """Vectors of words under noise: q(x_t | w) = N(α e_w, σ²), where σ includes the spread of x_0 around its word."""
 
-    denoiser: Denoiser
-    levels: Tensor
-    pairs: int
-    condition: Condition = UNCONDITIONAL
-    certain_below: float = 0.0
+    codec: Any
+    process: Any
 
-    def draw(self, u: Tensor) -> "Draw":
-        """The level at a share u of the chain, of each text."""
-        # The step from t_0 to x_0 is as large as thousands of others: it has its own stratum.
-        own = 1 / (2 * self.pairs) if word_codec(self.denoiser).x0_std else 0.0
-        level = ((u - own) / (1 - own) * LEVELS).long().clamp(0, LEVELS - 1) + 1
-        weight = torch.full_like(u, LEVELS / (1 - own))
-        if own:
-            level, weight = torch.where(u < own, 0, level), torch.where(u < own, 1 / own, weight)
-        t = self.levels[level]
-        alpha, sigma = (v.view(-1, 1, 1) for v in word_noise(self.denoiser, t))
-        return Draw(t, alpha, sigma, (weight * self.drop(level) / 2).float())
+    def __post_init__(self) -> None:
+        assert isinstance(self.codec, Embedding) and isinstance(self.process, Gaussian), "a bound for word vectors"
 
-    def drop(self, level: Tensor) -> Tensor:
-        """SNR lost in the step to a level; that to level 0 comes from x_0 itself, below the chain's first time."""
-        before = word_snr(self.denoiser, self.levels[(level - 1).clamp(min=0)])
-        x0_std = word_codec(self.denoiser).x0_std
-        before = torch.where(level == 0, 1 / x0_std**2, before) if x0_std else before
-        return before - word_snr(self.denoiser, self.levels[level])
+    def noise_at(self, times: Tensor) -> tuple[Tensor, Tensor]:
+        """α and σ."""
+        alpha, sigma = self.codec.word_noise(self.process.at(times))
+        return alpha, sigma
 
+    def snr(self, times: Tensor) -> Tensor:
+        """α²/σ² in float64: steps of the chain are small differences of it."""
+        alpha, sigma = self.noise_at(times.double())
+        return (alpha / sigma) ** 2
 
-@dataclass(frozen=True)
-class Draw:
-    """One level of each text, and what a squared error there counts."""
+    def prior_nats(self, vectors: Tensor, last: Tensor) -> Tensor:
+        """KL(N(α e, σ²) ‖ N(0, prior²)) of each word at the last level, [B, L]."""
+        alpha, sigma = self.noise_at(last)
+        prior = self.process.at(last).scale
+        ratio = (sigma / prior) ** 2
+        return ((ratio - 1 - ratio.log() + (alpha * vectors / prior).square()) / 2).sum(-1)
 
-    t: Tensor  # [B]
-    alpha: Tensor  # [B, 1, 1]
-    sigma: Tensor
-    weight: Tensor  # [B]
+    def expected_vector(self, clean: Tensor, x_t: Tensor, alpha: Tensor, sigma: Tensor, certain: Tensor) -> Tensor:
+        """ê, the mean of the word's vector, from an estimate of x_0 = e + x0_std·ε: E[x_0] = e + g (x_t − α e), given e
+        and x_t. Any function of x_t may stand for ê: dividing by 1 − gα multiplies the network's small errors where SNR
+        is large, and there, where words are `certain`, the nearest one may be the better estimate."""
+        if not self.codec.x0_std:
+            return clean
+        g = alpha * self.codec.x0_std**2 / sigma**2
+        nearest = self.codec.encode(self.codec.nearest(clean))
+        return torch.where(certain, nearest, (clean - g * x_t) / (1 - g * alpha))
 
+    @property
+    def separates_evidence(self) -> bool:
+        """Whether the evidence of context is separate from that of the word's own noisy vector, so that a control
+        variate can remove the errors that the vector's noise adds by chance."""
+        return bool(self.codec.adds_evidence and not self.codec.x0_std)
 
-@torch.no_grad()
-def place_levels(denoiser: Denoiser) -> Tensor:
-    """Times of the chain from t_0 to 1, [LEVELS + 1], dense where words become distinguishable."""
-    device = denoiser.codec.bias.device
-    times = torch.linspace(0, 1, LEVELS + 1, device=device, dtype=torch.float64)
-    log_snr = word_snr(denoiser, times).log()
-    knots = torch.linspace(float(log_snr[0]), float(log_snr[-1]), KNOTS, device=device, dtype=torch.float64)
-    nats = guess_nats(denoiser, interpolate(-knots, -log_snr, times))
-    guessed = (nats[1:] + nats[:-1]) / nats.sum()
-    guessed = guessed / guessed.sum()
-    below = F.pad(guessed.cumsum(0), (1, 0))  # share of the nats at less noise than a knot's
-    certain = 0.0 if word_codec(denoiser).x0_std else CERTAIN
-    alive = ((below[1:] >= certain) & (below[:-1] < (TOLD if separates_evidence(denoiser) else SPOKEN))).double()
-    if separates_evidence(denoiser):
-        # What is left to chance lies at noisier levels than the nats: context, not a word's own vector, decides there.
-        guessed = guessed * (below[1:] + below[:-1])
+    @torch.no_grad()
+    def place_levels(self) -> Tensor:
+        """Times of the chain from t_0 to 1, [LEVELS + 1], dense where words become distinguishable."""
+        device = self.codec.bias.device
+        times = torch.linspace(0, 1, LEVELS + 1, device=device, dtype=torch.float64)
+        log_snr = self.snr(times).log()
+        knots = torch.linspace(float(log_snr[0]), float(log_snr[-1]), KNOTS, device=device, dtype=torch.float64)
+        nats = self.guess_nats(interpolate(-knots, -log_snr, times))
+        guessed = (nats[1:] + nats[:-1]) / nats.sum()
         guessed = guessed / guessed.sum()
-    shares = (1 - EVEN) * guessed + EVEN * (0.95 * alive / alive.sum() + 0.05 / len(alive))
-    spread = F.pad(shares.cumsum(0), (1, 0))
-    ends = interpolate(below.new_tensor([certain]), below, knots) if certain else knots[:1]
-    first = interpolate(-ends, -knots, spread)[0]
-    places = first + (spread[-1] - first) * torch.linspace(0, 1, LEVELS + 1, device=device, dtype=torch.float64)
-    levels = interpolate(-interpolate(places, spread, knots), -log_snr, times).float()
-    levels[-1] = 1.0
-    if not certain:
-        levels[0] = 0.0
-    return levels
+        below = F.pad(guessed.cumsum(0), (1, 0))  # share of the nats at less noise than a knot's
+        certain = 0.0 if self.codec.x0_std else CERTAIN
+        alive = ((below[1:] >= certain) & (below[:-1] < (TOLD if self.separates_evidence else SPOKEN))).double()
+        if self.separates_evidence:
+            # What is left to chance lies at noisier levels than the nats: context, not a word's own vector, decides.
+            guessed = guessed * (below[1:] + below[:-1])
+            guessed = guessed / guessed.sum()
+        shares = (1 - EVEN) * guessed + EVEN * (0.95 * alive / alive.sum() + 0.05 / len(alive))
+        spread = F.pad(shares.cumsum(0), (1, 0))
+        ends = interpolate(below.new_tensor([certain]), below, knots) if certain else knots[:1]
+        first = interpolate(-ends, -knots, spread)[0]
+        places = first + (spread[-1] - first) * torch.linspace(0, 1, LEVELS + 1, device=device, dtype=torch.float64)
+        levels = interpolate(-interpolate(places, spread, knots), -log_snr, times).float()
+        levels[-1] = 1.0
+        if not certain:
+            levels[0] = 0.0
+        return levels
 
-
-def guess_nats(denoiser: Denoiser, times: Tensor) -> Tensor:
-    """½ SNR ‖e − ê‖² of a word at each time, where ê knows the word's own noisy vector and how frequent words are, but
-    no other words: an integrand over log-SNR that needs no network, [T]."""
-    codec = word_codec(denoiser)
-    shares = codec.bias.softmax(0).cumsum(0)
-    middle = (torch.arange(WORDS, device=shares.device) + 0.5) / WORDS
-    words = codec.encode(torch.searchsorted(shares, middle).clamp(max=len(shares) - 1)).unsqueeze(0)
-    noise = Noise(0, torch.arange(len(times), device=shares.device)).normal(0, WORDS, codec.dim, stream=13)
-    alpha, sigma = (value.float().view(-1, 1, 1) for value in word_noise(denoiser, times))
-    believed = codec.expectation(codec.score_words(alpha * words + sigma * noise, alpha, sigma) + codec.bias)
-    nats = (alpha / sigma).square() / 2 * (words - believed).square()
-    return nats.sum(-1).mean(-1).double()
-
-
-def word_snr(denoiser: Denoiser, times: Tensor) -> Tensor:
-    """SNR of the word's vector, in float64: steps of the chain are small differences of it."""
-    alpha, sigma = word_noise(denoiser, times.double())
-    return (alpha / sigma) ** 2
+    def guess_nats(self, times: Tensor) -> Tensor:
+        """½ SNR ‖e − ê‖² of a word at each time, where ê knows the word's own noisy vector and how frequent words are,
+        but no other words: an integrand over log-SNR that needs no network, [T]."""
+        shares = self.codec.bias.softmax(0).cumsum(0)
+        middle = (torch.arange(WORDS, device=shares.device) + 0.5) / WORDS
+        words = self.codec.encode(torch.searchsorted(shares, middle).clamp(max=len(shares) - 1)).unsqueeze(0)
+        noise = Noise(0, torch.arange(len(times), device=shares.device)).normal(0, WORDS, self.codec.dim, stream=13)
+        alpha, sigma = (value.float().view(-1, 1, 1) for value in self.noise_at(times))
+        scores = self.codec.score_words(alpha * words + sigma * noise, alpha, sigma)
+        believed = self.codec.expectation(scores + self.codec.bias)
+        nats = (alpha / sigma).square() / 2 * (words - believed).square()
+        return nats.sum(-1).mean(-1).double()

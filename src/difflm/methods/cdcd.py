@@ -6,11 +6,12 @@ but leaves no probability below zero, so that the mean word stays among the word
 
 from pydantic import Field
 
-from difflm.diffusion import bounds, codecs, denoiser, given
+from difflm.diffusion import codecs, denoiser, given
 from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import gaussian
 from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
+from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling
@@ -49,5 +50,5 @@ class Cdcd(Method):
             drop=denoiser.ConditionDrop(self.drop, scores=True),
             given=None if reads else given.PrefixOrSubset(),
             self_conditioning=denoiser.SelfConditioning("half"),
-            bound=bounds.GaussianBound(),
+            bound=GaussianBound(),
         )

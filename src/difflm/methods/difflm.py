@@ -10,10 +10,11 @@ from typing import Any
 
 from pydantic import Field
 
-from difflm.diffusion import bounds, codecs, objectives, timesteps
+from difflm.diffusion import codecs, objectives, timesteps
 from difflm.diffusion.codecs import embedding
 from difflm.diffusion.denoiser import CleanGiven, ConditionDrop, SelfConditioning
 from difflm.diffusion.processes import gaussian
+from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.parts import Lengths, build_lengths, build_network
 from difflm.models.base import LanguageModel, Sampling
@@ -60,7 +61,7 @@ class DiffLM(Method):
             conditioning=reads or (CleanGiven() if self.context else None),
             drop=ConditionDrop(self.drop_source) if reads else None,
             self_conditioning=SelfConditioning("half", lag=self.behind),
-            bound=bounds.GaussianBound(),
+            bound=GaussianBound(),
             clean_context=self.context,
             reflow=self.coupled,
         )

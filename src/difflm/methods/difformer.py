@@ -8,12 +8,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from difflm.diffusion.bounds import GaussianBound
 from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.denoiser import SelfConditioning
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
 from difflm.diffusion.timesteps import Uniform
+from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from difflm.diffusion.bounds import GaussianBound
 from difflm.diffusion.codecs import Embedding, LearnedEmbedding
 from difflm.diffusion.codecs.embedding import X0
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
 from difflm.diffusion.timesteps import LossAware, Uniform
+from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import Method, TextSpec
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel

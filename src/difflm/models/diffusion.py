@@ -12,7 +12,7 @@ from difflm.data.batches import Batch
 from difflm.data.tokenfile import Room
 from difflm.data.tokenizers import END, PAD
 from difflm.diffusion.base import Belief, Levels, Process, State
-from difflm.diffusion.bounds import Bound, standard_error
+from difflm.diffusion.bounds import Bound, ScoredTexts, standard_error
 from difflm.diffusion.codecs import Codec, Embedding, Simplex
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import ConditionDrop, Conditioning, Denoiser, SelfConditioning
@@ -336,10 +336,10 @@ class DiffusionModel(DenoisingModel):
         if self.capabilities.likelihood is None or self.bound is None:
             return super().nats_and_error(batch, noise, draws)
         ids, mask = self.lengths.canvas(batch.ids, batch.lengths)
-        condition = self.condition_of(batch, ids)
+        condition = self.denoiser.prepare(self.condition_of(batch, ids))
         asked = WordDenoiser(self.denoiser, ids) if has_linear_bound(self.denoiser) else self.denoiser
-        estimates = self.bound(cast(Denoiser, asked), self.times, ids, mask, noise, draws, condition)
-        read = self.lengths.predict(self.denoiser, self.denoiser.prepare(condition))
+        texts = ScoredTexts(cast(Denoiser, asked), self.times, ids, mask, noise, condition)
+        estimates, read = self.bound(texts, draws), self.lengths.predict(self.denoiser, condition)
         if batch.documents is None:
             return estimates.mean(1) + self.lengths.nats(batch.lengths, read), standard_error(estimates)
         first, last = document_ends(batch.documents)  # each document of a packed row has a length

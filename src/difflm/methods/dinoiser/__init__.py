@@ -5,12 +5,12 @@ into it, not afterwards. Candidates of all lengths are compared at once. The blo
 Transformer.
 """
 
-from difflm.diffusion.bounds import GaussianBound
 from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.denoiser import SelfConditioning
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes.gaussian import Gaussian, SigmaTime
 from difflm.diffusion.timesteps import LowDiscrepancy
+from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.dinoiser.times import ClippedTimes
 from difflm.methods.parts import build_network

@@ -10,9 +10,10 @@ from typing import Literal
 from pydantic import Field
 
 from difflm.data.tokenizers import Tokenizer
-from difflm.diffusion import bounds, denoiser, given, timesteps
+from difflm.diffusion import denoiser, given, timesteps
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import gaussian
+from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.diffusion_lm import CERTAIN
 from difflm.methods.sed.codec import ReadoutEmbedding
@@ -53,7 +54,7 @@ class Sed(Method):
             drop=None if source else denoiser.ConditionDrop(self.drop, self_condition=True),
             given=None if source else given.Spans(),
             self_conditioning=denoiser.SelfConditioning("both"),
-            bound=bounds.GaussianBound(certain_below=CERTAIN),
+            bound=GaussianBound(certain_below=CERTAIN),
         )
 
     def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:

@@ -1,0 +1,204 @@
+"""The variational bound of Gaussian diffusion over words (Kingma et al., 2021; Gulrajani & Hashimoto, 2023).
+
+For a chain of N levels t_N = 1 > … > t_0:
+−log p(w) ≤ KL(q(x_1|w) ‖ prior) + Σ_i ½ (SNR(t_{i−1}) − SNR(t_i)) ‖e_w − ê(x_{t_i})‖² + E[−log p(w | x_{t_0})].
+Levels are drawn from the strata of one long chain (`bound_levels.py`). What noise adds by chance, as far as it is known
+without the network, is taken off each estimate by a control variate. The mean stays the same.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from difflm.diffusion import bound_levels
+from difflm.diffusion.base import Belief, cross_entropy
+from difflm.diffusion.bound_levels import NoisyWords
+from difflm.diffusion.bounds import ScoredTexts
+from difflm.diffusion.denoiser import Denoiser
+
+TRUTH = 0.02  # share of the text itself in the opinion of a control variate
+# Levels of a pair, each with noise of both signs, that the mean of a control variate is taken over: at least, at most,
+# and as many as beliefs over so many words cost.
+FRESH, MOST_FRESH, FRESH_WORDS = 16, 48, 40_000
+
+
+@dataclass(frozen=True)
+class GaussianBound:
+    """Below the time `certain_below` the nearest word replaces the estimate, if words are spread.
+
+    The network is asked no more often than for as many draws, each with all passes, and the end of the chain (but for
+    one pair at least). Each estimate is a pair of draws from neighbouring strata of levels, with noise of opposite
+    sign, whose errors balance each other. Self-conditioning changes errors by less than they vary: one draw of the two,
+    by a coin, hears its own answer, and the change counts for both. What level and noise add by chance is taken off as
+    far as neighbours tell it."""
+
+    certain_below: float = 0.0
+
+    def __call__(self, texts: ScoredTexts, draws: int) -> Tensor:
+        codec, pairs = texts.denoiser.codec, count_pairs(texts.denoiser, draws)
+        words, vectors = NoisyWords(codec, texts.denoiser.process), codec.encode(texts.ids)
+        chain = Chain(texts, words, vectors, words.place_levels(), pairs, self.certain_below)
+        coin = texts.noise.uniform(0, stream=15) < 0.5
+        found: list[Tensor] = []
+        pair = chain.draw_pair(0, coin)
+        rounding, opinion = chain.rounding_nats(pair.opinion)
+        for j in range(pairs):
+            later = chain.draw_pair(j + 1, coin ^ (j % 2 == 0)) if j + 1 < pairs else None
+            neighbours = [one for one in (opinion, later.opinion if later else None) if one is not None]
+            chance = chain.nats_by_chance(pair, j, neighbours) if neighbours else 0
+            found.append(pair.nats - chance)
+            opinion, pair = pair.opinion, later or pair
+        known = texts.sum_words(words.prior_nats(vectors, chain.levels[-1:])) + rounding
+        return known.unsqueeze(1) + torch.stack(found, 1)
+
+    def calls(self, denoiser: Denoiser, draws: int) -> int:
+        each, end = 3 if denoiser.self_conditioning else 2, 0 if denoiser.codec.x0_std else 1
+        return each * count_pairs(denoiser, draws) + end
+
+
+def count_pairs(denoiser: Denoiser, draws: int) -> int:
+    """How many pairs cost no more than this many draws with all passes: a pair takes three passes where a draw takes
+    two, and the end of the chain, where words are certain, does not need its second one."""
+    spared = 0 if denoiser.codec.x0_std else 1
+    return max(1, (2 * draws + spared) // 3 if denoiser.self_conditioning else draws // 2)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One level of each text, and what a squared error there counts."""
+
+    t: Tensor  # [B]
+    alpha: Tensor  # [B, 1, 1]
+    sigma: Tensor
+    weight: Tensor  # [B]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two draws with noise of opposite sign."""
+
+    draws: tuple[Draw, Draw]
+    states: tuple[Tensor, Tensor]  # x_t, [B, L, D]
+    nats: Tensor  # weighted ‖e − ê‖² summed over a text, of the two on average, [B]
+    opinion: Tensor | None  # what context says of each word, on average, [B, L, V]
+
+
+def context_shares(belief: Belief) -> Tensor:
+    """The evidence of context for each word, as probabilities."""
+    return belief.context.softmax(-1)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Texts, the vectors of their words, and the levels at which these are noised."""
+
+    texts: ScoredTexts
+    words: NoisyWords
+    vectors: Tensor
+    levels: Tensor
+    pairs: int
+    certain_below: float
+
+    def draw(self, u: Tensor) -> Draw:
+        """The level at a share u of the chain, of each text."""
+        # The step from t_0 to x_0 is as large as thousands of others: it has its own stratum.
+        count, own = bound_levels.LEVELS, 1 / (2 * self.pairs) if self.words.codec.x0_std else 0.0
+        level = ((u - own) / (1 - own) * count).long().clamp(0, count - 1) + 1
+        weight = torch.full_like(u, count / (1 - own))
+        if own:
+            level, weight = torch.where(u < own, 0, level), torch.where(u < own, 1 / own, weight)
+        t = self.levels[level]
+        alpha, sigma = (v.view(-1, 1, 1) for v in self.words.noise_at(t))
+        return Draw(t, alpha, sigma, (weight * self.drop(level) / 2).float())
+
+    def drop(self, level: Tensor) -> Tensor:
+        """SNR lost in the step to a level; that to level 0 comes from x_0 itself, below the chain's first time."""
+        before, x0_std = self.words.snr(self.levels[(level - 1).clamp(min=0)]), self.words.codec.x0_std
+        before = torch.where(level == 0, 1 / x0_std**2, before) if x0_std else before
+        return before - self.words.snr(self.levels[level])
+
+    def nats(self, one: Draw, believed: Tensor) -> Tensor:
+        """The weighted squared errors of each text, [B]."""
+        return one.weight * self.texts.sum_words((self.vectors - believed).square().sum(-1))
+
+    def draw_pair(self, number: int, coin: Tensor) -> Pair:
+        """Pair `number`. `coin` says which of the two hears its own answer."""
+        noise, numbers = self.texts.noise, (2 * number, 2 * number + 1)
+        draws = [self.draw((k + noise.uniform(k, stream=10).double()) / (2 * self.pairs)) for k in numbers]
+        z = noise.normal(number, *self.vectors.shape[1:], stream=11)
+        states = [one.alpha * self.vectors + one.sigma * sign * z for one, sign in zip(draws, (1, -1), strict=True)]
+        beliefs = [self.texts.ask(x, one.t) for x, one in zip(states, draws, strict=True)]
+
+        def nats(x: Tensor, one: Draw, clean: Tensor) -> Tensor:
+            certain = (one.t < self.certain_below).view(-1, 1, 1)
+            return self.nats(one, self.words.expected_vector(clean, x, one.alpha, one.sigma, certain))
+
+        each = [nats(x, one, belief.clean) for x, one, belief in zip(states, draws, beliefs, strict=True)]
+        mean = (each[0] + each[1]) / 2
+        if self.texts.denoiser.self_conditioning:
+            wide = coin.view(-1, 1, 1)
+            x = torch.where(wide, states[0], states[1])
+            previous = torch.where(wide, beliefs[0].clean, beliefs[1].clean)
+            one = Draw(
+                torch.where(coin, draws[0].t, draws[1].t),
+                torch.where(wide, draws[0].alpha, draws[1].alpha),
+                torch.where(wide, draws[0].sigma, draws[1].sigma),
+                torch.where(coin, draws[0].weight, draws[1].weight),
+            )
+            mean = mean + nats(x, one, self.texts.ask(x, one.t, previous).clean) - torch.where(coin, each[0], each[1])
+        told = self.words.separates_evidence
+        opinion = (context_shares(beliefs[0]) + context_shares(beliefs[1])) / 2 if told else None
+        return Pair((draws[0], draws[1]), (states[0], states[1]), mean, opinion)
+
+    def mix_opinions(self, opinions: list[Tensor]) -> Tensor:
+        """Some opinions as one, in logs. Sure of a wrong word, it would leave a huge error where the network has none;
+        so it knows a share of the truth, with which a clean vector always finds its word."""
+        mean = torch.stack(opinions).mean(0) * (1 - TRUTH)
+        truth = torch.full_like(mean[..., :1], TRUTH)
+        return mean.scatter_add(-1, self.texts.ids.unsqueeze(-1), truth).clamp(min=1e-30).log()
+
+    def nats_by_chance(self, pair: Pair, number: int, opinions: list[Tensor]) -> Tensor:
+        """A control variate: the nats that a pair and a fixed opinion would have, less their mean over other levels of
+        the same strata and other noise. Zero on average whatever the opinion, as long as it knows nothing of the pair's
+        levels and noise; the network is not asked."""
+        codec, noise, opinion = self.words.codec, self.texts.noise, self.mix_opinions(opinions)
+
+        def nats(x: Tensor, one: Draw) -> Tensor:
+            return self.nats(one, codec.expectation(opinion + codec.score_words(x, one.alpha, one.sigma)))
+
+        chance = sum(map(nats, pair.states, pair.draws), torch.zeros_like(pair.nats)) / 2
+        fresh = max(FRESH, min(MOST_FRESH, FRESH_WORDS // codec.vocabulary))
+        # The two strata in turn, evenly in both.
+        for k in range(number * fresh, (number + 1) * fresh):
+            one = self.draw((k + noise.uniform(k, stream=16).double()) / (fresh * self.pairs))
+            z, mean = one.sigma * noise.normal(k, *self.vectors.shape[1:], stream=14), one.alpha * self.vectors
+            chance = chance - (nats(mean + z, one) + nats(mean - z, one)) / (2 * fresh)
+        return chance
+
+    def rounding_nats(self, opinion: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """−log p(w | x) at the end of the chain (x_0 itself where it is noised, else x_{t_0}), less what its noise adds
+        by chance as far as an independent `opinion` tells, and the opinion there."""
+        codec, ids, noise, shape = self.words.codec, self.texts.ids, self.texts.noise, self.vectors.shape[1:]
+
+        def nats(logits: Tensor) -> Tensor:
+            return self.texts.sum_words(cross_entropy(logits, ids))
+
+        z = noise.normal(0, *shape, stream=12)
+        if codec.x0_std:
+            return nats(codec.readout(self.vectors + codec.x0_std * z)), None
+        # One pass: words are nearly certain here, whatever else the network hears.
+        first = self.levels[:1]
+        alpha, sigma = self.words.noise_at(first)
+        x = alpha * self.vectors + sigma * z
+        belief = self.texts.ask(x, first.expand(len(ids)))
+        found = nats(belief.logits)
+        if opinion is None:
+            return found, None
+        settled = self.mix_opinions([opinion])
+        found = found - nats(settled + codec.score_words(x, alpha, sigma))
+        for k in range(1, FRESH + 1):
+            z = sigma * noise.normal(k, *shape, stream=12)
+            for other in (alpha * self.vectors + z, alpha * self.vectors - z):
+                found = found + nats(settled + codec.score_words(other, alpha, sigma)) / (2 * FRESH)
+        return found, context_shares(belief)
