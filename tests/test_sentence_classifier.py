@@ -13,8 +13,8 @@ from tiny import PARTS, tiny_runs, write_grammar
 
 from difflm.app.cli import main
 from difflm.controls import Label, Length
-from difflm.controls.energies import ClimbEnergy
 from difflm.controls.guidance import TOKENS, GuidanceTarget
+from difflm.controls.rules import ClimbEnergy
 from difflm.controls.sentence_classifier import load_sentence_classifier, read_labels, spell_words
 from difflm.data.tokenizers import END, PAD, Bpe, Characters, Words
 from difflm.diffusion.base import Belief

@@ -3,7 +3,6 @@
 Controls of other packages join through the entry points `difflm.controls`, or by `difflm.controls.register`.
 """
 
-import difflib
 from collections.abc import Sequence
 
 from difflm.controls.base import Check, Control, ModelInfo
@@ -13,7 +12,7 @@ from difflm.controls.learned import Field, Label, Tags
 from difflm.controls.patterns.pattern import Json, Pattern, WordCount
 from difflm.controls.phrases import Contains
 from difflm.controls.syntax import Span, Tree
-from difflm.errors import UsageError
+from difflm.errors import UsageError, suggest
 from difflm.runtime.registry import Registry
 
 OWN: Sequence[type[Control]] = (
@@ -31,10 +30,8 @@ def parse_control(pair: str) -> Control:
         raise UsageError(f"control {pair!r} is not of the form NAME=VALUE.")
     if name not in CONTROLS:
         known = [other for other in CONTROLS if CONTROLS[other] not in OWN]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
         installed = f"Installed: {', '.join(known)}." if known else "No package with further controls is installed."
-        raise UsageError(f"unknown control {name!r}. {hint}{installed}")
+        raise UsageError(f"unknown control {name!r}. {suggest(name, known, quoted=False)}{installed}")
     try:
         return CONTROLS[name].parse(value)
     except (ValueError, TypeError) as error:

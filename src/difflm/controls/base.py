@@ -115,8 +115,9 @@ class Control(ABC):
         """The same request in terms of this model's tokens."""
         return self
 
-    def prepare(self, info: ModelInfo) -> None:  # noqa: B027 (most controls have nothing to refuse)
+    def prepare(self, info: ModelInfo) -> None:
         """Reject, before any sampling, what this model cannot do."""
+        self.check_value()
 
     def length(self, info: ModelInfo) -> int | None:
         """The number of tokens, if the control determines it."""
@@ -149,7 +150,7 @@ class Control(ABC):
         """The rule that it imposes on every belief; by default, one that climbs `energy`."""
         if type(self).energy is Control.energy:
             return None
-        from difflm.controls.energies import ClimbEnergy
+        from difflm.controls.rules import ClimbEnergy
 
         return ClimbEnergy(lambda logits, there: self.energy(logits.softmax(-1), there, info), canvas.mask)
 

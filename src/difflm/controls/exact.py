@@ -93,9 +93,6 @@ class Avoid(Exact):
         if len(self.word.split()) != 1:
             raise UsageError(f"avoid: give one word, such as --avoid cheap, not {self.word!r}.")
 
-    def prepare(self, info: ModelInfo) -> None:
-        self.check_value()
-
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform":
         from difflm.controls.rules import BanSequences
 

@@ -1,6 +1,5 @@
 """Controls that a classifier guides towards, and that an independent checker checks."""
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +10,7 @@ from difflm.annotators.tagger import TAGS, Tagger, own_tagger, spacy_tagger
 from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_text
 from difflm.data.labels import NONE, Kind
 from difflm.data.tokenizers import UNK
-from difflm.errors import UsageError
+from difflm.errors import UsageError, suggest
 
 if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
@@ -162,5 +161,4 @@ def check_label_known(head: str, kind: Kind, info: ModelInfo) -> list[str]:
 
 
 def list_names(wrong: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(wrong, known, n=1) or difflib.get_close_matches(wrong.upper(), known, n=1)
-    return (f"Did you mean {near[0]!r}? " if near else "") + f"Known: {', '.join(known)}."
+    return f"{suggest(wrong, known) or suggest(wrong.upper(), known)}Known: {', '.join(known)}."

@@ -1,9 +1,9 @@
-"""Hard rules as transforms of the belief."""
+"""What controls ask of single positions, as transforms of the belief: hard rules, and energies that are climbed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from difflm.fast.kernel_chain import KernelChain
 
 SMOOTH = 0.01  # of a word's count, over all labels: unseen labels are not impossible
+LAMBDA = 100.0  # λ per unit of guidance; the paper's are between 100 and 2,000
+
+Energy = Callable[[Tensor, Tensor], Tensor]  # (logits [B, L, V], positions that are written [B, L]) → log p [B]
 
 
 def rule_out(belief: Belief, logits: Tensor, codec: Codec) -> Belief:
@@ -342,6 +345,32 @@ class WordPrior:
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         return belief.with_logits(belief.logits + self.log_shares)
+
+
+@dataclass(frozen=True)
+class ClimbEnergy:
+    """A transform that moves the belief to where log p of what is asked is larger. It reads the predicted words (Han et
+    al., 2023, section 3.4): logits ← logits + λ ∇ log p(c | softmax(logits))."""
+
+    energy: Energy
+    mask: Tensor  # [B, L]
+    size: float = 1.0
+    syncs_with_device: ClassVar[bool] = True  # whatever it calls may read the device
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        # Before anything is written there is nothing to read.
+        there = self.mask & ((t if t.dim() == 2 else t.unsqueeze(1)) < 1)
+        moved = belief.with_logits(belief.logits + LAMBDA * self.size * self.slope(belief.logits, there))
+        if belief.state is None or belief.codec is None:
+            return moved
+        return impose_tokens(moved, belief.codec, moved.tokens != belief.tokens, moved.tokens)  # for a clamped belief
+
+    @torch.enable_grad()
+    def slope(self, logits: Tensor, there: Tensor) -> Tensor:
+        """∇ log p(c | softmax(logits))."""
+        logits = logits.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(self.energy(logits, there).sum(), logits)
+        return slope
 
 
 @dataclass(frozen=True)

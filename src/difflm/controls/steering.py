@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas
-from difflm.controls.energies import ClimbEnergy
 from difflm.controls.guidance import Guidance, GuidanceTarget, GuidedBelief
 from difflm.controls.plan import ControlPlan
-from difflm.controls.rules import ForbidSpecials
+from difflm.controls.rules import ClimbEnergy, ForbidSpecials
 from difflm.controls.sentence_classifier import read_labels
 from difflm.data.labels import NOTHING
 from difflm.diffusion.base import Belief

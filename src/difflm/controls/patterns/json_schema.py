@@ -6,7 +6,7 @@ the schema, strings contain no escapes and, unless the schema gives a limit, at 
 there are many of them), and numbers have at most fifteen digits and six decimals."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
@@ -41,6 +41,7 @@ LARGEST = 10**15 - 1  # up to this number, all readers agree on whole numbers
 FRACTION = Sequenced((Repeated(DIGIT, 0, 5), Chars((("1", "9"),))))  # never zero, so that bounds stay simple
 
 ABOUT = {"$schema", "$id", "$comment", "$defs", "title", "description", "default", "examples", "deprecated"}
+LITERALS: Mapping[str, Node] = {"null": literal("null"), "boolean": Either((literal("true"), literal("false")))}
 BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 KEYWORDS: Mapping[str, set[str]] = {
     "object": {"properties", "required", "additionalProperties"},
@@ -133,7 +134,9 @@ class Compiler:
             return Either(tuple(literal(json.dumps(value, ensure_ascii=False)) for value in fitting))
         if not kinds:
             self.refuse(at, "the type is missing")
-        return Either(tuple(getattr(self, f"compile_{kind}")(schema, at, depth) for kind in kinds))
+        return Either(
+            tuple(LITERALS.get(kind) or getattr(self, f"compile_{kind}")(schema, at, depth) for kind in kinds)
+        )
 
     def resolve(self, name: Any, at: str) -> Any:
         """The schema that `#/$defs/NAME` names."""
@@ -161,12 +164,6 @@ class Compiler:
 
     # -- a type each ----------------------------------------------------------------------------------------------
 
-    def compile_null(self, schema: Schema, at: str, depth: int) -> Node:
-        return literal("null")
-
-    def compile_boolean(self, schema: Schema, at: str, depth: int) -> Node:
-        return Either((literal("true"), literal("false")))
-
     def compile_string(self, schema: Schema, at: str, depth: int) -> Node:
         least, most = self.counts(schema, "minLength", "maxLength", at)
         if "format" in schema:
@@ -181,7 +178,7 @@ class Compiler:
             try:
                 if isinstance(parse_pattern(schema["pattern"].strip("^$")), Either):
                     self.refuse(at, "put the alternatives of the pattern into a group")
-                inner = spell_inside(parse_pattern(whole_pattern(schema["pattern"], ".*")))
+                inner = spell_inside(parse_pattern(whole_pattern(schema["pattern"])))
             except UsageError as error:
                 self.refuse(at, str(error).removesuffix("."))
         return Sequenced((literal('"'), inner, literal('"')))
@@ -195,20 +192,10 @@ class Compiler:
         return parse_pattern(known.written)
 
     def compile_integer(self, schema: Schema, at: str, depth: int) -> Node:
-        return self.compile_signed(schema, at, lambda low, high, *_: digits_between(low, high))
+        return self.compile_number(schema, at, depth, fractions=False)
 
-    def compile_number(self, schema: Schema, at: str, depth: int) -> Node:
-        def between(low: int, high: int, begin: int, end: int) -> Node | None:
-            whole, broken = digits_between(low, high), digits_between(begin, end - 1)
-            parts = [whole] if whole else []
-            parts += [Sequenced((broken, literal("."), FRACTION))] if broken else []
-            return Either(tuple(parts)) if parts else None
-
-        return self.compile_signed(schema, at, between)
-
-    def compile_signed(self, schema: Schema, at: str, between: Callable[[int, int, int, int], Node | None]) -> Node:
-        """Numbers by their sign: `between` compiles sizes, given the smallest and largest whole number and the limits
-        of other numbers."""
+    def compile_number(self, schema: Schema, at: str, depth: int, fractions: bool = True) -> Node:
+        """Numbers by their sign: whole ones and, with `fractions`, those between them."""
         for key in BOUNDS & {*schema}:
             if not is_whole(schema[key]) or abs(schema[key]) > LARGEST:
                 self.refuse(at, f"{key} must be a whole number of at most fifteen digits")
@@ -216,11 +203,15 @@ class Compiler:
         high = int(min(schema.get("maximum", LARGEST), schema.get("exclusiveMaximum", LARGEST)))
         first = low + (schema.get("exclusiveMinimum") == low)
         last = high - (schema.get("exclusiveMaximum") == high)
-        signed = [
-            between(max(first, 0), last, max(low, 0), high),
-            between(max(-last, 1), -first, max(-high, 0), -low),
-        ]
-        parts = [Sequenced((literal(sign), one)) for sign, one in zip(("", "-"), signed, strict=True) if one]
+        parts = []
+        for sign, least, most, begin, end in (
+            ("", max(first, 0), last, max(low, 0), high),
+            ("-", max(-last, 1), -first, max(-high, 0), -low),
+        ):
+            whole, broken = digits_between(least, most), digits_between(begin, end - 1) if fractions else None
+            ways = [whole] if whole else []
+            ways += [Sequenced((broken, literal("."), FRACTION))] if broken else []
+            parts += [Sequenced((literal(sign), Either(tuple(ways)) if fractions else ways[0]))] if ways else []
         if not parts:
             self.refuse(at, "no number is within its bounds")
         return Either(tuple(parts))
@@ -312,12 +303,11 @@ def same_length(low: str, high: str) -> Node:
     return Either((first, Sequenced((between, Repeated(DIGIT, rest, rest))), last))
 
 
-def whole_pattern(pattern: str, rest: str) -> str:
-    """A pattern that may stand anywhere, unless ^ or $ say otherwise, as one of a whole text; `rest` is the other
-    text."""
+def whole_pattern(pattern: str) -> str:
+    """A pattern that may stand anywhere, unless ^ or $ say otherwise, as one of a whole text."""
     begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
     inner = pattern[begins : len(pattern) - ends]
-    return f"{'' if begins else rest}({inner}){'' if ends else rest}"
+    return f"{'' if begins else '.*'}({inner}){'' if ends else '.*'}"
 
 
 def spell_inside(node: Node) -> Node:
