@@ -50,9 +50,15 @@ class Tree:
         """Return the same phrases over any words."""
         return Tree(self.label, tuple(c.bare() if isinstance(c, Tree) else ANY for c in self.children))
 
-    def spans(self) -> list[Span]:
-        """Return all phrases, outermost first and from left to right; those over the same words separately."""
-        return _spans(self, 0)[0]
+    def spans(self, start: int = 0) -> list[Span]:
+        """Return all phrases of a tree that begins at word `start`, outermost first and from left to right; those over
+        the same words separately."""
+        inner, end = list[Span](), start
+        for child in self.children:
+            own = child.spans(end) if isinstance(child, Tree) else []
+            inner += own
+            end = own[0].last + 1 if own else end + isinstance(child, str)
+        return [Span(start, end - 1, label) for label in self.label.split(CHAIN) if end > start] + inner
 
 
 def phrases(tree: Tree) -> list[Span]:
@@ -211,20 +217,6 @@ def join_sentences(trees: Sequence[Tree]) -> Tree:
 
 _ENDS = frozenset((".", "!", "?"))
 _CLOSERS = frozenset((")", "''", "”", "’", "]"))
-
-
-def _spans(tree: Tree, start: int) -> tuple[list[Span], int]:
-    """Return the phrases of a tree that begins at word `start`, and the index after its last word."""
-    inner: list[Span] = []
-    end = start
-    for child in tree.children:
-        if isinstance(child, Tree):
-            spans, end = _spans(child, end)
-            inner += spans
-        else:
-            end += 1
-    own = [Span(start, end - 1, label) for label in tree.label.split(CHAIN)] if end > start else []
-    return own + inner, end
 
 
 def _clean_node(tree: Tree) -> tuple[Tree | str, ...]:

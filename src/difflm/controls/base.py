@@ -92,6 +92,7 @@ class Control(ABC):
     name: ClassVar[str]
 
     head: str | None = None  # the head of a classifier that guides towards it
+    forbids: str = ""  # a word that must not appear
     reads_text: ClassVar[bool] = False  # whether `check` reads the printed text instead of its words
     whole: ClassVar[bool] = False  # whether there must be no other spans than the requested ones
     needs_automaton: ClassVar[bool] = False  # whether no rule for single positions can enforce it

@@ -87,7 +87,7 @@ class Avoid(Exact):
     name = "avoid"
 
     def __post_init__(self) -> None:
-        need_text(self.word, 'Avoid("cheap")')
+        object.__setattr__(self, "forbids", need_text(self.word, 'Avoid("cheap")'))
 
     def check_value(self) -> None:
         if len(self.word.split()) != 1:

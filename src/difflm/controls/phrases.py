@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from difflm.controls.base import WORDS, Canvas, Control, Exact, ModelInfo, need_text
-from difflm.controls.exact import Avoid
 from difflm.controls.gaps import Infill, fits_between
 from difflm.controls.patterns.token_automata import ANY, TokenAutomaton, compile_pattern, find_phrase
 from difflm.controls.pieces import hold_phrase, sort_followers, spaced_pieces
@@ -173,7 +172,7 @@ def choose_phrases(
     """The phrases that the controls require, with all wordings of those that have several if these fit, and if controls
     determine every word; `worded`: even if none does."""
     wordings = not known and (worded or speaks_of_every_word(controls, info))
-    avoided = {c.word.strip().lower() for c in controls if isinstance(c, Avoid)}
+    avoided = {c.forbids.strip().lower() for c in controls if c.forbids}
     ways = {c: [Contains(text) for text in c.wordings(info)] for c in controls if wordings}
     ways = {c: [one for one in own if not any(has_phrase(one.phrase, w) for w in avoided)] for c, own in ways.items()}
     plain = find_required([c for c in controls if not ways.get(c)], info, known)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from difflm.controls.base import Canvas, Check, Control, KnownText, ModelInfo
 from difflm.controls.edits import Edit, EditedText
-from difflm.controls.exact import Avoid
 from difflm.controls.gap_sizes import GAPS, GapFiller, GapSizes, list_options
 from difflm.controls.gaps import Infill
 from difflm.controls.guidance import (
@@ -89,12 +88,12 @@ class ControlPlan:
         self.open_ended = free and (self.continues or (self.least <= 1 and self.infill is None))
         self.automaton = self.pattern.automaton if self.pattern else None
         parts = self.known.parts if self.known else ()
-        if any(isinstance(control, Avoid) for control in asked):
-            self.automaton = self.automaton or self.avoid_spellings()
+        if avoided := [c.forbids for c in asked if c.forbids]:
+            self.automaton = self.automaton or self.avoid_spellings(avoided)
             check_avoided(self.controls, info, parts)
         self.imposed = [c for c in asked if guidance.impose or not c.head]
         if self.automaton is not None:  # it takes care of avoided words, and a pattern of phrases
-            self.imposed = [c for c in self.imposed if not isinstance(c, Avoid)]
+            self.imposed = [c for c in self.imposed if not c.forbids]
             self.chain_on = cache(partial(chain_of, self.automaton))  # all batches on a device share one
         # Reweighting single words hardly ever makes a phrase appear: docs/log has the figures.
         placed = [] if self.pattern else self.imposed
@@ -106,11 +105,10 @@ class ControlPlan:
             what = "this model holds" if self.words is None else "the length is"
             raise UsageError(f"contains: {self.phrases.needed} words must appear; {what} {room}.")
 
-    def avoid_spellings(self) -> TokenAutomaton | None:
+    def avoid_spellings(self, avoided: Sequence[str]) -> TokenAutomaton | None:
         """The automaton of texts that spell no avoided word, if tokens are parts of words."""
         if not self.info.tokenizer.spells:
             return None
-        avoided = [c.word for c in self.controls if isinstance(c, Avoid)]
         automaton = avoid_words(avoided, self.info.tokenizer)
         if self.known and not all(map(automaton.can_contain, self.known.known(self.info))):
             raise UsageError(f"avoid {' or '.join(map(repr, avoided))}: the words that are kept contain it.")
@@ -338,11 +336,10 @@ def agree_on_length(controls: Sequence[Control], info: ModelInfo) -> tuple[int |
 
 def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[str]) -> None:
     """Reject words that are both required and excluded."""
-    avoided = [c for c in controls if isinstance(c, Avoid)]
     wanted = [("the words that stay", text) for text in known]
     wanted += [(str(c), text) for c in controls if (text := c.verbatim(info)) is not None]
     for where, text in wanted:
-        for control in avoided:
-            if not control.check(text).satisfied:
-                word = control.word.strip()
+        for control in controls:
+            if control.forbids and not control.check(text).satisfied:
+                word = control.forbids.strip()
                 raise UsageError(f"avoid {word!r} contradicts {where}: a word cannot be both required and excluded.")
