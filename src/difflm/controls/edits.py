@@ -44,16 +44,9 @@ class Edit:
 class EditedText(KnownText):
     """The text of an edit: the tokens of kept phrases are known, and it stays as long as it is."""
 
-    edit: Edit
+    text: str
+    parts: Sequence[str]
     name = "edit"
-
-    @property
-    def text(self) -> str:
-        return self.edit.text.strip()
-
-    @property
-    def parts(self) -> Sequence[str]:  # type: ignore[override]
-        return self.edit.keep
 
     def ids(self, info: ModelInfo) -> list[int]:
         return info.tokenizer.encode(self.text)

@@ -213,19 +213,17 @@ class Fluency:
 class GuidanceSettings:
     """`climb`: "sign" moves every component by the same amount, as the code of Li et al. (2022) does (a fresh Adagrad
     at every update is a sign step); "gradient" moves by the step's own variance times the gradient (Dhariwal & Nichol,
-    2021). `size` is that amount in units of σ_s, or absolute with `absolute` (the original's), or the gradient's scale.
-    With `fluency`, log p(x_s | x_t) is climbed as well, and classifier losses are means instead of sums. `inner` moves
-    are made after every step, except steps that end below the time `tail`. With `impose`, what single words show (a
-    field's value, tags that a word can have) is also imposed on the belief. Token models take "gradient", a first-order
-    term, and "enumerate", which evaluates the `words` likeliest words at every position; for them `size` is the power
-    of p(c | x_t)."""
+    2021). `size` is that amount, or the gradient's scale. With `fluency`, log p(x_s | x_t) is climbed as well, and
+    classifier losses are means instead of sums. `inner` moves are made after every step, except steps that end below
+    the time `tail`. With `impose`, what single words show (a field's value, tags that a word can have) is also imposed
+    on the belief. Token models take "gradient", a first-order term, and "enumerate", which evaluates the `words`
+    likeliest words at every position; for them `size` is the power of p(c | x_t)."""
 
     climb: Literal["sign", "gradient", "enumerate"] = "gradient"
     size: float = 10.0
     inner: int = 1
     fluency: Fluency | None = None
     tail: float = 0.0
-    absolute: bool = False
     impose: bool = True
     words: int = 16
 
@@ -233,9 +231,7 @@ class GuidanceSettings:
 STANDARD = GuidanceSettings()
 TOKENS = GuidanceSettings(size=2.0)  # 1 is Bayes' rule; 10 for vectors makes up for small steps
 # Li et al. (2022), released code. Of 200 steps the last that is followed by moves ends at 0.05: half a step of room.
-ORIGINAL = GuidanceSettings(
-    "sign", 0.1, 3, Fluency(text=0.01, tags=1e-4, tree=5e-4, span=0.1), 0.0475, absolute=True, impose=False
-)
+ORIGINAL = GuidanceSettings("sign", 0.1, 3, Fluency(text=0.01, tags=1e-4, tree=5e-4, span=0.1), 0.0475, impose=False)
 
 
 @dataclass(frozen=True)
@@ -288,12 +284,7 @@ class Guidance:
             else:
                 if settings.fluency:  # the released code divides by σ instead of σ²
                     slope = slope - expand_levels(self.fluency, x) * 2 * (x - mean) / std.clamp(min=1e-6)
-                size = (
-                    torch.full_like(s, settings.size)
-                    if settings.absolute
-                    else settings.size * now.process.at(now.next_level).sigma
-                )
-                move = expand_levels(size, x) * slope.sign()
+                move = settings.size * slope.sign()
             x = torch.where(before_tail, x + move, x)
         return x
 

@@ -69,7 +69,7 @@ class ControlPlan:
         self.infill = infills[0] if infills else None
         # Whether the model continues a text as far as it likes: a template that ends in its only gap.
         self.continues = model.lengths.continues and any(c.gaps == [None] and not c.parts[-1] for c in infills)
-        self.edited = None if edit is None else EditedText(edit)
+        self.edited = None if edit is None else EditedText(edit.text.strip(), edit.keep)
         self.known: KnownText | None = self.infill or self.edited
         asked = [*self.controls, self.edited] if self.edited else self.controls
         self.words, self.least = agree_on_length(asked, info)
