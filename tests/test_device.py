@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes.matrix import Axes, Matrix
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.d3pm.matrix import Axes, Matrix
 from difflm.models.base import LanguageModel
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.cuda_graphs import DelayedFlag

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from difflm.diffusion.bounds import DiscreteBound, ScoredTexts
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Absorbing, Hybrid, Interpolating, Uniform
+from difflm.diffusion.processes import Absorbing, Interpolating, Uniform
 from difflm.diffusion.timesteps import BlockTimes, MostlyAt, TimeSampler
+from difflm.methods.gidd import Hybrid
 
 EACH = 2000
 CELLS = torch.arange(9).repeat_interleave(EACH)

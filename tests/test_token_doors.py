@@ -11,7 +11,6 @@ from difflm.controls import Length
 from difflm.controls.guidance import ORIGINAL, STANDARD, TOKENS
 from difflm.data.texts import read_chunks
 from difflm.data.tokenizers import SPECIALS, UNK, Characters, Tokenizer
-from difflm.diffusion.processes.matrix import Matrix, nearest_rate
 from difflm.errors import UsageError
 from difflm.evaluation.control import Protocol, System, evaluate_control
 from difflm.evaluation.corpora import corpus_for
@@ -21,6 +20,7 @@ from difflm.evaluation.targets import Target
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
 from difflm.methods import METHODS
+from difflm.methods.d3pm.matrix import Matrix, nearest_rate
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 

@@ -17,19 +17,18 @@ from difflm.diffusion.processes import (
     Absorbing,
     AlphaSchedule,
     CosineAlpha,
-    Hybrid,
     Interpolating,
     LinearAlpha,
-    Matrix,
-    MutualInformationAlpha,
     PowerAlpha,
-    Spindle,
     Uniform,
 )
 from difflm.diffusion.processes.discrete import draw_transition
-from difflm.diffusion.processes.matrix import balanced, company, nearest_rate
 from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.d3pm.matrix import Matrix, balanced, company, nearest_rate
+from difflm.methods.d3pm.schedule import InformedUniform, MutualInformationAlpha
+from difflm.methods.diffusionbert.spindle import Spindle
+from difflm.methods.gidd import Hybrid
 
 EXACT = -JOINT.flatten().log()
 BETAS = (0.1, 0.3, 0.5)
@@ -269,7 +268,7 @@ def test_scores_that_are_not_normalised_cost_more():
 def test_the_mutual_information_schedule_on_a_zipf_prior():
     """max |1 − I/H − t| < 1e-3 for K = 27."""
     counts = 1e6 / torch.arange(1, 28).double()
-    process = Uniform(27, MutualInformationAlpha())
+    process = InformedUniform(27)
     process.observe(counts)
     t = torch.linspace(0, 1, 1001, dtype=torch.float64)
     left = process.information(counts, process.keep.alpha(t))

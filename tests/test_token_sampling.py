@@ -10,13 +10,15 @@ from token_oracles import ExactTokens, beliefs_of
 
 from difflm.diffusion.base import Belief
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Absorbing, Hybrid, Spindle, Uniform
+from difflm.diffusion.processes import Absorbing, Uniform
 from difflm.diffusion.processes.discrete import DiscreteProcess
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, SETTLED, add_corrections
 from difflm.diffusion.samplers.loop import Sampler, Steering
 from difflm.diffusion.samplers.steps import StepState
 from difflm.diffusion.timesteps import StepSpan
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.diffusionbert.spindle import Spindle
+from difflm.methods.gidd import Hybrid
 from difflm.models.base import Sampling
 
 DRAWS = 20_000

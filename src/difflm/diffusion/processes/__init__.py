@@ -4,13 +4,11 @@ from difflm.diffusion.processes.alpha_schedules import (
     AlphaSchedule,
     CosineAlpha,
     LinearAlpha,
-    MutualInformationAlpha,
     PowerAlpha,
 )
 from difflm.diffusion.processes.discrete import DiscreteProcess
 from difflm.diffusion.processes.gaussian import Gaussian, GaussianLevels, Mapped, Renoised
-from difflm.diffusion.processes.interpolating import Absorbing, Hybrid, Interpolating, Spindle, Uniform
-from difflm.diffusion.processes.matrix import Matrix, Nearest
+from difflm.diffusion.processes.interpolating import Absorbing, Interpolating, Uniform
 
 __all__ = [
     "Absorbing",
@@ -19,15 +17,10 @@ __all__ = [
     "DiscreteProcess",
     "Gaussian",
     "GaussianLevels",
-    "Hybrid",
     "Interpolating",
     "LinearAlpha",
     "Mapped",
-    "Matrix",
-    "MutualInformationAlpha",
-    "Nearest",
     "PowerAlpha",
     "Renoised",
-    "Spindle",
     "Uniform",
 ]

@@ -4,11 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-
-from difflm.diffusion.processes.gaussian import interpolate
-
-POINTS = 2001
+from torch import Tensor
 
 
 class AlphaSchedule:
@@ -56,31 +52,3 @@ class CosineAlpha(AlphaSchedule):
 
     def slope(self, t: Tensor) -> Tensor:
         return -torch.cos(t * (math.pi / 2)) * (math.pi / 2)
-
-
-class MutualInformationAlpha(nn.Module, AlphaSchedule):
-    """Information about the word falls evenly: 1 − I(x_t; x_0)/H(x_0) = t (Austin et al., 2021, appendix A.7).
-
-    It is a table, since it depends on the word frequencies; linear until a process fits it."""
-
-    points: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("points", torch.linspace(1, 0, POINTS, dtype=torch.float64))
-
-    def fit(self, exponents: Tensor, shares: Tensor) -> None:
-        """Fit the table to I/H, `shares`, at increasing exponents σ = −log α, both [N]."""
-        log_sigma = interpolate(1 - self.times[1:-1], shares.flip(0), exponents.log().flip(0))
-        self.points[1:-1] = torch.exp(-log_sigma.exp())
-
-    @property
-    def times(self) -> Tensor:
-        return torch.linspace(0, 1, POINTS, dtype=torch.float64, device=self.points.device)
-
-    def alpha(self, t: Tensor) -> Tensor:
-        return interpolate(t.double(), self.times, self.points).to(t.dtype)
-
-    def slope(self, t: Tensor) -> Tensor:
-        right = torch.searchsorted(self.times, t.double().contiguous()).clamp(1, POINTS - 1)
-        return ((self.points[right] - self.points[right - 1]) * (POINTS - 1)).to(t.dtype)

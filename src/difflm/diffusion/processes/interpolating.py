@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from difflm.diffusion.base import Belief, Times
-from difflm.diffusion.processes.alpha_schedules import AlphaSchedule, LinearAlpha, MutualInformationAlpha
+from difflm.diffusion.processes.alpha_schedules import AlphaSchedule, LinearAlpha
 from difflm.diffusion.processes.discrete import (
     CERTAIN,
     DiscreteProcess,
@@ -230,65 +230,6 @@ class Absorbing(Interpolating):
         return torch.where(z == self.mask_id, self.revealed(t, s, ce) * ce, 0.0)
 
 
-class Spindle(Absorbing):
-    """Masking at each word's own rate (He et al., 2022), with the bound for such rates (Shi et al., 2024).
-
-    α_i(t) = 1 − t + λ sin(πt) c_i: frequent words stay longer, rare ones, which say most, are masked first and so
-    written last. c is log frequency, scaled to 1 and centred on the corpus: the released code centres on the sentence,
-    which is unknown during sampling. π λ |c| ≤ 1 keeps α falling. Whether a word is masked early or late says something
-    about it; log(1 − α_i) is this evidence in closed form, so a network needs no time input.
-    """
-
-    steps = ("ancestral",)  # words are written at their own rates, in no order that another rule could keep
-    linear = False  # the bound also weighs words that are not the text's
-    draw_step = DiscreteProcess.draw_step  # whether a mask moves depends on its word
-    pace: Tensor
-
-    def __init__(self, words: int, strength: float = 0.3) -> None:
-        super().__init__(words)
-        self.strength = strength
-        self.register_buffer("pace", torch.zeros(words, dtype=torch.float64))
-
-    def observe(self, counts: Tensor) -> None:
-        logs = torch.log1p(counts.double())
-        scaled = logs / logs.max()
-        centred = scaled - (counts.double() / counts.sum() * scaled).sum()
-        limit = 0.99 / (math.pi * self.strength)
-        self.pace.copy_(centred.clamp(-limit, limit))
-
-    def alphas(self, t: Tensor) -> Tensor:
-        """α of every word, [B, 1 or L, words]."""
-        t = (t if t.dim() == 2 else t.unsqueeze(1)).double().unsqueeze(-1)
-        return 1 - t + self.strength * torch.sin(math.pi * t) * self.pace
-
-    def slopes_of(self, t: Tensor) -> Tensor:
-        t = (t if t.dim() == 2 else t.unsqueeze(1)).double().unsqueeze(-1)
-        return -1 + self.strength * math.pi * torch.cos(math.pi * t) * self.pace
-
-    def survival(self, ids: Tensor, t: Tensor) -> Tensor:
-        return gather_tokens(self.alphas(t).expand(*ids.shape, -1), ids)
-
-    def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
-        there = (z != self.mask_id).unsqueeze(-1)
-        evidence = torch.log1p(-self.alphas(t)).to(logits.dtype).masked_fill(there, 0.0)
-        return keep_visible(logits + evidence, z, self.mask_id), evidence
-
-    def revealed(self, t: Tensor, s: Tensor, x: Tensor) -> Tensor:
-        early, late = self.alphas(s), self.alphas(t)
-        return ((early - late) / (1 - late)).to(x.dtype)
-
-    def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
-        """−h_x (1 + log μ_x) + Σ_i h_i μ_i at masks, h = −α′/(1 − α)."""
-        speed = -self.slopes_of(t) / (1 - self.alphas(t))
-        log_mu = belief.logits.log_softmax(-1)
-        own = gather_tokens(speed.expand(*ids.shape, -1), ids)
-        nats = (speed * log_mu.exp()).sum(-1) - own * (1 + gather_tokens(log_mu, ids))
-        return torch.where(z == self.mask_id, nats, 0.0).to(log_mu.dtype)
-
-    def step_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
-        return DiscreteProcess.step_nats(self, ids, z, belief, t, s)
-
-
 class Uniform(Interpolating):
     """Words become any word (Austin et al., 2021; Schiff et al., 2024; Sahoo et al., 2025)."""
 
@@ -305,46 +246,3 @@ class Uniform(Interpolating):
     def slopes(self, t: Tensor) -> Mix:
         slope = self.keep.slope(t)
         return Mix(slope, torch.zeros_like(slope), -slope)
-
-    def observe(self, counts: Tensor) -> None:
-        if isinstance(self.keep, MutualInformationAlpha):
-            exponents = torch.logspace(-6, 1.7, 1024, dtype=torch.float64)
-            self.keep.fit(exponents, self.information(counts, torch.exp(-exponents)))
-
-    def information(self, counts: Tensor, alpha: Tensor) -> Tensor:
-        """I(x_t; x_0)/H(x_0) for tokens that occur so often, at each α."""
-        p = counts.double() / counts.sum()
-        later = alpha.unsqueeze(-1) * p + ((1 - alpha) / self.words).unsqueeze(-1)
-        other = (1 - alpha) / self.words
-        same = alpha + other
-        noise = -(torch.xlogy(same, same) + (self.words - 1) * torch.xlogy(other, other))
-        return (-torch.xlogy(later, later).sum(-1) - noise) / -torch.xlogy(p, p).sum()
-
-
-class Hybrid(Interpolating):
-    """Masks, and at most a share `most` of random words in the middle of time, so that a model learns to mend what it
-    wrote (von Rütte et al., 2025, with γ = 1): α = (1 − t)/C, m = t/C, u = c/C, c = B √(t(1 − t)), C = 1 + c."""
-
-    steps = ("ancestral", "self-correct")  # it learned to doubt written words
-
-    def __init__(self, words: int, most: float = 0.1) -> None:
-        super().__init__(words, words + 1)
-        self.mask_id, self.most = words, most
-        self.bulge = 2 * most / (1 - most)
-
-    def mix(self, t: Tensor) -> Mix:
-        c = self.bulge * (t * (1 - t)).clamp(min=0).sqrt()
-        return Mix((1 - t) / (1 + c), t / (1 + c), c / (1 + c))
-
-    def slopes(self, t: Tensor) -> Mix:
-        root = (t * (1 - t)).clamp(min=torch.finfo(t.dtype).tiny).sqrt()
-        c, slope = self.bulge * root, self.bulge * (1 - 2 * t) / (2 * root)
-        whole = (1 + c) ** 2
-        return Mix((-(1 + c) - (1 - t) * slope) / whole, (1 + c - t * slope) / whole, slope / whole)
-
-    def training_weight(self, ids: Tensor, z: Tensor, t: Tensor) -> Tensor:
-        """What training uses in place of w_t, whose ends drown the rest: 2 at masks, 1 at wrong words, little at right
-        ones (von Rütte et al., 2025, "dynamic")."""
-        alpha = self.mix(t).alpha
-        right = expand_to(self.bulge / self.words * ((1 - alpha) / alpha).sqrt(), ids, t)
-        return torch.where(z == self.mask_id, 2.0, torch.where(z == ids, right.clamp(max=1.0), 1.0))

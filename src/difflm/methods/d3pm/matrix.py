@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.diffusion.base import Belief, Times
-from difflm.diffusion.processes.alpha_schedules import AlphaSchedule, LinearAlpha, MutualInformationAlpha
+from difflm.diffusion.processes.alpha_schedules import AlphaSchedule, LinearAlpha
 from difflm.diffusion.processes.discrete import (
     DiscreteProcess,
     draw_states,
@@ -20,6 +20,7 @@ from difflm.diffusion.processes.discrete import (
     one_hot_states,
 )
 from difflm.errors import UsageError
+from difflm.methods.d3pm.schedule import MutualInformationAlpha
 
 LONGEST = 1e4  # σ at t = 1, where nothing is left of any word
 EXPONENTS = 128  # values of σ at which a schedule is fitted, as in the paper

@@ -6,9 +6,11 @@ the bound's own (docs/tokens.md). The last step samples, as the bound assumes; t
 word.
 """
 
-from difflm.diffusion.processes import Absorbing, DiscreteProcess, MutualInformationAlpha, Nearest, Uniform
+from difflm.diffusion.processes import Absorbing, DiscreteProcess
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.methods.base import TextSpec
+from difflm.methods.d3pm.matrix import Nearest
+from difflm.methods.d3pm.schedule import InformedUniform, MutualInformationAlpha
 from difflm.methods.tokens import TokenMethod
 from difflm.models.base import LanguageModel
 
@@ -40,7 +42,7 @@ class D3pmUniform(D3pm):
     name = "d3pm-uniform"
 
     def noise(self, vocabulary: int) -> DiscreteProcess:
-        return Uniform(vocabulary, MutualInformationAlpha())
+        return InformedUniform(vocabulary)
 
 
 class D3pmNearest(D3pm):

@@ -10,11 +10,12 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from difflm.data.tokenizers import Tokenizer
-from difflm.diffusion.processes import Absorbing, Spindle
+from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
 from difflm.methods.base import TextSpec
 from difflm.methods.d3pm import LAMBDA
+from difflm.methods.diffusionbert.spindle import Spindle
 from difflm.methods.tokens import TokenMethod
 from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout
