@@ -3,14 +3,14 @@
 import inspect
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
+from difflm.app.commands.options import options_of
 from difflm.app.console import Bar, TrainingView, note
 from difflm.errors import UsageError, suggest
 from difflm.evaluation.options import SETTINGS, TASKS, Options
-from difflm.generation.requests import Request
 
 if TYPE_CHECKING:
     from difflm.evaluation.reports import Report
@@ -131,18 +131,9 @@ def convert(value: Any, option: inspect.Parameter) -> Any:
     return [Path(part) for part in values] if isinstance(values, list) else Path(values)
 
 
-def list_options() -> dict[str, inspect.Parameter]:
-    """The options of an evaluation as keyword arguments."""
-    kinds = get_type_hints(Options)
-    found = {one.name: (one.default, kinds[one.name]) for one in fields(Options) if one.name != "settings"}
-    found |= {name: (None, Request.model_fields[name].annotation) for name in SETTINGS}
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return {
-        name: inspect.Parameter(name, keyword, default=default, annotation=kind)
-        for name, (default, kind) in found.items()
-    }
-
-
-OPTIONS = list_options()
+# The options of the command, as keyword arguments.
+OPTIONS = {
+    one.name: one.replace(annotation=one.annotation.__origin__) for one in (*options_of(Options), *options_of(SETTINGS))
+}
 _own = [one for one in inspect.signature(evaluate).parameters.values() if one.kind is not one.VAR_KEYWORD]
 evaluate.__signature__ = inspect.Signature([*_own, *OPTIONS.values()], return_annotation="Report")  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ from typer.core import TyperCommand
 
 from difflm.app.console import complain, note
 from difflm.errors import DifflmError, UsageError, speak_command, suggest
+from difflm.evaluation.options import describe_options
 from difflm.generation.requests import Request
 from difflm.models.sampling import FAMILIES, Family, Sampling
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from difflm.generation.ranking import Rank
 
 P = ParamSpec("P")
+KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
 
 # The panels of help pages, in their order; options without one come first.
@@ -153,7 +155,7 @@ def request_option(key: str) -> inspect.Parameter:
     panel = next((name for name, keys in PANELS.items() if key in keys), "")
     panel = FAMILY_PANELS[FAMILIES[key]] if key in FAMILIES else panel
     made = option(help, METAVARS.get(key), *flags, panel=panel)
-    return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, made])
+    return inspect.Parameter(key, KEYWORD_ONLY, default=default, annotation=Annotated[kind, made])
 
 
 def panel_rank(parameter: inspect.Parameter) -> int:
@@ -179,7 +181,7 @@ def with_options(**groups: type | Sequence[str]) -> Callable[[Callable[..., int 
                 given[name] = group(**values) if isinstance(group, type) else filled
             return command(**given)
 
-        options = [p.replace(kind=p.KEYWORD_ONLY) for p in sorted(chain(own, *shared.values()), key=panel_rank)]
+        options = [p.replace(kind=KEYWORD_ONLY) for p in sorted(chain(own, *shared.values()), key=panel_rank)]
         with_groups.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         with_groups.__annotations__ = {p.name: p.annotation for p in options}
         return with_groups
@@ -191,17 +193,14 @@ def options_of(group: type | Sequence[str]) -> list[inspect.Parameter]:
     """The options for keys of `Request`, or for the fields of a dataclass that say what they are about."""
     if not isinstance(group, type):
         return [request_option(key) for key in group]
-    kinds = get_type_hints(group, include_extras=True)
-    found = []
+    found, hints, described = [], get_type_hints(group), describe_options()
     for one in fields(group):
-        about = next(iter(getattr(kinds[one.name], "__metadata__", ())), None)
-        if about is not None:
+        kind: Any = SHARED.get(one.name)
+        if about := described.get(one.name):
             panel = f"--task {' or '.join(about.tasks)}" if len(about.tasks) < 3 else ""
-            made: Any = Annotated[kinds[one.name].__origin__, option(about.help, about.metavar, panel=panel)]
-        if about is not None or one.name in SHARED:
-            kind = SHARED.get(one.name) or made
-            keyword = inspect.Parameter.KEYWORD_ONLY
-            found.append(inspect.Parameter(one.name, keyword, default=one.default, annotation=kind))
+            kind = Annotated[hints[one.name], option(about.help, about.metavar, panel=panel)]
+        if kind is not None:
+            found.append(inspect.Parameter(one.name, KEYWORD_ONLY, default=one.default, annotation=kind))
     return found
 
 
@@ -254,23 +253,20 @@ def read_stdin(what: str) -> Iterator[tuple[int, str]]:
     return decode_lines(sys.stdin.buffer, "standard input")
 
 
-def check_values(request: Request, where: str = "") -> None:
+def check_values(request: Request) -> None:
     """Refuse what no model could do: values out of range, and controls that cannot be read."""
-    try:
-        Sampling().change(request.settings())
-        for control in request.controls():
-            with name_control(control):
-                control.check_value()
-        if edit := request.edited():
-            if request.infill is not None:
-                raise UsageError("--edit and --infill cannot be combined: mark gaps, or give a whole text.")
-            edit.check_value()
-        if request.method is not None:
-            from difflm.methods.rivals import find_decoder
+    Sampling().change(request.settings())
+    for control in request.controls():
+        with name_control(control):
+            control.check_value()
+    if edit := request.edited():
+        if request.infill is not None:
+            raise UsageError("--edit and --infill cannot be combined: mark gaps, or give a whole text.")
+        edit.check_value()
+    if request.method is not None:
+        from difflm.methods.rivals import find_decoder
 
-            find_decoder(request.method)
-    except UsageError as error:
-        raise UsageError(where + str(error)) from None
+        find_decoder(request.method)
 
 
 @contextmanager
@@ -296,12 +292,7 @@ def name_option(message: str) -> str:
 
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
-NO_MEMORY = (
-    "out of memory",
-    "allocate memory",
-    "not enough memory",
-    "ALLOC_FAILED",
-)  # GPU, Linux, Windows, cuBLAS
+NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "ALLOC_FAILED")  # GPU, Linux, Windows, cuBLAS
 
 
 def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:

@@ -1,5 +1,7 @@
 """`difflm plot schedules|embeddings|denoising|training`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,16 +52,11 @@ def schedules(
     as_json: Json = False,
 ) -> None:
     """Plot signal, noise and log-SNR over time, for every schedule."""
-    check_names("cpu", run)
-    file = picture_file("schedules", out)
-    from difflm.app.plots.schedules import draw_schedules, known_curves, learned_curve
-    from difflm.generation.pipeline import TextDiffusion
+    with picture("schedules", out, as_json, run) as file:
+        from difflm.app.plots.schedules import draw_schedules, known_curves, learned_curve
 
-    curves = known_curves()
-    if run is not None:
-        curves.append(learned_curve(run_name(run), TextDiffusion.from_pretrained(run)))
-    draw_schedules(file, curves, dark)
-    report_file("schedules", file, as_json)
+        own = [learned_curve(run_name(run), load_model(run, "cpu"))] if run is not None else []
+        draw_schedules(file, [*known_curves(), *own], dark)
 
 
 @plot_app.command(epilog="Example: difflm plot embeddings e2e --method tsne")
@@ -73,22 +70,19 @@ def embeddings(
     as_json: Json = False,
 ) -> None:
     """Draw a map of a model's word vectors, coloured by part of speech."""
-    check_names("cpu", model)
-    file = picture_file("embeddings", out)
-    from difflm.app.plots.embeddings import draw_embeddings, project, word_tags, word_vectors
-    from difflm.generation.jobs import check_request
-    from difflm.generation.pipeline import TextDiffusion
+    with picture("embeddings", out, as_json, model) as file:
+        from difflm.app.plots.embeddings import draw_embeddings, project, word_tags, word_vectors
+        from difflm.generation.jobs import check_request
 
-    check_request(1, seed)
-    lm = TextDiffusion.from_pretrained(model)
-    words, vectors = word_vectors(run_name(model), lm)
-    tags = word_tags(model, lm, words)
-    if tags is None:
-        note("All words have one colour: parts of speech need a tagger and, for byte pairs, the texts in RUN/data.")
-    how = {"tsne": "t-SNE", "pca": "PCA"}[method]
-    title = f"{len(words):,} word vectors of {run_name(model)}, from {vectors.shape[1]} dimensions to 2 by {how}"
-    draw_embeddings(file, words, project(vectors, method, seed), tags, title, dark)
-    report_file("embeddings", file, as_json)
+        check_request(1, seed)
+        lm = load_model(model, "cpu")
+        words, vectors = word_vectors(run_name(model), lm)
+        tags = word_tags(model, lm, words)
+        if tags is None:
+            note("All words have one colour: parts of speech need a tagger and, for byte pairs, the texts in RUN/data.")
+        how = {"tsne": "t-SNE", "pca": "PCA"}[method]
+        title = f"{len(words):,} word vectors of {run_name(model)}, from {vectors.shape[1]} dimensions to 2 by {how}"
+        draw_embeddings(file, words, project(vectors, method, seed), tags, title, dark)
 
 
 @plot_app.command(epilog="Example: difflm plot denoising e2e --seed 3 --steps 50")
@@ -105,17 +99,13 @@ def denoising(
 ) -> None:
     """Plot how one text forms: the confidence in every word at every step, and when each word last changed."""
     Sampling().change(settings)
-    check_names(device, model)
-    file = picture_file("denoising", out)
-    from difflm.app.plots.denoising import draw_denoising, read_denoising
-    from difflm.generation.jobs import check_request
+    with picture("denoising", out, as_json, model, device=device) as file:
+        from difflm.app.plots.denoising import draw_denoising, read_denoising
+        from difflm.generation.jobs import check_request
 
-    check_request(1, seed)
-    lm = load_model(model, device)
-    text = read_denoising(drafts[0] for drafts in lm.stream(1, seed, **settings))
-    taken = text.confidence.shape[1]
-    draw_denoising(file, text, f"{run_name(model)}, {taken} steps, seed {seed}", dark)
-    report_file("denoising", file, as_json)
+        check_request(1, seed)
+        text = read_denoising(drafts[0] for drafts in load_model(model, device).stream(1, seed, **settings))
+        draw_denoising(file, text, f"{run_name(model)}, {text.confidence.shape[1]} steps, seed {seed}", dark)
 
 
 @plot_app.command(epilog="Example: difflm plot training runs/a runs/b --out losses.png")
@@ -127,24 +117,24 @@ def training(
     as_json: Json = False,
 ) -> None:
     """Plot every part of the loss, and nats/token on held-out texts, over the training steps."""
-    check_names("cpu", *runs)
-    file = picture_file("training", out)
-    from difflm.app.plots.training import draw_training, read_history
+    with picture("training", out, as_json, *runs) as file:
+        from difflm.app.plots.training import draw_training, read_history
 
-    draw_training(file, [read_history(run) for run in runs], dark)
-    report_file("training", file, as_json)
+        draw_training(file, [read_history(run) for run in runs], dark)
 
 
-def picture_file(name: str, out: Path | None) -> Path:
+@contextmanager
+def picture(name: str, out: Path | None, as_json: bool, *models: str | None, device: str = "cpu") -> Iterator[Path]:
+    """Refuse models that do not exist and a file that cannot be written; yield the file, and report it when it is
+    drawn."""
+    check_names(device, *models)
     from difflm.app.plots.canvas import check_out, need_plot_extra
 
     need_plot_extra()
-    return check_out(out or Path(f"{name}.png"))
+    file = check_out(out or Path(f"{name}.png"))
+    yield file
+    put_json({"plot": name, "file": str(file)}) if as_json else print(file)
 
 
 def run_name(name_or_path: str) -> str:
     return Path(name_or_path).resolve().name
-
-
-def report_file(name: str, file: Path, as_json: bool) -> None:
-    put_json({"plot": name, "file": str(file)}) if as_json else print(file)
