@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from difflm.app.commands.options import check_names, report_errors
 from difflm.app.console import note
-from difflm.app.studio.examples import EXAMPLES
+from difflm.app.studio.served import EXAMPLES
 from difflm.data.corpora import describe_training
 from difflm.data.tokenizers import Bpe, Characters, Words
 from difflm.diffusion.codecs import Tokens

@@ -236,7 +236,7 @@ def test_too_many_texts_are_refused_before_they_are_made():
 
 def test_a_frame_is_the_object_that_every_reader_knows():
     frame = vars(text_of(["one"]).drafts[0])
-    assert list(frame) == ["sample", "step", "t", "tokens", "confidence", "changed", "edits"]
+    assert list(frame) == ["sample", "step", "t", "tokens", "confidence", "changed", "edits", "picture"]
     assert json.loads(json.dumps(frame)) == frame
 
 

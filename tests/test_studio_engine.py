@@ -90,7 +90,7 @@ def test_free_rows_go_to_those_who_wait_longest(kinds: list[str], most: int, cor
 
 def test_a_box_drops_frames_and_nothing_else() -> None:
     async def filled() -> list[Any]:
-        box = Box(frames=3)
+        box = Box(3, Post())
         for step in range(10):
             box.put(Frames([Draft(0, step, 0.0, [], [], [])]))
             box.put(Text(step, None))  # type: ignore[arg-type]
@@ -520,7 +520,7 @@ def test_a_reader_who_is_cancelled_as_an_event_arrives_stops(turns):
     """`asyncio.wait_for` of Python 3.11 loses such a cancellation, and the reader would go on."""
 
     async def run() -> bool:
-        box = Box(2)
+        box = Box(2, Post())
 
         async def read() -> None:
             while True:

@@ -208,12 +208,12 @@ def test_health_tells_that_nobody_is_left_to_work(lm: TextDiffusion) -> None:
 def test_a_deadline_that_passes_before_a_request_is_read_is_no_failure(lm: TextDiffusion) -> None:
     """The event loop may learn of both at once, and must not go on with a request that nobody read."""
     from difflm.app.studio.engine import Engine
-    from difflm.app.studio.job import Job, Unavailable
+    from difflm.app.studio.job import Job, Post, Unavailable
 
     engine = Engine(lm, Limits())
 
     async def make_job() -> Job:
-        return Job({"n": 1}, Limits(seconds=1), False, engine.metrics)
+        return Job({"n": 1}, Limits(seconds=1), False, engine.metrics, Post())
 
     job = asyncio.run(make_job())
     job.deadline = job.begun - 1

@@ -88,11 +88,8 @@ class TerminalView:
         for draft in self._batch:
             text, candidate = divmod(draft.sample, self.candidates)
             name = f"text {text + 1}  " * (self.n > 1) + f"candidate {candidate + 1}  " * (self.candidates > 1)
-            print(
-                f"{name}{self._time(draft)}  {draw_words(draft, self._styles).plain}",
-                file=self.console.file,
-                flush=True,
-            )
+            line = f"{name}{self._time(draft)}  {draw_words(draft, self._styles).plain}"
+            print(line, file=self.console.file, flush=True)
 
     def _draw(self) -> None:
         assert self._live is not None

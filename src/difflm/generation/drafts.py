@@ -1,6 +1,7 @@
 """The drafts of a batch at one step."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -9,7 +10,7 @@ from difflm.methods.glyph_diffusion.glyphs import picture_url
 from difflm.methods.levt.alignment import EDITS
 from difflm.models.base import LanguageModel
 from difflm.models.batching import SampleBatch
-from difflm.player.frames import Draft, DrawnDraft
+from difflm.player.frames import Draft
 
 
 def read_drafts(
@@ -32,4 +33,4 @@ def read_drafts(
     if (drawn := model.draw_pictures(frame)) is None:
         return drafts
     pictures = map(picture_url, drawn[own].cpu().numpy())
-    return [DrawnDraft(**vars(draft), picture=one) for draft, one in zip(drafts, pictures, strict=True)]
+    return [replace(draft, picture=one) for draft, one in zip(drafts, pictures, strict=True)]

@@ -21,16 +21,10 @@ class Draft:
     confidence: list[float]
     changed: list[bool]
     edits: list[str] = field(default_factory=list)  # models that edit: what the next step does with each token
+    picture: str = ""  # models of pixels: these as the address of a PNG; the tokens are the characters read from them
 
     def __repr__(self) -> str:
         return f"Draft(step {self.step}: {' '.join(token or '_' for token in self.tokens)})"
-
-
-@dataclass(frozen=True, repr=False)
-class DrawnDraft(Draft):
-    """A draft of a model that denoises pixels; its tokens are the characters read from the pixels."""
-
-    picture: str = ""  # the pixels, as the address of a PNG that holds it
 
 
 @dataclass(frozen=True)
@@ -98,10 +92,9 @@ class Packer:
                     "w": [value for i in new for value in (i, cells[i])],
                     "c": "".join(SIGNS[round(min(1.0, max(0.0, c)) * (len(SIGNS) - 1))] for c in draft.confidence),
                     "x": [i for i, changed in enumerate(draft.changed) if changed],
-                    **({"p": drawn} if (drawn := getattr(draft, "picture", None)) else {}),
+                    **({"p": draft.picture} if draft.picture else {}),
+                    **({"e": "".join(edit[0] for edit in draft.edits)} if draft.edits else {}),
                 }
             )
-            if draft.edits:
-                packed[-1]["e"] = "".join(edit[0] for edit in draft.edits)
             before = cells
         return packed

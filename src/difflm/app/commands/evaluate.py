@@ -146,11 +146,10 @@ def score(
     if source is not None:
         check_reads_sources(run)
     texts, sources = read_given(run, file, column, source)
+    from difflm.data.tokenizers import UNK
     from difflm.generation.jobs import check_request
 
     check_request(1, seed)
-    from difflm.data.tokenizers import UNK
-
     lm = load_model(run, device)
     kind = lm.model.capabilities.likelihood
     if kind is None:

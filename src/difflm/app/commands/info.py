@@ -21,34 +21,27 @@ def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=Tr
     from difflm.methods import LISTED, METHODS, list_methods, read_measured
 
     recipes, measured = recipes_by_method(), read_measured()
-    unmeasured = [name for name, row in LISTED.items() if name not in measured and row.get("kind") != "classifier"]
     for line in METHODS.broken.values():
         complain(f"warning: {line}")
     columns = ("name", "paper", "family", "kind", "bound", "E2E judge", "Multi30k BLEU", "recipes")
-    table = Table(*columns, box=None, pad_edge=False)
+    table, unmeasured = Table(*columns, box=None, pad_edge=False), list[str]()
     for method, row in list_methods().items():
         names, own = recipes.get(method, {}), measured.get(method, {})
         if as_json:
-            values = {
-                "name": method,
-                **{key: row[key] for key in ("paper", "family", "kind", "bound")},
-                "measured": own,
-            }
-            put_json({**values, "recipes": list(names), "recipes_without_bound": [n for n in names if not names[n]]})
-        known = (
-            ", ".join(n if has or not row["bound"] else f"{n} (no bound)" for n, has in names.items())
-            or f"{SHARED} method={method}"
-        )
-        if method in unmeasured:
-            continue
-        figures = (f"{own['e2e']:.2f}" if "e2e" in own else "", f"{own['multi30k']:.1f}" if "multi30k" in own else "")
-        bound = "yes" if row["bound"] else "no"
-        table.add_row(method, row["paper"], row["family"], row["kind"], bound, *figures, known)
+            values = {key: row[key] for key in ("paper", "family", "kind", "bound")}
+            unbound = [name for name in names if not names[name]]
+            put_json({"name": method, **values, "measured": own, "recipes": [*names], "recipes_without_bound": unbound})
+        elif not own and method in LISTED and LISTED[method].get("kind") != "classifier":
+            unmeasured.append(f"{method} ({', '.join(names)})")
+        else:
+            known = ", ".join(name if has or not row["bound"] else f"{name} (no bound)" for name, has in names.items())
+            figures = f"{own['e2e']:.2f}" if "e2e" in own else "", f"{own['multi30k']:.1f}" if "multi30k" in own else ""
+            about = row["paper"], row["family"], row["kind"], "yes" if row["bound"] else "no"
+            table.add_row(method, *about, *figures, known or f"{SHARED} method={method}")
     if not as_json:
         put_table(table)
         if unmeasured:
-            named = (f"{name} ({', '.join(recipes.get(name, {}))})" for name in unmeasured)
-            put_line(f"\nNot measured yet, so not in the table: {', '.join(named)}")
+            put_line(f"\nNot measured yet, so not in the table: {', '.join(unmeasured)}")
 
 
 def recipes_by_method() -> dict[str, dict[str, bool]]:

@@ -50,14 +50,17 @@ def studio(
     if missing := [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]:
         raise UsageError(f'the studio needs {missing[0]}. Install it: pip install ".[studio]"')
     check_names(device, *(models or ()))
+    from difflm.app.studio.limits import Limits
     from difflm.app.studio.served import Served
-    from difflm.app.studio.server import serve
+    from difflm.app.studio.server import listen, make_server, serve
 
     def ready(url: str) -> None:
         note(f"{url} (Ctrl-C stops it). The API is described at {url}/docs")
 
     served = [Served(load_model(name, device), name) for name in models or DEFAULT]
-    serve(served, host, port, token, ready, not no_browser, log_requests, cors or ())
+    listening = listen(host, port)
+    server = make_server(served, Limits(), token, host, log_requests, cors or ())
+    serve(server, listening, host, ready, browse=not no_browser)
 
 
 def is_loopback(host: str) -> bool:

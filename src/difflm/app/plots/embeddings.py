@@ -117,20 +117,15 @@ def place_labels(
     other label, covers no dot and stays inside `frame` (x0, y0, x1, y1); if it cannot be placed, it is left out."""
     placed: dict[int, tuple[float, float]] = {}
     boxes = np.zeros((0, 4))
-    for number, (point, (width, height)) in enumerate(zip(points, sizes, strict=True)):
+    for number, (point, size) in enumerate(zip(points, sizes, strict=True)):
         if len(placed) == max_labels:
             break
-        x, y = point
-        corners = [
-            (x + GAP, y - height / 2),
-            (x - GAP - width, y - height / 2),
-            (x - width / 2, y + GAP),
-            (x - width / 2, y - GAP - height),
-        ]
-        for left, low in corners:
-            box = np.array([left, low, left + width, low + height])
+        width, height = size
+        beside = [(GAP, -height / 2), (-GAP - width, -height / 2), (-width / 2, GAP), (-width / 2, -GAP - height)]
+        for corner in point + np.array(beside):
+            box = np.concatenate([corner, corner + size])
             if fits(box, boxes, points, frame):
-                placed[number] = (left, low)
+                placed[number] = tuple(corner)
                 boxes = np.vstack([boxes, box])
                 break
     return placed

@@ -16,7 +16,6 @@ from difflm.diffusion.timesteps import LearnedWarp
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.difflm import DiffLM
-from difflm.models.base import DenoisingModel
 
 POINTS = 501
 LOG_SNR_SHOWN = (-16.0, 12.0)  # curves that fall to −20 at their very end would flatten all others
@@ -53,7 +52,7 @@ def known_curves() -> list[Curve]:
 
 def learned_curve(name: str, lm: TextDiffusion) -> Curve:
     """A run's own curve; with a learned warp, along the evenly spaced u in which it trains and samples."""
-    if not isinstance(lm.model, DenoisingModel):
+    if not lm.model.capabilities.denoises:
         raise UsageError(f"{name} ({lm.config['method']}) has no noise schedule. Give a diffusion model, or none.")
     process = lm.model.denoiser.process
     if not isinstance(process, Gaussian):

@@ -19,23 +19,25 @@ from difflm.app.studio.job import Done, Frames, Job, Text
 from difflm.app.studio.metrics import TYPE
 from difflm.app.studio.served import Models, Served
 from difflm.errors import DifflmError, say_in_request
-from difflm.generation.jobs import Generation
+from difflm.generation.jobs import Generation, Watch
 from difflm.generation.requests import generation_to_json
 from difflm.player.frames import Draft, spaces
 from difflm.player.page import Recording, page
+
+Responses = dict[int | str, dict[str, Any]]
 
 
 def one_event(*names: str) -> dict[str, Any]:
     """The schema of each event of a stream."""
     named = {"event": {"enum": list(names)}} if names else {}
-    return {
-        "type": "object",
-        "properties": {**named, "data": {"type": "string", "contentMediaType": "application/json"}},
-        "required": [*named, "data"],
-    }
+    data = {"type": "string", "contentMediaType": "application/json"}
+    return {"type": "object", "properties": {**named, "data": data}, "required": [*named, "data"]}
 
 
-Responses = dict[int | str, dict[str, Any]]
+def answer_of(meaning: str, kind: str, schema: dict[str, Any]) -> Responses:
+    """An answer that is not JSON alone."""
+    return {200: {"description": meaning, "content": {kind: {"schema": schema}}}}
+
 
 MEANINGS = {
     400: "The body is not JSON, or asks for a response_format that cannot be followed.",
@@ -59,14 +61,9 @@ STUCK: Responses = {
     503: {"model": schemas.ErrorAnswer, "description": "The server is stuck, or takes no more requests."}
 }
 # Routes that answer with these name StreamingResponse: it has no media type, which the document would give to errors.
-STREAM: Responses = {
-    200: {
-        "description": "Events.",
-        "content": {"text/event-stream": {"schema": one_event("queued", "frame", "text", "done", "error")}},
-    }
-}
-COUNTS: Responses = {200: {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}}
-PLAYER: Responses = {200: {"description": "One HTML file.", "content": {"text/html": {"schema": {"type": "string"}}}}}
+STREAM = answer_of("Events.", "text/event-stream", one_event("queued", "frame", "text", "done", "error"))
+COUNTS = answer_of("Metrics.", "text/plain", {"type": "string"})
+PLAYER = answer_of("One HTML file.", "text/html", {"type": "string"})
 
 
 class EventStream(StreamingResponse):
@@ -98,7 +95,7 @@ def address_of(request: Request) -> str:
 
 async def texts_of(job: Job) -> list[Generation]:
     """Collect all texts of a job in the order of their numbers."""
-    texts = {text.number: text.generation async for text in job.events() if isinstance(text, Text)}
+    texts = {text.number: text.generation async for text in job.texts() if text}
     return [texts[number] for number in range(job.n)]
 
 
@@ -110,7 +107,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
     ) -> Served:
         return serving.find(model)
 
-    chosen: Any = Depends(choose)
+    Chosen = Annotated[Served, Depends(choose)]
 
     @router.get("/health", response_model=schemas.HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
     async def health() -> Any:
@@ -135,26 +132,26 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         return PlainTextResponse(engine.metrics.render(engine.gauges()), media_type=TYPE)
 
     @router.get("/api/controls", response_model=schemas.ControlsAnswer, tags=["server"], responses=UNKNOWN)
-    async def controls(served: Served = chosen) -> Any:
+    async def controls(served: Chosen) -> Any:
         """What each control accepts with this model; null if the model does not support it."""
         return served.controls(limits)
 
     @router.post("/api/pattern", response_model=schemas.PatternAnswer, tags=["server"], responses=ERRORS)
-    async def pattern(asked: schemas.PatternAsked, served: Served = chosen) -> Any:
+    async def pattern(asked: schemas.PatternAsked, served: Chosen) -> Any:
         """Whether texts of this model can match a regular expression, and of which lengths."""
         schemas.check_size("pattern", asked.pattern, limits)
         return await engine.answer(partial(served.judge_pattern, asked.pattern))
 
     @router.post("/api/alternatives", response_model=schemas.AlternativesAnswer, tags=["texts"], responses=ERRORS)
-    async def alternatives(asked: schemas.AlternativesAsked, served: Served = chosen) -> Any:
+    async def alternatives(asked: schemas.AlternativesAsked, served: Chosen) -> Any:
         """How likely each word of a text is given all the others, and which words are likeliest in its place."""
         schemas.check_size("text", asked.text, limits)
         return await engine.answer(partial(served.find_alternatives, asked.text))
 
-    async def texts(request: Request, asked: schemas.Asked, served: Served) -> dict[str, Any]:
+    async def begin(request: Request, asked: schemas.Asked, served: Served, watched: Watch | bool = False) -> Job:
         asked.check(limits)
-        (job,) = await engine.submit([asked.job()], lm=served.lm, client=address_of(request))
-        return {"texts": [generation_to_json(g) for g in await texts_of(job)]}
+        (job,) = await engine.submit([asked.job()], watched, served.lm, address_of(request))
+        return job
 
     texts_route: dict[str, Any] = {
         "response_model": schemas.TextsAnswer,
@@ -163,34 +160,32 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
     }
 
     @router.post("/api/generate", **texts_route, responses=ERRORS)
-    async def generate(request: Request, asked: schemas.Asked, served: Served = chosen) -> Any:
+    async def generate(request: Request, asked: schemas.Asked, served: Chosen) -> Any:
         """Generate texts and return them all when they are finished."""
-        return await texts(request, asked, served)
+        return {"texts": [*map(generation_to_json, await texts_of(await begin(request, asked, served)))]}
 
     @router.post("/api/infill", **texts_route, responses=ERRORS)
-    async def infill(request: Request, asked: schemas.InfillAsked, served: Served = chosen) -> Any:
+    async def infill(request: Request, asked: schemas.InfillAsked, served: Chosen) -> Any:
         """Fill the gaps of a text."""
-        return await texts(request, asked.asked(), served)
+        return await generate(request, asked.asked(), served)
 
     @router.post("/api/stream", tags=["texts"], responses={**ERRORS, **STREAM}, response_class=StreamingResponse)
-    async def stream(request: Request, asked: schemas.Asked, served: Served = chosen) -> Any:
+    async def stream(request: Request, asked: schemas.Asked, served: Chosen) -> Any:
         """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates, warnings}; a
         `frame` {frames} for each step, with the sample, text, step, t, tokens, confidence, changed and space of every
         text that is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then
         `done` {seconds} or `error` {message}. Frames that a slow client does not take are dropped, texts never."""
-        asked.check(limits)
-        (job,) = await engine.submit([asked.job()], watched=True, lm=served.lm, client=address_of(request))
+        job = await begin(request, asked, served, watched=True)
         return EventStream(happenings(job, engine, asked.each, not served.whole_words), [job])
 
     @router.post("/api/player", tags=["texts"], responses={**ERRORS, **PLAYER}, response_class=StreamingResponse)
-    async def player(request: Request, wanted: schemas.PlayerAsked, served: Served = chosen) -> Any:
+    async def player(request: Request, wanted: schemas.PlayerAsked, served: Chosen) -> Any:
         """Return the self-contained HTML player of these texts; the same seed gives the same texts."""
         asked = wanted.request
         asked.check(limits)
         frames = served.lm.frames(asked.controls(), **asked.settings())
         recording = Recording(asked.n, frames, asked.each)
-        (job,) = await engine.submit([asked.job()], recording.frame, served.lm, address_of(request))
-        made = await texts_of(job)
+        made = await texts_of(await begin(request, asked, served, recording.frame))
         about = {"model": served.name, "command": asked.command(served.name)}
         headers = {"content-disposition": 'attachment; filename="difflm.html"', "content-security-policy": "sandbox"}
         return HTMLResponse(await asyncio.to_thread(page, recording.texts(made), about), headers=headers)
@@ -219,5 +214,5 @@ async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> Async
 def streamed(draft: Draft, each: int, pieces: bool) -> dict[str, Any]:
     """A frame with what a page needs to draw it: the text that it is a candidate for, and the spaces."""
     added = {"text": draft.sample // each, "space": spaces(draft.tokens, pieces)}
-    known = {key: value for key, value in vars(draft).items() if key != "edits" or value}
+    known = {key: value for key, value in vars(draft).items() if key not in ("edits", "picture") or value}
     return {**known, "confidence": [round(c, 4) for c in draft.confidence], **added}

@@ -1,6 +1,6 @@
 """The whole application: page, assets, API, and error responses."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from difflm.app.studio import api, openai_routes
 from difflm.app.studio.engine import Engine
-from difflm.app.studio.guard import Guard, error_response
+from difflm.app.studio.guard import error_response
 from difflm.app.studio.job import Unavailable
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.reference import render_reference
@@ -31,14 +31,7 @@ POLICY = (
 )
 
 
-def build_app(
-    serving: Models,
-    engine: Engine,
-    token: str | None = None,
-    hosts: Collection[str] = ("localhost",),
-    log_requests: bool = False,
-    cors: Collection[str] = (),
-) -> Any:
+def build_app(serving: Models, engine: Engine, token: str | None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
@@ -57,15 +50,6 @@ def build_app(
     app.router.routes += [*api.routes(serving, engine).routes, *openai_routes.routes(serving, engine).routes]
     add_pages(app)
     add_server_facts(app.openapi(), serving, engine.limits, token)
-    app.add_middleware(
-        Guard,
-        limits=engine.limits,
-        token=token,
-        hosts=hosts,
-        log_requests=log_requests,
-        cors=cors,
-        metrics=engine.metrics,
-    )
     return app
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from difflm.app.studio.completions import AnyAnswer, AnyChoice, Completion, CompletionAsked, SharedKeys
+from difflm.app.studio.completions import AnyAnswer, AnyChoice, CompletionAsked, SharedKeys
 from difflm.app.studio.formats import ChatLogProbabilities, chat_probabilities
 from difflm.app.studio.schemas import shown
 from difflm.errors import UsageError
@@ -47,9 +47,7 @@ class ChatAnswer(AnyAnswer):
     object: Literal["chat.completion", "chat.completion.chunk"] = "chat.completion"
     choices: list[ChatChoice] = Field(default_factory=list)
 
-
-class ChatCompletion(Completion):
-    def to_json(self, choice: dict[str, Any], streamed: bool = False) -> dict[str, Any]:
+    def format_choice(self, choice: dict[str, Any], streamed: bool = False) -> dict[str, Any]:
         rest = {key: value for key, value in choice.items() if key != "text"}
         rest["logprobs"] = choice["logprobs"] and chat_probabilities(choice["logprobs"])
         return {**rest, "delta" if streamed else "message": {"role": "assistant", "content": choice["text"]}}

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from difflm.app.studio.api import event, texts_of
 from difflm.app.studio.formats import LogProbabilities, ResponseFormat, log_probabilities, read_drafts
 from difflm.app.studio.guard import error_object
-from difflm.app.studio.job import Job, Text
+from difflm.app.studio.job import Job
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.schemas import Asked, ControlAnswer, check_size, shown
 from difflm.controls import Control, Infill, Pattern
@@ -190,6 +190,10 @@ class AnyAnswer(BaseModel):
     seed: int = Field(description="The seed that reproduces these texts.")
     usage: Usage | None = None
 
+    def format_choice(self, choice: dict[str, Any], streamed: bool = False) -> dict[str, Any]:
+        """A choice in the format that clients expect."""
+        return choice
+
 
 class CompletionAnswer(AnyAnswer):
     id: str = Field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
@@ -216,9 +220,13 @@ class Completion:
     asked: CompletionAsked
     gaps: Sequence[Gap]
     jobs: Sequence[Job]
-    about: dict[str, Any]
-    recording: Recording | None = None  # of the drafts, if log probabilities of their tokens alone are requested
-    whole_words: bool = True  # whether tokens are words
+    answer: AnyAnswer  # without its choices
+    recording: Recording | None  # of the drafts, if log probabilities of their tokens alone are requested
+    whole_words: bool  # whether tokens are words
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return self.answer.model_dump(exclude={"choices", "usage"})
 
     def choice(self, place: int, number: int, made: Generation) -> dict[str, Any]:
         gap = self.gaps[place]
@@ -251,23 +259,20 @@ class Completion:
         choices = []
         for place, job in enumerate(self.jobs):
             choices += [self.choice(place, k, made) for k, made in enumerate(await texts_of(job))]
-        return {**self.about, "choices": [*map(self.to_json, choices)], "usage": self.usage(choices)}
-
-    def to_json(self, choice: dict[str, Any], streamed: bool = False) -> dict[str, Any]:
-        """A choice in the format that clients expect."""
-        return choice
+        formatted = [*map(self.answer.format_choice, choices)]
+        return {**self.about, "choices": formatted, "usage": self.usage(choices)}
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield one chunk for every choice when it is finished: a text comes all at once, not from left to right."""
         choices = []
         try:
             for place, job in enumerate(self.jobs):
-                async for happened in job.events():
-                    if isinstance(happened, Text):
-                        choices.append(self.choice(place, happened.number, happened.generation))
-                        yield event({**self.about, "choices": [self.to_json(choices[-1], streamed=True)]})
-                    elif happened is None:
+                async for text in job.texts():
+                    if text is None:
                         yield KEEPALIVE_COMMENT
+                        continue
+                    choices.append(self.choice(place, *text))
+                    yield event({**self.about, "choices": [self.answer.format_choice(choices[-1], streamed=True)]})
         except DifflmError as error:
             yield event(error_object(say_in_request(error)))
             return

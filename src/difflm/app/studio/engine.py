@@ -21,7 +21,7 @@ from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import describe_error, log_event
 from difflm.app.studio.metrics import Metrics
 from difflm.errors import DifflmError, UsageError
-from difflm.generation.jobs import BatchProgress, GenerationJob, Watch
+from difflm.generation.jobs import BatchProgress, Watch
 from difflm.generation.loops import Loop, Seat, loop_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.runtime.threads import use_one_core
@@ -94,7 +94,7 @@ class Engine:
             jobs = [Job(one, self.limits, watched, self.metrics, post, client) for one in asked]
             for job in jobs:
                 job.likely = likely
-                await self._bind(job, lm or self.lm, post)
+                await self._ask_binder(partial(job.bind, lm or self.lm, self._move), job)
         except BaseException:
             for job in jobs:
                 job.leave()  # so that the binder goes on to the next
@@ -116,10 +116,10 @@ class Engine:
             raise refused[0]
         return jobs
 
-    async def _bind(self, job: Job, lm: TextDiffusion, post: Post) -> None:
-        """Have the binder check a request and bind it to its model, until its time is up."""
-        bound, made = asyncio.Event(), self._binder.submit(self._prepare, partial(job.bind, lm, self._move), job)
-        made.add_done_callback(partial(post.call_on_loop, bound.set))
+    async def _ask_binder(self, work: Callable[[], Any], job: Job) -> Any:
+        """Have the binder do some work for a job, such as to bind it to its model, until its time is up."""
+        bound, made = asyncio.Event(), self._binder.submit(self._prepare, work, job)
+        made.add_done_callback(partial(job.box.post.call_on_loop, bound.set))
         try:
             async with asyncio.timeout(max(0, job.deadline - time.monotonic())):
                 await bound.wait()
@@ -129,7 +129,7 @@ class Engine:
             made.cancel()
         if made.cancelled():  # by `close`
             raise self._ending
-        made.result()
+        return made.result()
 
     def _judge(self) -> dict[int, Unavailable]:
         """Give turns to the requests whose cost is known now, and end those that cannot be finished in time. Returns
@@ -147,12 +147,9 @@ class Engine:
         if self.queue + 1 > self.limits.queue:
             raise self._full()
         self._binding[""] += 1
-        asked = Job({"n": 1}, self.limits, False, self.metrics)
+        asked = Job({"n": 1}, self.limits, False, self.metrics, Post())
         try:
-            async with asyncio.timeout(self.limits.seconds):
-                return await asyncio.get_running_loop().run_in_executor(self._binder, self._prepare, question, asked)
-        except TimeoutError:
-            raise asked.late from None
+            return await self._ask_binder(question, asked)
         finally:
             asked.leave()
             self._binding[""] -= 1
@@ -325,7 +322,7 @@ class Engine:
             jobs = {id(seat.job): job for seat in seats if (job := self._jobs.get(id(seat.job))) and not job.over}
             for job in jobs.values():
                 if len(jobs) == 1:
-                    self._end(job.generation, error)
+                    self._fail(job, error)
                 else:  # one job caused the error: repeat each alone, so that the others do not fail with it
                     with self._change:
                         job.alone = True
@@ -343,7 +340,7 @@ class Engine:
                 try:
                     job.deliver(job.lm.finish_rows(job.generation, *found.read(owner, job.lm.model)))
                 except Exception as error:
-                    self._end(job.generation, error)
+                    self._fail(job, error)
             if job.over:
                 self._note_pace()
 
@@ -354,9 +351,8 @@ class Engine:
         if last is not None:
             self._pace += 0.2 * (now - last - self._pace)
 
-    def _end(self, generation: GenerationJob, error: Exception) -> None:
-        job = self._jobs.get(id(generation))
-        if job is None or job.over:
+    def _fail(self, job: Job, error: Exception) -> None:
+        if job.over:
             return
         if not isinstance(error, UsageError):
             log_event("error", message="a text could not be made", traceback=describe_error(error))

@@ -64,9 +64,9 @@ class Guard:
         limits: Limits,
         token: str | None,
         hosts: Collection[str],
-        log_requests: bool = False,
-        cors: Collection[str] = (),
-        metrics: Metrics | None = None,
+        log_requests: bool,
+        cors: Collection[str],
+        metrics: Metrics,
     ) -> None:
         self.app, self.limits, self.hosts = app, limits, {host.lower() for host in hosts}
         self.log_requests, self.cors, self.metrics = log_requests, {origin.lower() for origin in cors}, metrics
@@ -94,15 +94,11 @@ class Guard:
             await self.respond(scope, asked, receive, send_with_headers)
         finally:
             seconds = time.monotonic() - begun
-            if self.metrics is not None:
-                route = getattr(scope.get("route"), "path", "other")  # not the path, which clients choose
-                self.metrics.count_request(route, status, seconds if scope["method"] == "POST" else None)
+            route = scope["route"].path if "route" in scope else "other"  # not the path, which clients choose
+            self.metrics.count_request(route, status, seconds if scope["method"] == "POST" else None)
             if self.log_requests:
-                about = {
-                    "method": scope["method"],
-                    "path": scope["path"][:LOGGED],
-                    "client": (scope["client"] or [""])[0],
-                }
+                client, path = (scope["client"] or [""])[0], scope["path"][:LOGGED]
+                about = {"method": scope["method"], "path": path, "client": client}
                 log_event("request", **about, status=status, seconds=round(seconds, 4))
 
     def allows(self, headers: Headers) -> bool:

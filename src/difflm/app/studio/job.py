@@ -81,12 +81,12 @@ class Box:
     """Events from the models' threads for one reader on the event loop. Only the latest few frames are kept; texts and
     the end, which are few, are never dropped."""
 
-    def __init__(self, frames: int, post: Post | None = None) -> None:
-        self._post, self._ready = post or Post(), asyncio.Event()
+    def __init__(self, frames: int, post: Post) -> None:
+        self.post, self._ready = post, asyncio.Event()
         self._events, self._most = list[Event | DifflmError](), frames
 
     def put(self, event: Event | DifflmError) -> None:
-        self._post.call_on_loop(partial(self._add, event))
+        self.post.call_on_loop(partial(self._add, event))
 
     def _add(self, event: Event | DifflmError) -> None:
         self._events.append(event)
@@ -115,7 +115,7 @@ class Job:
         limits: Limits,
         watched: Watch | bool,
         metrics: Metrics,
-        post: Post | None = None,
+        post: Post,
         client: str = "",
     ) -> None:
         self.asked, self.n, self.metrics = asked, asked["n"], metrics
@@ -196,6 +196,12 @@ class Job:
         self.box.put(event)
 
     # -- on the event loop --------------------------------------------------------------------------------------
+
+    async def texts(self) -> AsyncIterator[Text | None]:
+        """Yield the finished texts, or None if nothing happened for a while."""
+        async for event in self.events():
+            if event is None or isinstance(event, Text):
+                yield event
 
     async def events(self) -> AsyncIterator[Event | None]:
         """Yield events up to and including `Done`, or None if nothing happened for a while; errors are raised. When the

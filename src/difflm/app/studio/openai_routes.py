@@ -7,10 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 
-from difflm.app.studio.api import ERRORS, REFUSED, EventStream, address_of, one_event
-from difflm.app.studio.chats import ChatAnswer, ChatAsked, ChatCompletion
+from difflm.app.studio.api import ERRORS, REFUSED, EventStream, address_of, answer_of, one_event
+from difflm.app.studio.chats import ChatAnswer, ChatAsked
 from difflm.app.studio.completions import (
     COLDEST,
+    AnyAnswer,
     Completion,
     CompletionAnswer,
     CompletionAsked,
@@ -56,14 +57,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
             own |= {} if chooses else {"rank": "bound"}
         return found
 
-    async def answer(
-        request: Request,
-        served: Served,
-        asked: CompletionAsked,
-        kind: type[Completion],
-        about: CompletionAnswer | ChatAnswer,
-        **more: Any,
-    ) -> Any:
+    async def answer(request: Request, served: Served, asked: CompletionAsked, about: AnyAnswer, **more: Any) -> Any:
         asked.check(limits)
         greedy = served.lm.model.capabilities.always_planned and served.lm.model.capabilities.greedy
         try:
@@ -77,9 +71,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
             jobs = await engine.submit(arguments, watch, served.lm, address_of(request), asked.logprobs or 0)
         except UsageError as error:  # what clients expect of a format that cannot be followed
             raise HTTPException(400, say_in_request(error)) if asked.response_format else error from None
-        completion = kind(
-            asked, gaps, jobs, about.model_dump(exclude={"choices", "usage"}), recording, served.whole_words
-        )
+        completion = Completion(asked, gaps, jobs, about, recording, served.whole_words)
         if asked.stream:
             return EventStream(completion.pieces(), jobs)
         try:
@@ -88,14 +80,14 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
             for job in jobs:
                 job.leave()
 
-    @router.post("/v1/completions", response_model=CompletionAnswer, responses={**ERRORS, **missing, 200: COMPLETED})
+    @router.post("/v1/completions", response_model=CompletionAnswer, responses={**ERRORS, **missing, **COMPLETED})
     async def complete(request: Request, asked: CompletionAsked) -> Any:
         """Continue a prompt, fill the place between prompt and suffix, or fill the gaps of a text."""
         served = serving.find(asked.model)
         about = CompletionAnswer(model=served.name, seed=choose_seed(asked))
-        return await answer(request, served, asked, Completion, about)
+        return await answer(request, served, asked, about)
 
-    @router.post("/v1/chat/completions", response_model=ChatAnswer, responses={**ERRORS, **missing, 200: COMPLETED})
+    @router.post("/v1/chat/completions", response_model=ChatAnswer, responses={**ERRORS, **missing, **COMPLETED})
     async def chat(request: Request, asked: ChatAsked) -> Any:
         """Answer the messages of a chat; for models that have a chat template."""
         plain, served = asked.as_completion(), serving.find(asked.model)
@@ -103,7 +95,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         messages = [one.model_dump() for one in asked.messages]
         about = ChatAnswer(model=served.name, seed=choose_seed(plain))
         about.object = "chat.completion.chunk" if asked.stream else "chat.completion"
-        return await answer(request, served, plain, ChatCompletion, about, messages=messages)
+        return await answer(request, served, plain, about, messages=messages)
 
     return router
 
@@ -112,7 +104,5 @@ def choose_seed(asked: CompletionAsked) -> int:
     return secrets.randbelow(MOST_SEED + 1) if asked.seed is None else asked.seed
 
 
-COMPLETED: dict[str, Any] = {
-    "description": "All choices; with `stream` a chunk for each when it is finished, then `[DONE]`.",
-    "content": {"text/event-stream": {"schema": one_event()}},
-}
+CHOICES = "All choices; with `stream` a chunk for each when it is finished, then `[DONE]`."
+COMPLETED = answer_of(CHOICES, "text/event-stream", one_event())

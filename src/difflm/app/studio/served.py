@@ -1,5 +1,6 @@
 """The models that a server serves, and what can be asked of each."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,6 @@ import torch
 from starlette.exceptions import HTTPException
 
 from difflm.annotators.e2e_fields import FIELDS
-from difflm.app.studio.examples import EXAMPLES
 from difflm.app.studio.limits import Limits
 from difflm.controls.base import ModelInfo
 from difflm.controls.learned import POS
@@ -23,6 +23,10 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.models.diffusion import DiffusionModel
 
 OTHERS = 5  # likely words for a place of a text
+# Requests that show what a bundled model does well: the page opens with the first, and offers the others.
+EXAMPLES: dict[str, dict[str, dict[str, Any]]] = json.loads(
+    Path(__file__).with_name("examples.json").read_text("utf-8")
+)
 SOME_JSON = '{"a": [0]}'  # whose signs a model must know to write any
 
 

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from difflm.app.studio.app import build_app
 from difflm.app.studio.engine import Engine
-from difflm.app.studio.guard import error_object
+from difflm.app.studio.guard import Guard, error_object
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import log_event, use_json_logs
 from difflm.app.studio.served import Models, Served
@@ -181,8 +181,9 @@ def make_server(
     serving = Models(served)
     engine = Engine(serving.first.lm, limits)
     own = () if host in LOOPBACK else (socket.gethostname(), f"{socket.gethostname()}.local")
+    app, hosts = build_app(serving, engine, token), ("localhost", host, *own)
     config = uvicorn.Config(
-        build_app(serving, engine, token, ("localhost", host, *own), log_requests, cors),
+        Guard(app, limits, token, hosts, log_requests, cors, engine.metrics),
         http=stall_limited_protocol(limits),
         ws="none",
         log_config=None,
@@ -196,21 +197,10 @@ def make_server(
     return Server(config, engine)
 
 
-def serve(
-    served: Sequence[Served],
-    host: str,
-    port: int,
-    token: str | None,
-    ready: Callable[[str], None],
-    browse: bool,
-    log_requests: bool = False,
-    cors: Collection[str] = (),
-) -> None:
+def serve(server: Server, listening: socket.socket, host: str, ready: Callable[[str], None], browse: bool) -> None:
     """Serve until Ctrl-C."""
-    listening = listen(host, port)
     shown = "localhost" if host in EVERYWHERE else f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}"
-    server = make_server(served, Limits(), token, host, log_requests, cors)
     ready(url)
     if browse:  # the socket is already open: an early request waits
         threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
