@@ -2,7 +2,6 @@
 
 The tokenizers of open models, with their own special tokens, are in `open_tokenizer.py`."""
 
-import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from difflm.data.library_encoder import explain_library, make_encoder, unreadable
 from difflm.data.words import Given, join_words, split_words, word_shape
 from difflm.errors import DifflmError, UsageError
-from difflm.runtime.files import read_json, write_atomic
+from difflm.runtime.files import hash_json, read_json, write_atomic
 
 if TYPE_CHECKING:
     import tokenizers
@@ -117,8 +116,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def _fingerprint(self) -> str:
-        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        return hash_json(self.to_json())[:16]
 
     def save(self, path: Path) -> None:
         write_atomic(path, json.dumps(self.to_json(), ensure_ascii=False) + "\n")

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -159,6 +160,15 @@ def load_shards(path: Path, shards: Sequence[str], advice: str) -> dict[str, Ten
             found.setdefault(name, []).append(part)
         check_sha256(file, {"sha256": sha256}, advice)
     return {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in found.items()}
+
+
+def part_tensors(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Tensors by the part that they belong to, which begins their names and ends at a point."""
+    parts = defaultdict[str, dict[str, Tensor]](dict)
+    for name, tensor in tensors.items():
+        part, _, key = name.partition(".")
+        parts[part][key] = tensor
+    return parts
 
 
 def is_state(state: Any) -> bool:

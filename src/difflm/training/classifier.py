@@ -88,11 +88,12 @@ class Learner(Trainable):
 class PrefixLearner(Learner):
     """The same for a left-to-right model: there is no noise, and every prefix of a text is a training example."""
 
+    classifier: PrefixClassifier
+
     def label_nats(self, batch: Batch, u: Tensor, noise: Noise) -> dict[str, Tensor]:
         """−log p(label | x_≤i) as a mean over the prefixes of each text, [B], or over its words for tags; and, at one
         prefix of each text given by u in [0, 1), −log p(words that follow) divided by the text's length."""
-        guided = self.frozen.model.to(batch.ids.device)
-        assert isinstance(guided, Autoregressive) and isinstance(self.classifier, PrefixClassifier)
+        guided = cast(Autoregressive, self.frozen.model.to(batch.ids.device))
         canvas = with_ends(batch.ids, batch.lengths)
         place, ends = torch.arange(canvas.shape[1], device=canvas.device), batch.lengths.unsqueeze(1) + 1
         with torch.no_grad(), torch.autocast(canvas.device.type, enabled=False):
@@ -121,7 +122,6 @@ class PrefixLearner(Learner):
     def span_nats(self, name: str, features: Tensor, spans: Tensor, lengths: Tensor, noise: Noise) -> Tensor:
         """−log p(label | x_≤i) as a mean over the spans of each text and as many random pairs of positions, [B], each
         at a random prefix: most pairs are not spans, and a sample of them is enough."""
-        assert isinstance(self.classifier, PrefixClassifier)
         count, rows = spans.shape[1], torch.arange(len(spans), device=spans.device).unsqueeze(1)
         u = noise.uniform(0, 4 * count, stream=SPANS)
         a, b = (u[:, : 2 * count] * lengths.unsqueeze(1)).long().chunk(2, dim=1)

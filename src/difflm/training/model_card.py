@@ -41,12 +41,6 @@ def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
     return filter(None, map(parse_record, lines))
 
 
-def figure(record: dict[str, Any]) -> str:
-    """Format a figure with what it was measured on."""
-    value, details = figure_parts(record)
-    return f"{value} ({details})"
-
-
 def figure_parts(record: dict[str, Any]) -> tuple[str, str]:
     """A measured figure, with "≤" before a bound and its standard error behind it; and what it was measured on."""
     value, error = record.get("value"), record.get("standard_error")
@@ -135,7 +129,7 @@ def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> st
     ]
     if records:
         lines += ["", "## Measured", "", "| texts | figure | value |", "|---|---|---|"]
-        lines += [f"| {r.get('model')} | {r.get('name')} | {figure(r)} |" for r in records]
+        lines += [f"| {r.get('model')} | {r.get('name')} | {'{} ({})'.format(*figure_parts(r))} |" for r in records]
     return "\n".join(lines) + "\n"
 
 

@@ -39,6 +39,7 @@ from difflm.training.checkpoints import (
     checkpoints,
     load_checkpoint,
     newest_checkpoint,
+    part_tensors,
     remove_leftovers,
     save_checkpoint,
     save_shards,
@@ -257,11 +258,11 @@ class Trainer:
         tensors, state = load_checkpoint(path)
         if self.processes.shards:
             tensors = divide_like(tensors, dict(self.model.named_parameters()), self.update.optimizer)
-        load_into(self.model, _with_prefix(tensors, "model."), path)
-        load_into(self.ema.model, _with_prefix(tensors, "ema."), path)
-        self.update.load(_with_prefix(tensors, "optimizer."))
-        best = _with_prefix(tensors, "best.")
-        self.best_weights = {k: v.to(self.device) for k, v in best.items()} or None
+        parts = part_tensors(tensors)
+        load_into(self.model, parts["model"], path)
+        load_into(self.ema.model, parts["ema"], path)
+        self.update.load(parts["optimizer"])
+        self.best_weights = {k: v.to(self.device) for k, v in parts["best"].items()} or None
         self.step, self.seconds, self.validation = state["step"], state["seconds"], state.get("validation", {})
         self.pace.load(state)
 
@@ -362,7 +363,3 @@ class Trainer:
     def out_of_patience(self) -> bool:
         waited = self.pace.count_waits(self.step, self.validation.get("step", self.step))
         return bool(self.recipe.patience) and waited >= self.recipe.patience
-
-
-def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

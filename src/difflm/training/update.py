@@ -11,6 +11,7 @@ from difflm.fast.ema import Ema
 from difflm.fast.master_weights import MasterWeights
 from difflm.fast.sharding import WARP
 from difflm.runtime.kernels import has_kernel
+from difflm.training.checkpoints import part_tensors
 from difflm.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -65,10 +66,7 @@ class Update:
         return {f"{index}.{k}": torch.as_tensor(v) for index, own in found.items() for k, v in own.items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        found: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            index, key = name.split(".", 1)
-            found.setdefault(int(index), {})[key] = tensor
+        found = {int(index): state for index, state in part_tensors(tensors).items()}
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": found})
         self.masters.copy_weights()
         if self.fused:
