@@ -2,10 +2,9 @@
 
 import glob
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from difflm.data.known_corpora import KNOWN, PAIRS, Split
 from difflm.data.prompts import read_prompted
@@ -27,6 +26,7 @@ from difflm.data.texts import (
     text_files,
 )
 from difflm.errors import UsageError, suggest
+from difflm.runtime.files import Json
 
 REARRANGED = "roc-rearranged"  # stories from which a left-to-right model learns to fill gaps
 ALSO = "|"  # between several files of texts; no name of a file on Windows has it
@@ -45,7 +45,7 @@ def describe_texts(name_or_path: str) -> str:
     return known.about if known else BUNDLED.get(name_or_path) or file_names(name_or_path)
 
 
-def describe_training(config: Mapping[str, Any]) -> str | None:
+def describe_training(config: Json) -> str | None:
     """What a model was trained on, as far as the config of its run says."""
     data, texts = config.get("recipe", {}).get("data"), config.get("texts")
     if not data or not texts:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from difflm.data.texts import read_jsonl
 from difflm.errors import UsageError
+from difflm.runtime.files import Json
 
 Kind = Literal["text", "tags", "spans"]
 NONE = "-"  # no label: a text without one, a pair of positions that is no span
@@ -30,7 +31,7 @@ class Labelling:
     kind: Kind
     values: tuple[str, ...]  # values[0] is NONE
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         return {"name": self.name, "kind": self.kind, "values": list(self.values)}
 
 

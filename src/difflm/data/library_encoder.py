@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from difflm.errors import UsageError, first_line
-from difflm.runtime.files import read_json
+from difflm.runtime.files import Json, read_json
 
 if TYPE_CHECKING:
     import tokenizers
@@ -71,7 +71,7 @@ def check_parts(definition: Any) -> None:
             raise ValueError("its table of characters is damaged")
 
 
-def find_nodes(parts: list[Any]) -> list[dict[str, Any]]:
+def find_nodes(parts: list[Any]) -> list[Json]:
     """All objects in some parts of a definition, however deep."""
     found = [*parts]
     for part in found:  # the list grows during the loop

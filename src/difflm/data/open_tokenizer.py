@@ -2,7 +2,7 @@
 `tokenizer_config.json`."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from difflm.data.library_encoder import explain_library, make_encoder, unreadable
 from difflm.data.tokenizers import END, SPECIALS, LibraryTokenizer
 from difflm.errors import DifflmError
-from difflm.runtime.files import read_json
+from difflm.runtime.files import Json, read_json
 
 if TYPE_CHECKING:
     import tokenizers
@@ -28,7 +28,7 @@ class TokenizerFiles:
         self.folder = folder
         path = folder / "tokenizer_config.json"
         found = read_json(path) if path.is_file() else {}
-        self.settings: dict[str, Any] = found if isinstance(found, dict) else {}
+        self.settings: Json = found if isinstance(found, dict) else {}
 
     @cached_property
     def definition(self) -> Any:
@@ -73,7 +73,7 @@ def load_encoder(definition: Any, where: Path) -> "tokenizers.Tokenizer":
         raise DifflmError(f"the tokenizer of {where} cannot be read: {error}.") from None
 
 
-def read_byte_pairs(vocabulary: Path, merges: Path, settings: Mapping[str, Any]) -> "tokenizers.Tokenizer":
+def read_byte_pairs(vocabulary: Path, merges: Path, settings: Json) -> "tokenizers.Tokenizer":
     """A byte-pair tokenizer of GPT-2's or Qwen's kind, with the special tokens that its settings list."""
     from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Encoder
@@ -145,5 +145,5 @@ class OpenTokenizer(LibraryTokenizer):
         texts = enumerate(super().spellings(), len(SPECIALS))
         return ["\udc00" if own in self._marks else text for own, text in texts]
 
-    def contents(self) -> dict[str, Any]:
+    def contents(self) -> Json:
         return {"tokenizer": self.definition, "theirs": self.theirs}

@@ -15,6 +15,7 @@ from difflm.data.texts import Example, file_kind, read_texts
 from difflm.data.tokenizers import START
 from difflm.data.words import split_words
 from difflm.errors import UsageError
+from difflm.runtime.files import Json
 
 SPANS = 2  # prompts for single spans of a text
 BESIDE = " ; "  # separates the statements of a prompt
@@ -121,6 +122,6 @@ def prompt_words(path: Path, column: str | None) -> Iterator[str]:
     return (one.source or one.target for one in read_prompted(path, column) if one.cut is None)
 
 
-def labels_told(path: Path, column: str | None) -> list[dict[str, Any]]:
+def labels_told(path: Path, column: str | None) -> list[Json]:
     """The labels that prompts state, for the config of a run."""
     return [one.labelling.to_json() for one in read_labels(path, column or "text")]

@@ -7,10 +7,10 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from difflm.data.texts import check_any, check_readable, file_kind, read_columns, read_jsonl, read_lines
 from difflm.errors import DifflmError
+from difflm.runtime.files import Json
 
 SENTENCES = 5
 MIDDLES = (1, 2, 3)  # the sentences that may be missing: the second to the fourth have context on both sides
@@ -118,7 +118,7 @@ def read_anlg(path: Path) -> list[Gap]:
     return [Gap(left, right, tuple(answers)) for (left, right), answers in gaps.items()]
 
 
-def _anlg_object(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _anlg_object(path: Path) -> Iterator[tuple[str, Json]]:
     try:
         rows = json.loads("".join(line for _, line in read_lines(path)))
     except (ValueError, RecursionError):

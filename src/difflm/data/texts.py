@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from difflm.errors import DifflmError, UsageError, suggest
-from difflm.runtime.files import check_regular
+from difflm.runtime.files import Json, check_regular
 
 MOST_LINE = 1 << 25  # bytes of a line: words take some forty times as much memory as their text
 MOST_CHARACTERS = 1 << 20  # tokenized at once: a file may be a single line
@@ -365,7 +365,7 @@ def read_columns(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
             yield number, tuple(row[index] for index in indices)
 
 
-def read_jsonl(path: Path, column: str = "text") -> Iterator[tuple[int, dict[str, Any]]]:
+def read_jsonl(path: Path, column: str = "text") -> Iterator[tuple[int, Json]]:
     """Yield line numbers and objects; an error shows an object with this column."""
     for number, line in read_lines(path):
         if not line.strip():

@@ -6,7 +6,7 @@ import mmap
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +24,7 @@ from difflm.data.tokenizers import END, PAD, Tokenizer
 from difflm.errors import DifflmError
 from difflm.machine import is_on
 from difflm.runtime.files import (
+    Json,
     check_regular,
     explain_write_errors,
     read_checked,
@@ -40,7 +41,7 @@ READ = 1 << 20  # bytes of a file that are summed at a time
 HELD = 0.99  # share of the texts that must fit a size chosen from them
 
 
-def source_fingerprint(path: Path) -> dict[str, Any]:
+def source_fingerprint(path: Path) -> Json:
     """A fingerprint that detects a changed file without reading all of it: size, time, and its two ends; for a
     directory, that of each file."""
     if path.is_dir():
@@ -100,13 +101,11 @@ class TokenFile(TokenColumn):
     their sources where they have some, `continues.bin` where texts were cut, and `meta.json` with their checksums."""
 
     sources: TokenColumn | None = None
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Json = field(default_factory=dict)
     continues: NDArray[np.bool_] | None = None  # whether each is a continuation of the text before it
 
     @classmethod
-    def build(
-        cls, directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, origin: dict[str, Any]
-    ) -> "TokenFile":
+    def build(cls, directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, origin: Json) -> "TokenFile":
         """Write the tokens of all examples; with `ended` in their origin, an END after each. The directory appears
         complete or not at all."""
         with explain_write_errors(directory), ExitStack() as stack:
@@ -133,7 +132,7 @@ class TokenFile(TokenColumn):
         return cls._map(directory, meta, check=True)
 
     @classmethod
-    def _map(cls, directory: Path, meta: Mapping[str, Any], check: bool = False) -> "TokenFile":
+    def _map(cls, directory: Path, meta: Json, check: bool = False) -> "TokenFile":
         try:
             sums = meta.get("crc32", {}) if check else {}
             if wrong := [name for name, crc32 in sums.items() if sum_file(directory / name) != crc32]:
@@ -150,7 +149,7 @@ class TokenFile(TokenColumn):
         for left in directory.parent.glob(f".{directory.name}.*"):
             shutil.rmtree(left, ignore_errors=True)
 
-    def matches(self, tokenizer: Tokenizer, origin: dict[str, Any]) -> bool:
+    def matches(self, tokenizer: Tokenizer, origin: Json) -> bool:
         """Whether the tokens were made from the same file with the same tokenizer."""
         return (self.meta.get("tokenizer"), self.meta.get("source")) == (tokenizer.fingerprint(), origin)
 
@@ -204,7 +203,7 @@ def sum_file(path: Path) -> int:
     return total
 
 
-def _map_column(directory: Path, meta: Mapping[str, Any], prefix: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def _map_column(directory: Path, meta: Json, prefix: str) -> tuple[NDArray[Any], NDArray[Any]]:
     ids = _map_file(directory / f"{prefix}ids.bin", np.dtype(meta["dtype"]))
     offsets = _map_file(directory / f"{prefix}offsets.bin", _OFFSET)
     total = meta[f"{prefix}tokens"]
@@ -221,7 +220,7 @@ def _map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
 
 
-def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, behind: list[int]) -> dict[str, Any]:
+def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, behind: list[int]) -> Json:
     """Write all files but `meta.json`, whose facts are returned. Files are summed on the way (`sum_file`)."""
     dtype = np.dtype("<u2" if max(tokenizer.size, tokenizer.for_sources.size) <= 1 << 16 else "<u4")
     count, continues = 0, bytearray()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from difflm.data.library_encoder import explain_library, make_encoder, unreadable
 from difflm.data.words import Given, join_words, split_words, word_shape
 from difflm.errors import DifflmError, UsageError
-from difflm.runtime.files import hash_json, read_json, write_atomic
+from difflm.runtime.files import Json, hash_json, read_json, write_atomic
 
 if TYPE_CHECKING:
     import tokenizers
@@ -89,10 +89,10 @@ class Tokenizer(ABC):
         return [None if any("\ud800" <= one <= "\udfff" for one in text) else text for text in self.spellings()]
 
     @abstractmethod
-    def contents(self) -> dict[str, Any]:
+    def contents(self) -> Json:
         """The contents of a file besides the kind."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """The whole contents of a file, including the tokenizer of sources."""
         own = {} if self.for_sources is self else {"for_sources": self.for_sources.to_json()}
         return {"kind": self.kind, **self.contents(), **own}
@@ -189,7 +189,7 @@ class Words(Tokenizer):
     def readable_pieces(self) -> list[str | None]:
         return [None if word_shape(word) is None else word for word in self.pieces]
 
-    def contents(self) -> dict[str, Any]:
+    def contents(self) -> Json:
         return {"words": self.words}
 
 
@@ -219,7 +219,7 @@ class Characters(Tokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         return "".join(self.pieces[i - len(SPECIALS)] for i in ids if i >= len(SPECIALS))
 
-    def contents(self) -> dict[str, Any]:
+    def contents(self) -> Json:
         return {"characters": self.pieces}
 
 
@@ -318,7 +318,7 @@ class Bpe(LibraryTokenizer):
         letters = [letter for letter in text if letter.isalpha()]
         return sum(letter not in self._letters for letter in letters) / max(1, len(letters))
 
-    def contents(self) -> dict[str, Any]:
+    def contents(self) -> Json:
         return {"pieces": self.pieces, "merges": [f"{a} {b}" for a, b in self.merges]}
 
 
@@ -347,7 +347,7 @@ class PretrainedTokenizer(LibraryTokenizer):
         except ValueError as error:
             raise DifflmError(f"{file} is not a tokenizer: {error}.") from None
 
-    def contents(self) -> dict[str, Any]:
+    def contents(self) -> Json:
         return {"tokenizer": self.definition}
 
 
@@ -377,7 +377,7 @@ def _byte_pair_encoder(**model: Any) -> "tokenizers.Tokenizer":
     return encoder
 
 
-def _strings(data: dict[str, Any], key: str) -> list[str]:
+def _strings(data: Json, key: str) -> list[str]:
     value = data.get(key)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValueError(f"it has no list of texts under {key!r}")
@@ -390,7 +390,7 @@ def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
     return left, right
 
 
-KINDS: Mapping[Any, Callable[[dict[str, Any]], Tokenizer]] = {
+KINDS: Mapping[Any, Callable[[Json], Tokenizer]] = {
     "words": lambda data: Words(_strings(data, "words")),
     "bpe": lambda data: Bpe(_strings(data, "pieces"), [_pair(merge) for merge in _strings(data, "merges")]),
     "characters": lambda data: Characters(_strings(data, "characters")),

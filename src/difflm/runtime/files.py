@@ -19,6 +19,7 @@ try:
 except ImportError:  # everywhere else
     msvcrt = None  # type: ignore[assignment]
 
+Json = dict[str, Any]  # an object of a JSON file
 LOCK = ".lock"
 FORMAT = 2  # of JSON files that hold a checksum of their contents
 CHECKSUM = "checksum"

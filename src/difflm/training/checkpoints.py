@@ -18,6 +18,7 @@ from difflm.runtime.distributed import current
 from difflm.runtime.files import (
     AGAIN,
     OF_WEIGHTS,
+    Json,
     check_sha256,
     explain_write_errors,
     read_checked,
@@ -59,7 +60,7 @@ def remove_leftovers(run: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
+def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: Json) -> Path:
     """Write a checkpoint directory atomically, then delete the oldest ones, and later ones, which were damaged."""
     target = run / "checkpoints" / f"step-{step}"
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
@@ -72,7 +73,7 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
     return target
 
 
-def save_shards(run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+def save_shards(run: Path, step: int, tensors: Mapping[str, Tensor], state: Json) -> None:
     """Write a checkpoint as one file per process: its rows of each tensor. The first also has what is not sharded."""
     processes = current()
     target = run / "checkpoints" / f"step-{step}"
@@ -93,7 +94,7 @@ def save_shards(run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapp
     processes.any()  # wait until the checkpoint exists
 
 
-def finish_checkpoint(run: Path, temporary: Path, target: Path, state: Mapping[str, Any]) -> None:
+def finish_checkpoint(run: Path, temporary: Path, target: Path, state: Json) -> None:
     """Write the state next to the tensors and make the checkpoint visible; then delete the oldest and later ones."""
     with explain_write_errors(target):
         write_checked(temporary / "state.json", state)
@@ -111,7 +112,7 @@ def shard_name(number: int, count: int) -> str:
     return f"state-{number + 1:05}-of-{count:05}.safetensors"
 
 
-def read_whole_config(run: Path) -> dict[str, Any]:
+def read_whole_config(run: Path) -> Json:
     """The config of a run; {} if there is none, or if it is damaged, since it will be written again."""
     try:
         config = read_checked(run / "config.json")
@@ -120,7 +121,7 @@ def read_whole_config(run: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def write_config(run: Path, config: Mapping[str, Any]) -> None:
+def write_config(run: Path, config: Json) -> None:
     """Write the config of a run whose weights do not change: their checksum is kept."""
     before = read_whole_config(run)
     write_checked(run / "config.json", {**config, **{key: before[key] for key in OF_WEIGHTS if key in before}})
@@ -139,7 +140,7 @@ def save_weights(run: Path, tensors: Mapping[str, Tensor]) -> str:
     return sha256
 
 
-def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Json]:
     state = read_checked(path / "state.json", "Start the run again.")
     if not is_state(state) or path.name != f"step-{state['step']}":
         raise DifflmError(f"{path}/state.json does not describe a checkpoint.")

@@ -22,7 +22,7 @@ from difflm.errors import DifflmError, UsageError, first_line
 from difflm.methods.rivals.prefix_classifier import LENGTH, PrefixClassifier, with_ends
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import NO_WORDS, LanguageModel, Losses, Trainable, training_noise
-from difflm.runtime.files import FORMAT, check_sha256, read_checked
+from difflm.runtime.files import FORMAT, Json, check_sha256, read_checked
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors
 from difflm.training.checkpoints import advise_resume
 from difflm.training.recipe import Recipe
@@ -239,7 +239,7 @@ def check_label_positions(labels: Labels, tokens: TokenFile, kept: Ints, path: P
             raise UsageError(f"{where} and {len(row)} spans under {name!r}, more than a tree: at most {2 * length}.")
 
 
-def build_classifier(labellings: list[Labelling], guided: Guided, longest: int, method: dict[str, Any]) -> Classifier:
+def build_classifier(labellings: list[Labelling], guided: Guided, longest: int, method: Json) -> Classifier:
     sizes = {key: method[key] for key in ("hidden", "layers", "heads", "dropout")}
     if isinstance(guided, Autoregressive):
         return PrefixClassifier(labellings, guided.view_dim, longest, vocabulary=guided.vocabulary, **sizes)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel
 from difflm.networks import Transformer
 from difflm.runtime.distributed import current
-from difflm.runtime.files import FORMAT, locked, refuse_links, write_checked
+from difflm.runtime.files import FORMAT, Json, locked, refuse_links, write_checked
 from difflm.runtime.threads import check_process
 from difflm.training.checkpoints import newest_checkpoint, read_whole_config, write_config
 from difflm.training.classifier import prepare_classifier, resolve_guided
@@ -182,7 +181,7 @@ def prepare_rows(
         origin = read_pairs(corpus_path(recipe.data, setup.root), recipe.column or "text")
         report_odd_pairs(setup, origin, (tokens, selection.kept), initial[0])
     batches, validation = make_batches(setup, recipe.longest, training, held_out, origin=origin)
-    counts: dict[str, Any] = {
+    counts: Json = {
         "texts": len(subset),
         "held_out": len(held_out[1]),
         "held_out_seen": overlap,
@@ -258,7 +257,7 @@ def start_weights(
             setup.report(f"{unknown:,} of {total:,} words are unknown to {Path(init).name} and count as unknown words")
 
 
-def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, counts: dict[str, Any]) -> dict[str, Any]:
+def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, counts: Json) -> Json:
     """The config of a run. The model gets the sampling defaults of its recipe."""
     if recipe.temperature is not None and model.capabilities.predicts_words:
         model.sampling = replace(model.sampling, temperature=recipe.temperature)

@@ -7,7 +7,7 @@ from typing import Any
 
 from difflm.data.corpora import file_names
 from difflm.methods import METHODS
-from difflm.runtime.files import locked, parse_record, read_checked, write_atomic, write_checked
+from difflm.runtime.files import Json, locked, parse_record, read_checked, write_atomic, write_checked
 
 DATASETS = {"e2e": "e2e_nlg"}  # names of corpora on the Hub
 
@@ -23,9 +23,9 @@ def write_card(run: Path) -> None:
     write_atomic(run / "README.md", card(run.resolve().name, read_checked(run / "config.json"), measured(run)))
 
 
-def measured(run: Path) -> list[dict[str, Any]]:
+def measured(run: Path) -> list[Json]:
     """The last record of every figure in a run's metrics.jsonl."""
-    last: dict[tuple[Any, ...], dict[str, Any]] = {}
+    last: dict[tuple[Any, ...], Json] = {}
     for record in read_metrics(run):
         if record.get("kind") == "metric":
             key = tuple(record.get(k) for k in ("task", "model", "name", "split", "sampling"))
@@ -34,14 +34,14 @@ def measured(run: Path) -> list[dict[str, Any]]:
     return list(last.values())
 
 
-def read_metrics(run: Path) -> Iterator[dict[str, Any]]:
+def read_metrics(run: Path) -> Iterator[Json]:
     """The records of a run's metrics.jsonl; a line that a crash truncated is skipped."""
     path = run / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ()
     return filter(None, map(parse_record, lines))
 
 
-def figure_parts(record: dict[str, Any]) -> tuple[str, str]:
+def figure_parts(record: Json) -> tuple[str, str]:
     """A measured figure, with "≤" before a bound and its standard error behind it; and what it was measured on."""
     value, error = record.get("value"), record.get("standard_error")
     shown = f"{value:,.4g}" if isinstance(value, int | float) else "not measured"
@@ -57,7 +57,7 @@ def figure_parts(record: dict[str, Any]) -> tuple[str, str]:
     return f"{shown}{unit}", ", ".join(part for part in details if part)
 
 
-def training_summary(config: dict[str, Any]) -> str:
+def training_summary(config: Json) -> str:
     trained = config.get("trained")
     if not trained:
         return "not finished yet"
@@ -73,7 +73,7 @@ def training_summary(config: dict[str, Any]) -> str:
     return f"{trained['steps']:,} steps in {trained['minutes']:,} minutes{ending}, seed {seed}{validation}"
 
 
-def summarise(config: dict[str, Any]) -> dict[str, str]:
+def summarise(config: Json) -> dict[str, str]:
     """Describe the tokens, data and training of a run, each in a line."""
     recipe = config["recipe"]
     absent = [(config.get("left_out"), "longer ones"), (config.get("repeated"), "that repeat others")]
@@ -93,17 +93,17 @@ def summarise(config: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def format_values(values: dict[str, Any]) -> str:
+def format_values(values: Json) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
-def suggest_command(run: str, config: dict[str, Any]) -> str:
+def suggest_command(run: str, config: Json) -> str:
     """A command that generates texts with the run."""
     reads = config["recipe"].get("source_longest")
     return f"difflm translate {run} sources.txt" if reads else f"difflm generate {run} -n 4"
 
 
-def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> str:
+def card(name: str, config: Json, records: list[Json]) -> str:
     recipe, method = config["recipe"], METHODS[config["method"]]
     summary = summarise(config)
     rows = {
@@ -133,7 +133,7 @@ def card(name: str, config: dict[str, Any], records: list[dict[str, Any]]) -> st
     return "\n".join(lines) + "\n"
 
 
-def _front_matter(recipe: dict[str, Any]) -> str:
+def _front_matter(recipe: Json) -> str:
     lines = ["---", "library_name: difflm", "pipeline_tag: text-generation"]
     licence = re.sub(r"[^a-z0-9.]+", "-", recipe["licence"].lower()).strip("-")
     lines.append(f"license: {licence or 'other'}")

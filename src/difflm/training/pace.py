@@ -2,10 +2,11 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
+from difflm.runtime.files import Json
 from difflm.training.recipe import Recipe
 from difflm.training.vocabulary import INFO, WARN, Note
 
@@ -49,10 +50,10 @@ class StepPace:
     def spend(self, what: What, step: int) -> Iterator[None]:
         yield
 
-    def state(self, step: int) -> dict[str, Any]:
+    def state(self, step: int) -> Json:
         return {}
 
-    def load(self, state: Mapping[str, Any]) -> None: ...
+    def load(self, state: Json) -> None: ...
 
 
 def plan_checks(budget: float, seconds: float) -> int:
@@ -219,22 +220,22 @@ class ClockPace(StepPace):
             self.checking, self.check_cost = self.checking + seconds, (seconds, self.step_seconds)
             self.checked_at, self.due["log"] = self.elapsed, 0.0
 
-    def state(self, step: int) -> dict[str, Any]:
+    def state(self, step: int) -> Json:
         ended = self.whole if self.has_ended(step) else 0.0
         sizes: Sequence[int] = self.validated or ()
         spent = {"elapsed": self.elapsed, "checking": self.checking, "ended": ended}
         return {"clock": {**spent, "checks": self.checks, "validated": [*sizes]}}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Json) -> None:
         if found := state.get("clock"):
             self.before, self.checking = float(found["elapsed"]), float(found["checking"])
             self.checks, self.finished = [*found["checks"]], found["ended"] >= self.whole
             self.validated = (found["validated"][0], found["validated"][1]) if found["validated"] else None
 
 
-def set_pace(recipe: Recipe, config: Mapping[str, Any], begun: float, note: Note) -> StepPace:
+def set_pace(recipe: Recipe, config: Json, begun: float, note: Note) -> StepPace:
     """The budget of a run: its steps, or its minutes, in which no text is read too often."""
     if recipe.steps:
         return StepPace(recipe)
-    passes = PASSES * config.get("rows", config["texts"]) // (recipe.batch_size * recipe.accumulate)
+    passes = PASSES * (config.get("rows") or config["texts"]) // (recipe.batch_size * recipe.accumulate)
     return ClockPace(recipe, max(LEAST, passes), begun, note)

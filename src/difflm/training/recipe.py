@@ -19,7 +19,7 @@ from difflm.data.texts import LONGEST, MOST_TOKENS
 from difflm.data.tokenizers import PretrainedTokenizer
 from difflm.errors import DifflmError, UsageError, explain_faults, first_line, suggest
 from difflm.methods import METHODS, Method
-from difflm.runtime.files import check_regular, read_checked
+from difflm.runtime.files import Json, check_regular, read_checked
 from difflm.training.run import initial_run
 
 Changes = Sequence[str] | Mapping[str, Any]  # of a recipe: "key=value" each, or values by key
@@ -217,11 +217,11 @@ def _drop_foreign(values: dict[str, Any], given: Mapping[str, Any]) -> list[str]
     return messages
 
 
-def read_changes(changes: Changes) -> dict[str, Any]:
+def read_changes(changes: Changes) -> Json:
     """Changes by their whole keys: {"model": {"hidden": 256}} is model.hidden."""
     if not isinstance(changes, Mapping):
         return dict(map(split_change, changes))
-    found: dict[str, Any] = {}
+    found: Json = {}
     for key, value in changes.items():
         if isinstance(value, Mapping):
             found |= {f"{key}.{name}": inner for name, inner in value.items()}
@@ -247,7 +247,7 @@ def split_change(change: str) -> tuple[str, Any]:
     return key.strip(), None if (key.strip(), value) == ("init", "none") else value
 
 
-def _sizes_of(init: Any, method: Any) -> dict[str, Any]:
+def _sizes_of(init: Any, method: Any) -> Json:
     """The sizes of the run that a recipe starts from."""
     theirs = initial_run(str(init))
     if theirs["method"] == method:
@@ -293,7 +293,7 @@ def check_tokenizer(recipe: Recipe) -> None:
         raise UsageError(f"tokenizer={recipe.tokenizer} goes with source_words={theirs['source_words']}.")
 
 
-def check(values: Mapping[str, Any]) -> Recipe:
+def check(values: Json) -> Recipe:
     if values.get("data") is None:
         raise UsageError(
             "this recipe trains on your own texts: give data=FILE, such as data=my.txt (a classifier: my.jsonl)."
@@ -315,7 +315,7 @@ def check(values: Mapping[str, Any]) -> Recipe:
         raise UsageError(_explain(error, values)) from None
 
 
-def read_recipe(run: Path) -> dict[str, Any]:
+def read_recipe(run: Path) -> Json:
     """The recipe of a run that is resumed, with the settings chosen for it, as values."""
     path = run / "recipe.json"
     if not path.exists():
@@ -326,7 +326,7 @@ def read_recipe(run: Path) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key != "format"}
 
 
-def _read(name_or_path: str) -> dict[str, Any]:
+def _read(name_or_path: str) -> Json:
     bundled = known_recipes()
     path = bundled.get(name_or_path) or Path(name_or_path)
     try:
@@ -348,7 +348,7 @@ def _read(name_or_path: str) -> dict[str, Any]:
     return {**values, "model": _sizes(values.get("model"))}
 
 
-def _sizes(model: Any) -> dict[str, Any]:
+def _sizes(model: Any) -> Json:
     """The sizes under `model`, which may be empty."""
     if not isinstance(model, dict | None):
         raise UsageError(f"recipe: `model` should hold `key: value` lines, not {type(model).__name__}.")
@@ -367,7 +367,7 @@ def _value(text: str, change: str) -> Any:
         return value
 
 
-def change_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def change_values(values: Json, changes: Json) -> Json:
     """The values of a recipe with changes, whose keys are whole."""
     inner = {key.removeprefix("model."): value for key, value in changes.items() if key.startswith("model.")}
     outer = {key: value for key, value in changes.items() if not key.startswith("model.")}
@@ -417,7 +417,7 @@ def _check_rows(recipe: Recipe) -> None:
         raise UsageError(f"recipe: rows: packed rows hold all texts and have one width, longest. Give {change}.")
 
 
-def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
+def _explain(error: ValidationError, values: Json) -> str:
     """Describe every error of a recipe, unknown keys with their nearest spelling."""
     method = METHODS.get(str(values.get("method")))
     keys = list(Recipe.model_fields) + [f"model.{k}" for k in (method.model_fields if method else {})]

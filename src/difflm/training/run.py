@@ -15,7 +15,7 @@ from difflm.errors import DifflmError, UsageError, first_line, suggest
 from difflm.machine import is_on
 from difflm.methods import METHODS, TextSpec
 from difflm.models.sampling import Sampling
-from difflm.runtime.files import AGAIN, FORMAT, INSTALL, OF_WEIGHTS, check_sha256, read_checked, read_json
+from difflm.runtime.files import AGAIN, FORMAT, INSTALL, OF_WEIGHTS, Json, check_sha256, read_checked, read_json
 from difflm.runtime.hub import is_hub_name
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def is_open_config(config: Any) -> bool:
     return isinstance(config, dict) and "format" not in config and bool({"model_type", "graph"} & config.keys())
 
 
-def read_config(run: Path) -> dict[str, Any]:
+def read_config(run: Path) -> Json:
     config = read_checked(run / "config.json", INSTALL if run in bundled_runs().values() else AGAIN)
     if is_open_config(config):
         raise DifflmError(
@@ -106,13 +106,13 @@ def read_config(run: Path) -> dict[str, Any]:
     return config
 
 
-def peek_config(name_or_path: str) -> dict[str, Any]:
+def peek_config(name_or_path: str) -> Json:
     """The config of a run, without torch; {} for somebody else's model and for one on the Hub."""
     folder = None if is_hub_name(name_or_path) else find_run(name_or_path)
     return read_config(folder) if folder and not is_open_config(read_json(folder / "config.json")) else {}
 
 
-def check_keys(config: Mapping[str, Any], name: str) -> None:
+def check_keys(config: Json, name: str) -> None:
     """Refuse keys that no config has, and values of another type."""
     kinds: dict[str, Any] = KEYS | OPTIONAL
     for key, value in config.items():
@@ -122,7 +122,7 @@ def check_keys(config: Mapping[str, Any], name: str) -> None:
             raise DifflmError(f"{name}: {key!r} is not of the type {getattr(kinds[key], '__name__', 'float')}.")
 
 
-def initial_run(name_or_path: str | Path) -> dict[str, Any]:
+def initial_run(name_or_path: str | Path) -> Json:
     """The keys in which a recipe must agree with the run that it starts from."""
     config = read_config(find_run(name_or_path))
     words = {key: config["recipe"][key] for key in ("tokenizer", "vocabulary", "more_than")}
@@ -144,7 +144,7 @@ def check_sizes(vocabulary: int, longest: int, source_longest: Any, source_vocab
             raise ValueError(f"{what} is {size}, and texts have at most {LONGEST} tokens")
 
 
-def check_base(run: Path, config: Mapping[str, Any]) -> tuple[str, str]:
+def check_base(run: Path, config: Json) -> tuple[str, str]:
     """The bundled run whose weights those of a run are added to, and their checksum."""
     match config["base"]:
         case {"run": str(name), "sha256": str(sha256)} if name in bundled_runs():
@@ -165,7 +165,7 @@ def add_to_base(weights: "Mapping[str, Tensor]", name: str, sha256: str) -> "dic
     }
 
 
-Loaded = tuple["LanguageModel", Tokenizer, dict[str, Any]]
+Loaded = tuple["LanguageModel", Tokenizer, Json]
 
 
 def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> Loaded:

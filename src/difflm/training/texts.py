@@ -26,6 +26,7 @@ from difflm.data.tokenizers import Tokenizer
 from difflm.errors import DifflmError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Trainable
+from difflm.runtime.files import Json
 from difflm.runtime.tensors import SkipInit
 from difflm.training.recipe import Recipe
 from difflm.training.validation import Figure
@@ -65,7 +66,7 @@ class Prepared:
     batches: Stream
     held_out: list[Batch]
     figure: Figure
-    config: dict[str, Any]
+    config: Json
     tokenizer: Tokenizer | None = None  # that it holds itself
 
 

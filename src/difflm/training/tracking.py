@@ -9,7 +9,7 @@ from typing import Any
 
 from difflm.errors import DifflmError, UsageError, first_line
 from difflm.models.base import LanguageModel
-from difflm.runtime.files import explain_write_errors, read_json, write_json
+from difflm.runtime.files import Json, explain_write_errors, read_json, write_json
 from difflm.training.recipe import Recipe
 from difflm.training.trainer import Progress, Watcher
 from difflm.training.validation import Validation
@@ -91,7 +91,7 @@ class TrackedWatcher:
         self.watcher.samples(step, model)
 
 
-def figures_of(kind: str, record: Mapping[str, Any]) -> dict[str, float]:
+def figures_of(kind: str, record: Json) -> dict[str, float]:
     """The numbers of a record of metrics.jsonl, under its kind."""
     return {f"{kind}/{k}": float(v) for k, v in record.items() if k != "step" and isinstance(v, int | float)}
 

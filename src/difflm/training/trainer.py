@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from difflm.fast.sharding import (
 from difflm.fast.training_blocks import prepare_blocks
 from difflm.models.base import LanguageModel, Losses, Trainable, sum_losses
 from difflm.runtime.distributed import current, on_loss
-from difflm.runtime.files import append_line, keep_lock, sync_path
+from difflm.runtime.files import Json, append_line, keep_lock, sync_path
 from difflm.runtime.stop_signals import catch_stop_signals
 from difflm.runtime.tensors import load_into
 from difflm.training.checkpoints import (
@@ -64,7 +64,7 @@ class Progress:
     steps_per_second: float
     tokens_per_second: float
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Json:
         return {
             "kind": "train",
             "step": self.step,
@@ -93,7 +93,7 @@ class Outcome:
     step: int
     stopped: Stopped
     seconds: float
-    validation: dict[str, Any] = field(default_factory=dict)  # of the weights that are saved as the model
+    validation: Json = field(default_factory=dict)  # of the weights that are saved as the model
     sha256: str | None = None  # of the file of these weights
 
     def summary(self) -> dict[str, object]:
@@ -152,7 +152,7 @@ class Trainer:
         self.step = 0
         self.seconds = 0.0
         self.validator = Validator(self.ema.model, figure, recipe.seed, device, self.dtype)
-        self.validation: dict[str, Any] = {}  # the best with patience, else the last
+        self.validation: Json = {}  # the best with patience, else the last
         self.best_weights: dict[str, Tensor] | None = None
         self.sha256: str | None = None  # of the model's file, once it is saved
         prepare_blocks(self.masters.model, self.recipe.compile, self.recipe.recompute is True)
@@ -343,7 +343,7 @@ class Trainer:
         good = newest_checkpoint(self.run)
         return f"The last good checkpoint is {good}" if good else "No checkpoint was saved yet"
 
-    def note_record(self, record: dict[str, Any]) -> None:
+    def note_record(self, record: Json) -> None:
         if self.processes.first:
             append_line(self.run / "metrics.jsonl", json.dumps(record))
 

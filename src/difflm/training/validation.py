@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.models.base import Likelihood, Trainable
 from difflm.runtime.distributed import current
+from difflm.runtime.files import Json
 
 VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one level per text would leave mostly variance
 CPU_WORK, CPU_TOKENS = 5e11, 4e4  # limits of a validation on a CPU, weights × tokens and tokens: seconds on two cores
@@ -43,13 +44,13 @@ class Validation:
         error = "" if self.error is None else f" ± {self.error:.4f}"
         return f"{'≤ ' if self.likelihood == 'bound' else ''}{self.value:.4f}{error} {UNITS[self.figure]}"
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Json:
         figures = {self.figure: self.value, "step": self.step}
         if self.error is not None:
             figures["standard_error"] = round(self.error, 6)
         return {**figures, "likelihood": self.likelihood} if self.likelihood else figures
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Json:
         return {"kind": "validation", **self.figures()}
 
 
