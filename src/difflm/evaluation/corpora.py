@@ -1,6 +1,6 @@
 """The texts that a model is compared with: held-out texts and training texts, and pairs of source and target."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice
 from pathlib import Path
@@ -80,23 +80,25 @@ def pairs_for(lm: TextDiffusion, root: Path | None, split: Split = "valid") -> P
     check_split(data, split)
     pairs = list(corpus_examples(data, root, "train", column))
     wanted, unseen = choose_numbers(lm, len(pairs), split)
-    numbers = _number_distinct(lm, pairs) if recipe.get("distinct") else range(len(pairs))
-    learned = {pairs[number].source for number in numbers if number not in unseen} if split == "valid" else set()
-    chosen = (pairs[number] for number in numbers if number in wanted and pairs[number].source not in learned)
+    numbered = list(number_examples(lm, pairs))
+    learned = {pair.source for number, pair in numbered if number not in unseen} if split == "valid" else set()
+    chosen = (pair for number, pair in numbered if number in wanted and pair.source not in learned)
     found = PairSet.group(file_names(data), split, chosen)
     if not found.sources:
         raise UsageError(f"every held-out source of {found.name} was also trained on: give others with --pairs.")
     return found
 
 
-def _number_distinct(lm: TextDiffusion, pairs: Sequence[Example]) -> list[int]:
-    """Return the numbers of the pairs that repeat no earlier one, token by token."""
-    sources = lm.tokenizer.for_sources.encode_batch([str(pair.source) for pair in pairs])
-    targets = lm.tokenizer.encode_batch([pair.target for pair in pairs])
-    first: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        first.setdefault((tuple(source), tuple(target)), number)
-    return list(first.values())
+def number_examples(lm: TextDiffusion, examples: Iterable[Example]) -> Iterator[tuple[int, Example]]:
+    """Number the examples; without those that repeat an earlier one, token by token, if training left them out."""
+    numbered, seen = enumerate(examples), set[int]()
+    if not lm.config["recipe"].get("distinct"):
+        yield from numbered
+    while some := list(islice(numbered, 1024)):
+        targets = lm.tokenizer.encode_batch([one.target for _, one in some])
+        sources = lm.tokenizer.for_sources.encode_batch([one.source or "" for _, one in some])
+        rows = zip(some, targets, sources, strict=True)
+        yield from (one for one, *ids in rows if is_new(repr(ids).encode(), seen))
 
 
 def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[tuple[int, str]]]) -> Corpus:
@@ -108,8 +110,8 @@ def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[tupl
     wanted, unseen = choose_numbers(lm, len(numbers), split, whole)
 
     def numbered() -> Iterator[tuple[int, str]]:
-        texts = (text for _, text in read())
-        return _drop_repeated(lm, texts) if recipe.get("distinct") else enumerate(texts)
+        examples = number_examples(lm, (Example(text) for _, text in read()))
+        return ((number, example.target) for number, example in examples)
 
     texts = [text for number, text in numbered() if number in wanted]
     if recipe.get("rows") == "packed":
@@ -145,12 +147,3 @@ def choose_numbers(
     chosen = held if split == "valid" else Permutation(total, seed)(places)
     wanted, unseen = (one if texts is None else np.flatnonzero(np.isin(texts, one)) for one in (chosen, held))
     return set(wanted.tolist()), set(unseen.tolist())
-
-
-def _drop_repeated(lm: TextDiffusion, texts: Iterator[str]) -> Iterator[tuple[int, str]]:
-    """Number the texts and drop those that repeat an earlier one, as training with `distinct` does."""
-    seen: set[int] = set()
-    numbered = enumerate(texts)
-    while some := list(islice(numbered, 1024)):
-        rows = lm.tokenizer.encode_batch([text for _, text in some])
-        yield from (one for one, ids in zip(some, rows, strict=True) if is_new(np.array(ids, "<u4").tobytes(), seen))
