@@ -131,20 +131,25 @@ class BlockDenoiser(Denoiser):
         """Predict all blocks at once, as training and the bound need it."""
         clean = condition.given
         assert clean is not None, "blocks are denoised given the clean text before them"
-        length, level = x.shape[1], self.process.at(t)
+        level = self.process.at(t)
         level = level if level.t.dim() == 2 else self.process.at(level.t.unsqueeze(1).expand(x.shape[:2]))
-        cos, sin = compute_rotations(length, self.network.head_dim, x.device)
-        turn = torch.cat([cos, cos]), torch.cat([sin, sin])
         with autocast_to(x.device, self.precision):
-            words, zeros = self.read_words(clean)
-            inputs, times = torch.cat([self.read_state(x, level), words], 1), torch.cat([level.t, zeros], 1)
-            seen, memory = self.seen_by(length, x.device), self.memory_of(condition)
-            hidden, _ = self.network.run(inputs, times, seen, None, 0, turn, memory)
+            hidden = self.read_blocks(x, level, clean, self.memory_of(condition))
             if read is not None:
-                return read(hidden[:, :length])
-            logits = self.network.answer(hidden[:, :length]).float()
+                return read(hidden)
+            logits = self.network.answer(hidden).float()
         with torch.autocast(x.device.type, enabled=False):
             return self.codec.belief(logits, x, level, self.codec.evidence(x, level), self.process)
+
+    def read_blocks(self, x: Tensor, level: Levels, clean: Tensor, memory: list[Memory] | None) -> Tensor:
+        """The network's last states of all noisy blocks, read together with the clean text."""
+        length = x.shape[1]
+        cos, sin = compute_rotations(length, self.network.head_dim, x.device)
+        turn = torch.cat([cos, cos]), torch.cat([sin, sin])
+        words, zeros = self.read_words(clean)
+        inputs, times = torch.cat([self.read_state(x, level), words], 1), torch.cat([level.t, zeros], 1)
+        hidden, _ = self.network.run(inputs, times, self.seen_by(length, x.device), None, 0, turn, memory)
+        return hidden[:, :length]
 
     def memory_of(self, condition: Condition) -> list[Memory] | None:
         """Every layer's keys and values of the sources; None without sources."""

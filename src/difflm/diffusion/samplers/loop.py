@@ -148,7 +148,7 @@ class SamplerInputs:
     def told_level(self, level: Levels) -> Levels:
         """The levels that the network and the step assume for a state."""
         last = self.sampler.told_time
-        return self.process.at(last + (1 - last) * level.t)
+        return self.process.at(last + (1 - last) * level.t) if last else level
 
     def take_step(
         self,
@@ -164,15 +164,15 @@ class SamplerInputs:
         since only tensors can then differ between steps."""
 
         def believe(x: Tensor, level: Levels) -> Belief:
-            belief = self.denoise(x, self.told_level(level) if self.sampler.told_time else level, previous)
+            belief = self.denoise(x, self.told_level(level), previous)
             for transform in self.sampler.transforms:
                 belief = transform(belief, x, level.t)
             return belief
 
         belief, eta = believe(x, level), ETA.get(self.sampler.step, 0.0)
         free = None if self.known is None else self.known < 0
-        here = self.told_level(level) if self.sampler.told_time else level
-        now = StepState(self.process, x, belief, here, next_level, noise, last, believe, free, eta, self.sampler.order)
+        here, order = self.told_level(level), self.sampler.order
+        now = StepState(self.process, x, belief, here, next_level, noise, last, believe, free, eta, order)
         x = self.sampler.step(now)
         if self.sampler.guide is not None and guided is not False:
             moved = self.sampler.guide(now, x)

@@ -4,7 +4,7 @@ one; by itself, or behind a source."""
 from pathlib import Path
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from difflm.data.library_encoder import is_pretrained
 from difflm.data.tokenizers import PretrainedTokenizer, Tokenizer
@@ -41,17 +41,14 @@ class AutoregressiveTwin(Method):
         return Autoregressive(**self._parts(texts))
 
     def _parts(self, texts: TextSpec) -> dict[str, Any]:
+        """The parts of the model; of a pretrained network, without its weights."""
+        width, network = 1 + texts.longest + texts.source_longest, None
+        if self.decoder:
+            network = PretrainedDecoder(self.decoder, texts.vocabulary, width, self.dropout)
         sizes = {"hidden": self.hidden, "layers": self.layers, "heads": self.heads, "dropout": self.dropout}
         sampling = Sampling("autoregressive", steps=max(1, texts.longest))
-        own = {"sampling": sampling, "network": self._network(texts)}
-        return {"vocabulary": texts.vocabulary, "longest": texts.longest, **sizes, **own}
-
-    def _network(self, texts: TextSpec) -> Any:
-        """The pretrained network, without its weights; None: a new one."""
-        if not self.decoder:
-            return None
-        width = 1 + texts.longest + texts.source_longest
-        return PretrainedDecoder(self.decoder, texts.vocabulary, width, self.dropout)
+        own = {"vocabulary": texts.vocabulary, "longest": texts.longest, "sampling": sampling}
+        return {**sizes, **own, "network": network}
 
     def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.decoder:
@@ -76,3 +73,24 @@ class DecoderOnly(AutoregressiveTwin):
 
     def build(self, texts: TextSpec) -> LanguageModel:
         return Model(**self._parts(texts), source_longest=texts.source_longest)
+
+
+class EncoderDecoderTwin(Method):
+    """The same behind an encoder of a source, as in the paper, with its beam search and the length penalty of Wu et al.
+    (2016). Its parts are those of the other methods, so that it differs from them in nothing but its direction: blocks
+    are normalised before and not after, and words turn by rotary positions."""
+
+    name, task = "encoder-decoder", "seq2seq"
+
+    hidden: int = 384
+    layers: int = 6
+    encoder_layers: int = 4
+    heads: int = 6
+    dropout: float = 0.1
+    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        sizes = (texts.vocabulary, texts.longest, self.hidden, self.layers, self.heads, self.dropout)
+        sampling = Sampling("autoregressive", steps=max(1, texts.longest))
+        encoder = texts.source_longest, self.encoder_layers, texts.source_vocabulary
+        return Autoregressive(*sizes, sampling, *encoder, self.label_smoothing)

@@ -1,14 +1,12 @@
 """Block diffusion with a network that started as an open left-to-right model (`models/open_start.py`)."""
 
-from collections.abc import Callable
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from difflm.data.tokenizers import START
-from difflm.diffusion.base import Belief, Codec, Levels, Process, Times
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion.base import Codec, Levels, Process
 from difflm.diffusion.denoiser import Conditioning, Denoiser, autocast_to
 from difflm.models.block_diffusion import BlockDenoiser
 from difflm.networks.open_transformer import AnnealedTransformer
@@ -34,36 +32,19 @@ class OpenBlockDenoiser(BlockDenoiser):
         self.size, self.window, self.shift = size, window, int(network.shape.shift)
         self.places = nn.Parameter(torch.zeros(size, network.shape.hidden))  # masks alone cannot tell positions
 
-    def forward(
-        self,
-        x: Tensor,
-        t: Times,
-        mask: Tensor | None = None,
-        condition: Condition = UNCONDITIONAL,
-        previous: Tensor | None = None,
-        read: Callable[[Tensor], Belief] | None = None,
-    ) -> Belief:
-        clean, network = condition.given, cast(AnnealedTransformer, self.network)
-        assert clean is not None, "blocks are denoised given the clean text before them"
-        length, level = x.shape[1], self.process.at(t)
-        level = level if level.t.dim() == 2 else self.process.at(level.t.unsqueeze(1).expand(x.shape[:2]))
-        with autocast_to(x.device, self.precision):
-            words, _ = self.read_words(clean)
-            noisy = self.read_state(x, level).unflatten(1, (-1, self.size))
-            if self.shift:
-                before = torch.cat([self.read_start(x), words[:, self.size - 1 : -1 : self.size]], 1)
-                noisy = torch.cat([before.unsqueeze(2), noisy], 2)
-            place = torch.arange(length, device=x.device)
-            first = place[:: self.size].unsqueeze(1)
-            read_at = (first + torch.arange(-self.shift, self.size, device=x.device)).flatten()
-            seen, places = self.seen_by(length, x.device), torch.cat([read_at, place]) + self.shift
-            hidden, _ = network.run(torch.cat([noisy.flatten(1, 2), words], 1), seen, None, places)
-            spoken = hidden[:, : len(read_at)].unflatten(1, (-1, self.size + self.shift))[:, :, : self.size]
-            if read is not None:
-                return read(spoken.flatten(1, 2))
-            logits = network.answer(spoken.flatten(1, 2)).float()
-        with torch.autocast(x.device.type, enabled=False):
-            return self.codec.belief(logits, x, level, self.codec.evidence(x, level), self.process)
+    def read_blocks(self, x: Tensor, level: Levels, clean: Tensor, memory: list[Memory] | None) -> Tensor:
+        network, (words, _) = cast(AnnealedTransformer, self.network), self.read_words(clean)
+        noisy = self.read_state(x, level).unflatten(1, (-1, self.size))
+        if self.shift:
+            before = torch.cat([self.read_start(x), words[:, self.size - 1 : -1 : self.size]], 1)
+            noisy = torch.cat([before.unsqueeze(2), noisy], 2)
+        place = torch.arange(x.shape[1], device=x.device)
+        first = place[:: self.size].unsqueeze(1)
+        read_at = (first + torch.arange(-self.shift, self.size, device=x.device)).flatten()
+        seen, places = self.seen_by(x.shape[1], x.device), torch.cat([read_at, place]) + self.shift
+        hidden, _ = network.run(torch.cat([noisy.flatten(1, 2), words], 1), seen, None, places)
+        spoken = hidden[:, : len(read_at)].unflatten(1, (-1, self.size + self.shift))[:, :, : self.size]
+        return spoken.flatten(1, 2)
 
     def read_start(self, x: Tensor) -> Tensor:
         """The network's input for START, [B, 1, hidden]."""
