@@ -82,13 +82,13 @@ class EditedText(KnownText):
         """For subwords, the rule that nothing lengthens kept words."""
         if info.whole_words or not self.parts:
             return None
-        from difflm.controls.rules import KeepApart, KeepWhole
+        from difflm.controls.rules import KeepApart
 
         spans, places = info.tokenizer.spans(self.text), self.places(info)
         kept = [self.text[spans[place[0]][0] : spans[place[-1]][1]].strip() for place in places]
         followers = tuple(sort_followers(one, info.tokenizer) for one in kept)
-        apart = KeepApart(codec, followers, spaced_pieces(info.tokenizer), canvas)
-        return KeepWhole(apart, tuple((canvas.first + place[0], canvas.first + place[-1] + 1) for place in places))
+        ends = tuple((canvas.first + place[0], canvas.first + place[-1] + 1) for place in places)
+        return KeepApart(codec, followers, spaced_pieces(info.tokenizer), canvas, places=ends)
 
     def check(self, words: Sequence[str]) -> Check:
         return Check(None, None, "none: an edit is not checked")

@@ -199,14 +199,8 @@ def matches_model(guided: Guided, wanted: Sequence[float]) -> bool:
 # -- how a classifier's gradient steers -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Fluency:
-    """λ, the weight of log p(x_s | x_t) relative to a classifier's *mean* loss, for each kind of control."""
-
-    text: float
-    tags: float
-    tree: float
-    span: float
+# λ, the weight of log p(x_s | x_t) relative to a classifier's *mean* loss, for each kind of control (Li et al., 2022).
+FLUENCY = {"text": 0.01, "tags": 1e-4, "tree": 5e-4, "span": 0.1}
 
 
 @dataclass(frozen=True)
@@ -222,7 +216,7 @@ class GuidanceSettings:
     climb: Literal["sign", "gradient", "enumerate"] = "gradient"
     size: float = 10.0
     inner: int = 1
-    fluency: Fluency | None = None
+    fluency: bool = False
     tail: float = 0.0
     impose: bool = True
     words: int = 16
@@ -231,7 +225,7 @@ class GuidanceSettings:
 STANDARD = GuidanceSettings()
 TOKENS = GuidanceSettings(size=2.0)  # 1 is Bayes' rule; 10 for vectors makes up for small steps
 # Li et al. (2022), released code. Of 200 steps the last that is followed by moves ends at 0.05: half a step of room.
-ORIGINAL = GuidanceSettings("sign", 0.1, 3, Fluency(text=0.01, tags=1e-4, tree=5e-4, span=0.1), 0.0475, impose=False)
+ORIGINAL = GuidanceSettings("sign", 0.1, 3, True, 0.0475, impose=False)
 
 
 @dataclass(frozen=True)
@@ -292,8 +286,7 @@ class Guidance:
     def fluency(self) -> Tensor:
         """λ of each text, [B]. The original never mixed kinds of controls; here the smallest λ holds for all, since a
         mean over many positions would have no effect next to a larger one. Texts without a target are not moved."""
-        assert self.settings.fluency is not None
-        own = [torch.where(w.asks, getattr(self.settings.fluency, w.kind), torch.inf) for w in self.targets]
+        own = [torch.where(w.asks, FLUENCY[w.kind], torch.inf) for w in self.targets]
         return torch.nan_to_num(torch.stack(own).amin(0), posinf=0.0)
 
     @torch.enable_grad()

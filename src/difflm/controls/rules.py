@@ -107,17 +107,26 @@ class PlacePhrases:
 @dataclass(frozen=True)
 class KeepApart:
     """Keeps the last words of phrases whole for subword models: no token after them lengthens them. After a token that
-    would do so together with others, such as a full stop, the text ends or white space follows."""
+    would do so together with others, such as a full stop, the text ends or white space follows. As a transform, it is
+    about phrases that are known: the kept words of an edited text."""
 
     codec: Codec
     followers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # for each phrase (`sort_followers`)
     spaced: tuple[int, ...]  # tokens that begin with white space, and specials
     canvas: Canvas
     openings: tuple[tuple[int, ...], ...] = ()  # the tokens of each phrase at the beginning of a text
+    places: tuple[tuple[int, int], ...] = ()  # where each known phrase begins and ends
 
     @property
     def first(self) -> int:
         return self.canvas.first
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        logits = belief.logits
+        for n, place in enumerate(self.places):
+            begin, end = (torch.full(x.shape[:1], k, device=x.device) for k in place)
+            logits = self.separate(logits, n, begin, end, self.known)
+        return rule_out(belief, logits, self.codec)
 
     @cached_property
     def known(self) -> Tensor:
@@ -171,21 +180,6 @@ class KeepApart:
             inside & (unprinted | ~self.codec.token_mask(self.spaced)), float("-inf")
         )
         return logits.index_put((rows, next_), torch.where(inside, behind, logits[rows, next_]))
-
-
-@dataclass(frozen=True)
-class KeepWhole:
-    """Words of an edited text that are kept are not lengthened by what is written after them."""
-
-    apart: KeepApart
-    places: tuple[tuple[int, int], ...]  # the begin and end of each phrase
-
-    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        logits = belief.logits
-        for n, place in enumerate(self.places):
-            begin, end = (torch.full(x.shape[:1], k, device=x.device) for k in place)
-            logits = self.apart.separate(logits, n, begin, end, self.apart.known)
-        return rule_out(belief, logits, self.apart.codec)
 
 
 def phrase_gain(loss: Tensor, ways: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:

@@ -88,23 +88,22 @@ class PerRowTransforms:
             for rule in rules:
                 own = rule(own, x[part], t[part])
             ruled.append(own)
+
+        def draw(u: Tensor) -> Tensor:  # jointly, for those parts of the rows that need it
+            whole = torch.full_like(u, FREE, dtype=torch.long)
+            for part, own in zip(self.parts, ruled, strict=True):
+                if own.draw is not None:
+                    whole[part] = own.draw(u[part])
+            return whole
+
         return replace(
             belief,
             logits=torch.cat([own.logits for own in ruled]),
             state=None if all(own.state is None for own in ruled) else torch.cat([own.clean for own in ruled]),
             words=None if all(own.words is None for own in ruled) else torch.cat([own.tokens for own in ruled]),
-            draw=None if all(own.draw is None for own in ruled) else partial(draw_by_rows, self.parts, ruled),
+            draw=None if all(own.draw is None for own in ruled) else draw,
             draws_all=all(own.draws_all for own in ruled),
         )
-
-
-def draw_by_rows(parts: Sequence[slice], beliefs: Sequence[Belief], u: Tensor) -> Tensor:
-    """Draw tokens jointly for those parts of the rows [B, L] that need it."""
-    whole = torch.full_like(u, FREE, dtype=torch.long)
-    for part, own in zip(parts, beliefs, strict=True):
-        if own.draw is not None:
-            whole[part] = own.draw(u[part])
-    return whole
 
 
 def merge_targets(targets: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:
