@@ -497,7 +497,7 @@ def test_places_say_what_is_free():
     layouts, _ = brief.layouts(torch.arange(1), 0)
     (tile,) = make_batches(lm.model, [Row(0, 0, layouts[0])], torch.device("cpu"))
     place = Canvas(torch.arange(tile.width) < tile.lengths.unsqueeze(1), 1, tile.known >= 0)
-    (rule,) = brief.phrases.rule(lm.model.denoiser.codec, place, ())
+    (rule,) = brief.phrase_rules(place)
     assert rule.free[0].nonzero().flatten().tolist() == [1, 2, 3]
 
 

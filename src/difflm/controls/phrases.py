@@ -1,24 +1,18 @@
-"""Words and phrases that must appear: whether they fit, and the rule that places all of them."""
+"""Words and phrases that must appear, and whether they fit."""
 
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING
 
-from difflm.controls.base import WORDS, Canvas, Control, Exact, ModelInfo, need_text
+from difflm.controls.base import WORDS, Control, Exact, ModelInfo, need_text
 from difflm.controls.gaps import Infill, fits_between
 from difflm.controls.patterns.token_automata import ANY, TokenAutomaton, compile_pattern, find_phrase
-from difflm.controls.pieces import hold_phrase, sort_followers, spaced_pieces
+from difflm.controls.pieces import Followers, hold_phrase, sort_followers, spaced_pieces
 from difflm.data.tokenizers import UNK
 from difflm.data.words import Given, has_phrase, is_letter, join_words, space_words, split_words, touches
 from difflm.errors import UsageError
-
-if TYPE_CHECKING:
-    from difflm.controls.rules import KeepApart
-    from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.samplers.loop import Transform
 
 MOST = 8  # all their orders are compared at every step, and each phrase doubles the work
 
@@ -137,29 +131,19 @@ class Phrases:
     def named(self) -> str:
         return " and ".join(repr(ways[0].phrase) for ways in self.asked)
 
-    def rule(self, codec: "Codec", canvas: Canvas, ends: tuple[int, ...]) -> "list[Transform]":
-        if not self.asked:
-            return []
-        from difflm.controls.rules import PlacePhrases
-
-        free = canvas.mask & ~canvas.settled
-        free[:, : canvas.first] = False
-        free[:, canvas.first + self.info.max_words :] = False
-        apart = self.keep_apart(codec, canvas) if self.info.tokenizer.spells else None
-        return [PlacePhrases(codec, self.ids, free, apart, ends)]
-
-    def keep_apart(self, codec: "Codec", canvas: Canvas) -> "KeepApart":
-        """The rule that keeps phrases whole for subword models; what would lengthen any wording is banned after all."""
-        from difflm.controls.rules import KeepApart
-
-        tokenizer = self.info.tokenizer
-        sorted_ = [[sort_followers(one.phrase.strip(), tokenizer) for one in ways] for ways in self.asked]
-        followers = tuple(
+    @property
+    def followers(self) -> tuple[Followers, ...]:
+        """For each phrase, the tokens that would lengthen any wording of it (`sort_followers`)."""
+        sorted_ = [[sort_followers(one.phrase.strip(), self.info.tokenizer) for one in ways] for ways in self.asked]
+        return tuple(
             (tuple({i for glued, _ in ways for i in glued}), tuple({i for _, closing in ways for i in closing}))
             for ways in sorted_
         )
-        openings = tuple(tuple(ways[0].opening(self.info)) for ways in self.asked)
-        return KeepApart(codec, followers, spaced_pieces(tokenizer), canvas, openings)
+
+    @property
+    def openings(self) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each phrase at the beginning of a text."""
+        return tuple(tuple(ways[0].opening(self.info)) for ways in self.asked)
 
 
 def choose_phrases(

@@ -24,8 +24,8 @@ from difflm.controls.patterns.chains import chain_of
 from difflm.controls.patterns.pattern import join_patterns
 from difflm.controls.patterns.token_automata import Template, TokenAutomaton
 from difflm.controls.phrases import choose_phrases, join_given, speaks_of_every_word
-from difflm.controls.pieces import avoid_words, let_end
-from difflm.controls.rules import ForbidSpecials, ImposePattern
+from difflm.controls.pieces import avoid_words, let_end, spaced_pieces
+from difflm.controls.rules import ForbidSpecials, ImposePattern, KeepApart, PlacePhrases
 from difflm.controls.sentence_classifier import SentenceClassifier, read_labels
 from difflm.data.tokenizers import END, SPECIALS, START, UNK
 from difflm.data.words import Given, join_words, split_words
@@ -224,9 +224,17 @@ class ControlPlan:
         return rules + [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]
 
     def phrase_rules(self, canvas: Canvas) -> list[Transform]:
-        """The rule that required words appear, if there are any."""
-        ends = self.model.lengths.ends if self.open_ended else ()
-        return self.phrases.rule(self.denoiser.codec, canvas, ends)
+        """The rule that required words appear, if there are any; for subwords, with nothing that lengthens them."""
+        codec, phrases, tokenizer = self.denoiser.codec, self.phrases, self.info.tokenizer
+        if not phrases.asked:
+            return []
+        free = canvas.mask & ~canvas.settled
+        free[:, : canvas.first] = False
+        free[:, canvas.first + self.info.max_words :] = False
+        apart = None
+        if tokenizer.spells:
+            apart = KeepApart(codec, phrases.followers, spaced_pieces(tokenizer), canvas, phrases.openings)
+        return [PlacePhrases(codec, phrases.ids, free, apart, self.model.lengths.ends if self.open_ended else ())]
 
     def last_rules(self, canvas: Canvas) -> list[Transform]:
         """The rule that the whole text is accepted, if there is an automaton. Known special tokens are not part of a
