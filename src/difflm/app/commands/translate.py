@@ -122,7 +122,6 @@ def read_input(file: str | None, column: str | None) -> tuple[list[int], list[st
     """The sources of a file, or of standard input, and their line numbers."""
     from difflm.data.texts import check_sources, read_sources
 
-    pairs = list(
-        check_sources(read_stdin("source"), "standard input") if file is None else read_sources(Path(file), column)
-    )
-    return [number for number, _ in pairs], [source for _, source in pairs]
+    given = check_sources(read_stdin("source"), "standard input") if file is None else read_sources(Path(file), column)
+    numbers, sources = zip(*given, strict=True)
+    return [*numbers], [*sources]

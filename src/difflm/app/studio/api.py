@@ -67,12 +67,12 @@ PLAYER = answer_of("One HTML file.", "text/html", {"type": "string"})
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events of some jobs, which are cancelled when the client disconnects."""
+    """Server-sent events of some jobs, which are cancelled when the client disconnects; None keeps the stream alive."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], jobs: Sequence[Job]) -> None:
-        super().__init__(events, headers={"x-accel-buffering": "no"})
+    def __init__(self, events: AsyncIterator[bytes | None], jobs: Sequence[Job]) -> None:
+        super().__init__((part or KEEPALIVE_COMMENT async for part in events), headers={"x-accel-buffering": "no"})
         self.jobs = jobs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -193,7 +193,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
     return router
 
 
-async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> AsyncIterator[bytes]:
+async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> AsyncIterator[bytes | None]:
     """The events of a job as its client gets them."""
     yield event({"ahead": engine.ahead(job), "candidates": each, "warnings": job.generation.warnings}, "queued")
     try:
@@ -206,7 +206,7 @@ async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> Async
                 case Done(seconds):
                     yield event({"seconds": round(seconds, 4)}, "done")
                 case None:
-                    yield KEEPALIVE_COMMENT
+                    yield None
     except DifflmError as error:
         yield event({"message": say_in_request(error)}, "error")
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fastapi.sse import KEEPALIVE_COMMENT
 from pydantic import BaseModel, ConfigDict, Field
 
 from difflm.app.studio.api import event, texts_of
@@ -262,17 +261,17 @@ class Completion:
         formatted = [*map(self.answer.format_choice, choices)]
         return {**self.about, "choices": formatted, "usage": self.usage(choices)}
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def pieces(self) -> AsyncIterator[bytes | None]:
         """Yield one chunk for every choice when it is finished: a text comes all at once, not from left to right."""
         choices = []
         try:
             for place, job in enumerate(self.jobs):
                 async for text in job.texts():
                     if text is None:
-                        yield KEEPALIVE_COMMENT
-                        continue
-                    choices.append(self.choice(place, *text))
-                    yield event({**self.about, "choices": [self.answer.format_choice(choices[-1], streamed=True)]})
+                        yield None
+                    else:
+                        choices.append(self.choice(place, *text))
+                        yield event({**self.about, "choices": [self.answer.format_choice(choices[-1], streamed=True)]})
         except DifflmError as error:
             yield event(error_object(say_in_request(error)))
             return
