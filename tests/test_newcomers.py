@@ -16,12 +16,15 @@ import pytest
 import typer
 from open_checkpoints import CHAT, MODELS, write_model, write_tokenizer
 from serving import need, running
-from tiny import tiny_runs
+from tiny import MODEL, tiny_runs
 
 from difflm.app.cli import app, main
 from difflm.data.languages import is_other_language
 from difflm.data.tokenizers import Bpe, Tokenizer
 from difflm.generation.pipeline import TextDiffusion
+from difflm.methods import METHODS, TextSpec
+from difflm.methods.base import LISTED
+from difflm.models.sampling import STEP_RULES
 from difflm.training.run import find_run
 
 assert tiny_runs  # a fixture
@@ -138,6 +141,15 @@ MISTAKES = {
     "generate --edit ''": "--edit: the text is empty",
     "generate --edit 'A text.' --strength 2": "--strength must be greater than 0",
     "generate --edit 'A text.' --infill 'a ___'": "--edit and --infill cannot be combined",
+    "generate --edit 'A text.' --keep word": "--keep: 'word' is not in the text",
+    "generate --sampler confidnce": "Did you mean 'confidence'?",
+    "generate --sampler ddim": "unknown --sampler 'ddim' for masked models",
+    "generate judge --sampler ddim": "--sampler is for diffusion models, but judge is autoregressive",
+    "generate somebody/else --sampler ddmi": "Did you mean 'ddim'?",
+    "generate --top-k 5": "--top-k is for autoregressive models, but english is mdlm",
+    "generate --label food=Japanese": "knows the label 'food' (known: register)",
+    "generate --label register=storry": "register: unknown value 'storry'. Did you mean 'story'?",
+    "generate e2e --label pos=NOUN": "'pos' is a tag for every word",
     "generate --candidates 4": "--candidates needs something to choose by",
     "generate --method foo": "unknown --method 'foo'",
     "generate --source 'A text.'": "trained on texts without sources",
@@ -180,6 +192,17 @@ def test_a_mistake_is_told_before_a_model_is_loaded(
     assert said.startswith("difflm: ") and len(said.splitlines()) <= 2
     assert MISTAKES[line] in said
     assert sorted(folder.rglob("*")) == before
+
+
+def test_a_table_has_the_step_rules_of_every_method() -> None:
+    """By it a wrong --sampler is refused, and none is that a model knows."""
+    known: dict[str, set[str]] = {"masked": {"prism"}}  # of a model with a quality head
+    for name in LISTED:
+        method, sizes = METHODS[name], {**MODEL, "embedding_dim": 16} if METHODS[name].family == "gaussian" else MODEL
+        if method.kind != "classifier" and method.family != "autoregressive":
+            model = method(**sizes).build(TextSpec(20, 16, 16 if method.task == "seq2seq" else 0))
+            known.setdefault(method.family, set()).update(model.capabilities.step_rules)
+    assert known == {family: {*rules} for family, rules in STEP_RULES.items()}
 
 
 def test_texts_that_fail_leave_no_directory(

@@ -112,6 +112,9 @@ class Control(ABC):
     def check_value(self) -> None:  # noqa: B027 (most controls take any value)
         """Reject what no model can do, so that none is loaded for it; `prepare` rejects it, too."""
 
+    def check_labels(self, labels: Mapping[str, Sequence[str]], kinds: "Mapping[str, Kind]") -> None:  # noqa: B027
+        """Reject a label that none of the model's classifiers knows, so that no model is loaded for it."""
+
     def bind(self, info: ModelInfo) -> "Control":
         """The same request in terms of this model's tokens."""
         return self

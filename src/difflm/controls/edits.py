@@ -38,6 +38,8 @@ class Edit:
             raise UsageError("edit: the text is empty.")
         if not 0 < self.strength <= 1:
             raise UsageError(f"--strength must be greater than 0 and at most 1, not {self.strength}.")
+        for phrase in self.keep:
+            find_phrase(phrase, self.text)
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,20 @@ class EditedText(KnownText):
         return Check(None, None, "none: an edit is not checked")
 
 
-def find_kept(phrase: str, text: str, tokenizer: Tokenizer) -> list[range]:
-    """Positions of the tokens of a phrase in a text, wherever it occurs. For subwords, all tokens that spell a part of
-    it, and the one before them, a space or a punctuation mark, if the first does not begin with a space."""
+def find_phrase(phrase: str, text: str) -> list[int]:
+    """The numbers of the words where a phrase begins; at least one."""
     words, asked = split_words(text), split_words(phrase.strip())
     starts = [i for i in range(len(words) - len(asked) + 1) if words[i : i + len(asked)] == asked]
     if not asked or not starts:
         raise UsageError(f"keep: {phrase!r} is not in the text to edit.")
+    return starts
+
+
+def find_kept(phrase: str, text: str, tokenizer: Tokenizer) -> list[range]:
+    """Positions of the tokens of a phrase in a text, wherever it occurs. For subwords, all tokens that spell a part of
+    it, and the one before them, a space or a punctuation mark, if the first does not begin with a space."""
+    words, asked = split_words(text), split_words(phrase.strip())
+    starts = find_phrase(phrase, text)
     if tokenizer.whole_words:
         return [range(start, start + len(asked)) for start in starts]
     places, end = list[tuple[int, int]](), 0

@@ -1,6 +1,6 @@
 """Controls that a classifier guides towards, and that an independent checker checks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
@@ -40,7 +40,10 @@ class Label(Control):
         return f"{self.label}={self.value}"
 
     def prepare(self, info: ModelInfo) -> None:
-        known = check_label_known(self.label, self.kind, info)
+        self.check_labels(info.labels, info.kinds)
+
+    def check_labels(self, labels: Mapping[str, Sequence[str]], kinds: Mapping[str, Kind]) -> None:
+        known = check_label_known(self.label, self.kind, labels, kinds)
         if self.value not in known:
             raise UsageError(f"{self.label}: unknown value {self.value!r}. {list_names(self.value, known)}")
 
@@ -111,7 +114,7 @@ class Tags(Control):
             raise UsageError("pos: this model writes pieces of words; tags need whole words.")
         if len(self.tags) > info.max_words:
             raise UsageError(f"pos: {len(self.tags)} tags are more words than this model can write ({info.max_words}).")
-        known = check_label_known(POS, self.kind, info)
+        known = check_label_known(POS, self.kind, info.labels, info.kinds)
         if unseen := [tag for tag in self.tags if tag not in known]:
             raise UsageError(f"pos: this model's classifier never saw {unseen[0]}. Known: {', '.join(known)}.")
 
@@ -147,17 +150,19 @@ def checking_tagger() -> Tagger:
         return own_tagger()
 
 
-def check_label_known(head: str, kind: Kind, info: ModelInfo) -> list[str]:
+def check_label_known(
+    head: str, kind: Kind, labels: Mapping[str, Sequence[str]], kinds: Mapping[str, Kind]
+) -> list[str]:
     """The values that a classifier knows. A label is of a whole text, tags are of words: one cannot be used as the
     other."""
-    if (known_as := info.kinds.get(head, kind)) != kind:
+    if (known_as := kinds.get(head, kind)) != kind:
         raise UsageError(f"{head!r} is {MEANING[known_as]} in this classifier, not {MEANING[kind]}.")
-    if head not in info.labels:
-        known = ", ".join(info.labels) or "none"
+    if head not in labels:
+        known = ", ".join(labels) or "none"
         raise UsageError(
             f"none of this model's classifiers knows the label {head!r} (known: {known}). Give one with --guide DIR."
         )
-    return [value for value in info.labels[head] if value != NONE]
+    return [value for value in labels[head] if value != NONE]
 
 
 def list_names(wrong: str, known: Sequence[str]) -> str:

@@ -47,7 +47,7 @@ class Tree(Control):
     def prepare(self, info: ModelInfo) -> None:
         self.check_value()
         check_room(len(self.tree.words()), info, self.name)
-        known = check_label_known(PHRASES, self.kind, info)
+        known = check_label_known(PHRASES, self.kind, info.labels, info.kinds)
         for span in phrases(self.tree):
             if span.label not in known:
                 raise UsageError(
@@ -112,7 +112,7 @@ class Span(Control):
     def prepare(self, info: ModelInfo) -> None:
         self.check_value()
         check_room(self.last + 1, info, self.name)
-        known = check_label_known(PHRASES, self.kind, info)
+        known = check_label_known(PHRASES, self.kind, info.labels, info.kinds)
         if not self.alternatives(info):
             raise UsageError(f"span: this model's classifier never saw {self.label}. {list_names(self.label, known)}")
 

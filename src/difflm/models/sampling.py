@@ -107,6 +107,20 @@ class Sampling:
             raise UsageError(f"--{option_name(wrong)} {describe_range(wrong)}, not {given[wrong]}.") from None
 
 
+# The step rules that models of each family of processes may know, ours without importing them: a wrong one is refused
+# before a model is loaded. Capabilities say which of them a model does know.
+VECTOR_RULES = ("ancestral", "ddim", "ddim-half", "dpm-solver", "euler", "heun")
+ORDERS = ("confidence", "entropy", "entropy-bound", "first-hitting", "gibbs", "margin", "remask", "threshold")
+STEP_RULES: dict[str, tuple[str, ...]] = {
+    "gaussian": ("jump", *VECTOR_RULES),
+    "simplex": ("renoise", *VECTOR_RULES[:-1]),  # heun calls the network twice a step
+    **dict.fromkeys(("latent", "pixels"), VECTOR_RULES),
+    "masked": ("ancestral", *ORDERS, "truncated", "prism"),
+    "uniform": ("ancestral", "leave-one-out"),
+    "hybrid": ("ancestral", "self-correct"),
+    "matrix": ("ancestral",),
+    "edits": ("edits", "ancestral"),
+}
 SETTINGS = Sampling.__pydantic_fields__  # type: ignore[attr-defined]
 FAMILIES: dict[str, Family] = {name: one.json_schema_extra["family"] for name, one in SETTINGS.items()}
 

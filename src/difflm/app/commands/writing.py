@@ -4,7 +4,7 @@ to the screen or to a file that a killed command continues, alone or as several 
 import hashlib
 import json
 from bisect import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 from difflm.app.commands.options import check_reads_sources, load_model
 from difflm.app.console import Bar, note
 from difflm.app.live_view import TerminalView
-from difflm.errors import UsageError
+from difflm.controls.base import Control
+from difflm.errors import UsageError, suggest
 from difflm.generation.requests import Request, read_guidance
-from difflm.models.sampling import FAMILIES, option_name
+from difflm.methods.base import LISTED
+from difflm.models.sampling import FAMILIES, STEP_RULES, option_name
 from difflm.player.page import Recording
-from difflm.runtime.files import check_place, check_regular
+from difflm.runtime.files import check_place, check_regular, read_checked
 from difflm.runtime.resumable import ResumableLines, check_free
+from difflm.training.run import find_run, peek_config
 
 if TYPE_CHECKING:
     from difflm.controls.guidance import GuidanceSettings
@@ -100,6 +103,7 @@ def load_writer(
         chosen_by = None if ranked or request.infill or request.candidates == 1 else request.controls()
         with name_request(f"request {number}: " if len(requests) > 1 else ""):
             check_request(request.n, request.seed, request.mbr, request.candidates, chosen_by, bool(request.source))
+            refuse_by_config(name, guides or (), request)
         if request.source is not None:
             check_reads_sources(name)
     lm = load_model(name, device, dtype)
@@ -119,15 +123,46 @@ def name_request(name: str) -> Iterator[None]:
         raise UsageError(name + str(error)) from None
 
 
-def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> None:
-    """Reject options that would have no effect on this model."""
-    given, known = request.settings(), lm.model.capabilities.settings
-    for key in given:
+def refuse_by_config(name: str, guides: Sequence[Path], request: Request) -> None:
+    """Reject, before a model is loaded, settings and labels of which its config says that it does not know them."""
+    config = peek_config(name)
+    method = config.get("method", "")
+    family = LISTED[method]["family"] if method in LISTED else ""
+    if family == "autoregressive":
+        refuse_foreign_settings(request, ("left-to-right", "tokens"), name, method)
+    elif family and family not in ("latent", "edits"):
+        refuse_foreign_settings(request, ("diffusion", "tokens"), name, method)
+    rules = STEP_RULES.get(family) or sorted({rule for some in STEP_RULES.values() for rule in some})
+    if request.sampler is not None and request.sampler not in rules and (family or not config):
+        what = f"for {family} models" if family else "for any model"
+        hint = suggest(request.sampler, rules)
+        raise UsageError(f"unknown --sampler {request.sampler!r} {what}. {hint}Known: {', '.join(rules)}.")
+    if family in STEP_RULES and request.method is None and not {"base", "labels"} & config.keys():
+        check_labels([*sorted(find_run(name).glob("guide*/")), *guides], request.controls())
+
+
+def check_labels(guides: Iterable[Path], controls: Iterable[Control]) -> None:
+    """Reject labels that none of these classifiers knows, unless one of them does not list its own."""
+    found = [read_checked(folder / "config.json").get("labels") for folder in guides]
+    labellings = {one["name"]: one for own in found for one in own or ()}
+    for control in controls if None not in found else ():
+        labels = {name: one["values"] for name, one in labellings.items()}
+        control.check_labels(labels, {name: one["kind"] for name, one in labellings.items()})
+
+
+def refuse_foreign_settings(request: Request, known: Collection[str], name: str, method: str) -> None:
+    """Reject settings that mean nothing to a model of these families of settings."""
+    for key in request.settings():
         needed = FAMILIES[key] if FAMILIES[key] in ("left-to-right", "tokens") else "diffusion"
         if FAMILIES[key] != "any" and needed not in known:
             kind = "diffusion" if needed == "diffusion" else "autoregressive"
-            method = lm.config["method"]
             raise UsageError(f"--{option_name(key)} is for {kind} models, but {name} is {method}: leave it out.")
+
+
+def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> None:
+    """Reject options that would have no effect on this model."""
+    given, known = request.settings(), lm.model.capabilities.settings
+    refuse_foreign_settings(request, known, name, lm.config["method"])
     beams = given.get("beams", lm.model.sampling.beams)
     if beams and "diffusion" not in known:
         if ignored := next((key for key in ("temperature", "top_k", "top_p") if key in given), None):
