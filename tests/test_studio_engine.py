@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from serving import PATIENCE, Gate, events, need, running, wait_for
 from tiny import tiny_runs
 
+from difflm.app.studio.binder import Binder
 from difflm.app.studio.costs import Costs
 from difflm.app.studio.engine import LOOPS, admit_jobs
 from difflm.app.studio.job import Box, Done, Frames, Post, Text
@@ -30,6 +31,7 @@ from difflm.controls.base import Check
 from difflm.generation.loops import Loop, LoopShape, share_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.player.frames import Draft
+from difflm.runtime.work import LOOK, MAX_WORK, share_budget, spend_work
 
 assert tiny_runs  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn")
@@ -384,6 +386,53 @@ def test_the_time_limit_holds_while_texts_are_checked(lm: TextDiffusion, monkeyp
 
 
 @pytest.mark.long
+# -- binding -----------------------------------------------------------------------------------------------------------
+
+
+def test_clients_take_turns_at_the_binder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty patterns of one client were bound before a short request of another one, which waited for 17 s."""
+    now, bound, begun, first = [0.0], list[str](), threading.Event(), threading.Event()
+    monkeypatch.setattr("difflm.app.studio.binder.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def bind(name: str, seconds: float) -> None:
+        begun.set()
+        first.wait(PATIENCE)
+        now[0] += seconds
+        bound.append(name)
+
+    binder = Binder("binder")
+    tasks = [binder.submit(partial(bind, "a1", 2), "a", True)]
+    begun.wait(PATIENCE)
+    asked = [("a2", "a", 2, True), ("a3", "a", 2, True), ("a, light", "a", 0, False)]
+    asked += [("b1", "b", 5, True), ("b2", "b", 0, True), ("c", "c", 0, True)]
+    tasks += [binder.submit(partial(bind, name, seconds), client, heavy) for name, client, seconds, heavy in asked]
+    tasks[2].cancel()
+    first.set()
+    wait_for(lambda: all(task.done() for task in tasks))
+    assert bound == ["a1", "b1", "c", "a, light", "a2", "b2"]
+    with pytest.raises(ZeroDivisionError):
+        binder.submit(lambda: 1 // 0).result(PATIENCE)
+    assert binder.submit(lambda: "it goes on").result(PATIENCE) == "it goes on"
+    binder.close()
+
+
+def test_a_request_that_is_being_bound_is_not_stuck(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it can be interrupted: it ends with its time limit."""
+
+    def make_job(*_: Any, **__: Any) -> None:
+        with share_budget():
+            while True:
+                time.sleep(0.01)
+                spend_work(LOOK + 1 if len(seen) < 60 else 2 * MAX_WORK)
+                seen.append(client.get("/health").status_code)
+
+    seen = list[int]()
+    monkeypatch.setattr(TextDiffusion, "make_job", make_job)
+    with running(lm, Limits(seconds=30, stuck_seconds=0.3)) as server, httpx.Client(base_url=server.url) as client:
+        asked = httpx.post(f"{server.url}/api/generate", json=SMALL, timeout=PATIENCE)
+    assert asked.status_code == 422 and {*seen} == {200}
+
+
 def test_health_tells_that_the_model_is_stuck(lm: TextDiffusion, gate: Gate) -> None:
     limits = Limits(seconds=0.3, stuck_seconds=0.5)
     with running(lm, limits) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:

@@ -137,16 +137,16 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         return served.controls(limits)
 
     @router.post("/api/pattern", response_model=schemas.PatternAnswer, tags=["server"], responses=ERRORS)
-    async def pattern(asked: schemas.PatternAsked, served: Chosen) -> Any:
+    async def pattern(request: Request, asked: schemas.PatternAsked, served: Chosen) -> Any:
         """Whether texts of this model can match a regular expression, and of which lengths."""
         schemas.check_size("pattern", asked.pattern, limits)
-        return await engine.answer(partial(served.judge_pattern, asked.pattern))
+        return await engine.answer(partial(served.judge_pattern, asked.pattern), address_of(request))
 
     @router.post("/api/alternatives", response_model=schemas.AlternativesAnswer, tags=["texts"], responses=ERRORS)
-    async def alternatives(asked: schemas.AlternativesAsked, served: Chosen) -> Any:
+    async def alternatives(request: Request, asked: schemas.AlternativesAsked, served: Chosen) -> Any:
         """How likely each word of a text is given all the others, and which words are likeliest in its place."""
         schemas.check_size("text", asked.text, limits)
-        return await engine.answer(partial(served.find_alternatives, asked.text))
+        return await engine.answer(partial(served.find_alternatives, asked.text), address_of(request))
 
     async def begin(request: Request, asked: schemas.Asked, served: Served, watched: Watch | bool = False) -> Job:
         asked.check(limits)

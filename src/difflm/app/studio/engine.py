@@ -7,7 +7,6 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from math import ceil
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from difflm.app.studio.binder import Binder
 from difflm.app.studio.costs import LONGEST_WAIT, Costs
 from difflm.app.studio.job import Job, Post, Unavailable
 from difflm.app.studio.limits import Limits
@@ -40,11 +40,11 @@ class Engine:
         self._binding = Counter[str]()  # how many requests of each client are being bound
         self._ending = Unavailable("stopping", "the server is stopping.")
         self._moved = time.monotonic()  # when the model last made progress
-        self._bound: float | None = None  # since when a request is being bound; None: no request is
+        self._bound: float | None = None  # when the request that is being bound last moved; None: no request is
         self._pace, self._promised = 1.0, 0.0  # seconds per request under load; when the last refused client may retry
         self._post: Post | None = None  # to the event loop
         self._ended: float | None = None  # when the last request finished, if others were waiting
-        self._binder = ThreadPoolExecutor(1, "difflm-binder")  # one thread, since a classifier must be loaded only once
+        self._binder = Binder("difflm-binder")
         self._cores = torch.get_num_threads()
         count = self._cores if lm.device.type == "cpu" else 1
         self._threads = [threading.Thread(target=self._run, name=f"difflm-{k}", daemon=True) for k in range(count)]
@@ -118,7 +118,7 @@ class Engine:
 
     async def _ask_binder(self, work: Callable[[], Any], job: Job) -> Any:
         """Have the binder do some work for a job, such as to bind it to its model, until its time is up."""
-        bound, made = asyncio.Event(), self._binder.submit(self._prepare, work, job)
+        bound, made = asyncio.Event(), self._binder.submit(partial(self._prepare, work, job), job.client, job.heavy)
         made.add_done_callback(partial(job.box.post.call_on_loop, bound.set))
         try:
             async with asyncio.timeout(max(0, job.deadline - time.monotonic())):
@@ -142,12 +142,12 @@ class Engine:
         self._jobs, self._news = dict(sorted(self._jobs.items(), key=lambda one: one[1].turn)), True
         return late
 
-    async def answer(self, question: Callable[[], Any]) -> Any:
+    async def answer(self, question: Callable[[], Any], client: str = "") -> Any:
         """Answer a quick question that does not run the model; questions are answered one at a time."""
         if self.queue + 1 > self.limits.queue:
             raise self._full()
         self._binding[""] += 1
-        asked = Job({"n": 1}, self.limits, False, self.metrics, Post())
+        asked = Job({"n": 1}, self.limits, False, self.metrics, Post(), client)
         try:
             return await self._ask_binder(question, asked)
         finally:
@@ -206,10 +206,14 @@ class Engine:
 
     def _prepare(self, work: Callable[[], Any], job: Job) -> Any:
         """Do some work for a job; it ends early if nobody waits for it any more."""
-        job.check()
-        self._bound = time.monotonic()
+
+        def check() -> None:
+            self._bound = time.monotonic()  # work that can be interrupted is not stuck
+            job.check()
+
+        check()
         try:
-            with interrupt_work(job.check):
+            with interrupt_work(check):
                 return work()
         finally:
             self._bound = None
@@ -242,7 +246,7 @@ class Engine:
         self._closed.set()
         for thread in self._threads:
             thread.join(timeout=10)
-        self._binder.shutdown(wait=False, cancel_futures=True)
+        self._binder.close()
 
     # -- the models' threads ------------------------------------------------------------------------------------
 

@@ -139,6 +139,11 @@ class Job:
     def late(self) -> Unavailable:
         return Unavailable("timeout", f"the time limit of {self.seconds:g} s passed: ask for less.")
 
+    @property
+    def heavy(self) -> bool:
+        """Whether preparing it may take seconds: it needs an automaton."""
+        return any(control.needs_automaton for control in self.asked.get("controls") or ())
+
     def check(self) -> None:
         """Raise an error if no client is waiting for it any more."""
         if self.over:
