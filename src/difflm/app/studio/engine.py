@@ -211,8 +211,8 @@ class Engine:
             self._bound = time.monotonic()  # work that can be interrupted is not stuck
             job.check()
 
-        check()
         try:
+            check()
             with interrupt_work(check):
                 return work()
         finally:
