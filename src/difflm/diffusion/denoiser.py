@@ -44,6 +44,14 @@ class SelfConditioning:
 NO_SOURCE = "this model writes each text from a source, and none is given."
 
 
+def require_source(*parts: Tensor | None) -> list[Tensor]:
+    """The parts of a source, none of which may be missing."""
+    given = [part for part in parts if part is not None]
+    if len(given) < len(parts):
+        raise UsageError(NO_SOURCE)
+    return given
+
+
 @dataclass(frozen=True)
 class ConditionDrop:
     """For a share of the texts the condition is dropped in training, so that classifier-free guidance can compare
@@ -108,18 +116,15 @@ class CrossAttention(Conditioning):
         self.source_longest = source_longest
 
     def prepare(self, denoiser: "Denoiser", condition: Condition) -> Condition:
-        if condition.source is None or condition.source_mask is None:
-            raise UsageError(NO_SOURCE)
-        encode = cast(Callable[[Tensor, Tensor], Tensor], denoiser.network.encode)
-        with autocast_to(condition.source.device, denoiser.precision):
-            return replace(condition, memory=encode(condition.source, condition.source_mask))
+        source = require_source(condition.source, condition.source_mask)
+        encode = cast(Callable[..., Tensor], denoiser.network.encode)
+        with autocast_to(source[0].device, denoiser.precision):
+            return replace(condition, memory=encode(*source))
 
     def place(
         self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
     ) -> Canvas:
-        if condition.memory is None or condition.source_mask is None:
-            raise UsageError(NO_SOURCE)
-        return Canvas(x, level, mask, memory=(condition.memory, condition.source_mask))
+        return Canvas(x, level, mask, memory=(*require_source(condition.memory, condition.source_mask),))
 
 
 class PartialNoising(Conditioning):
@@ -140,12 +145,11 @@ class PartialNoising(Conditioning):
     def place(
         self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
     ) -> Canvas:
-        if condition.source is None or condition.source_mask is None:
-            raise UsageError(NO_SOURCE)
-        missing = self.source_longest - condition.source.shape[1]
-        if missing < 0:
-            raise UsageError(f"the sources have {condition.source.shape[1]} tokens; at most {self.source_longest} fit.")
-        source, there = (F.pad(part, (0, missing)) for part in (condition.source, condition.source_mask))
+        given = require_source(condition.source, condition.source_mask)
+        size = given[0].shape[1]
+        if size > self.source_longest:
+            raise UsageError(f"the sources have {size} tokens; at most {self.source_longest} fit.")
+        source, there = (F.pad(part, (0, self.source_longest - size)) for part in given)
         t = level.t.unsqueeze(1).expand(x.shape[:2]) if level.t.dim() == 1 else level.t
         own = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
         return Canvas(

@@ -11,12 +11,11 @@ from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.base import cross_entropy
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
+from difflm.diffusion.denoiser import autocast_to, require_source
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
-from difflm.errors import UsageError
 from difflm.models.base import Capabilities, Losses, Sampling, WordModel, start_from_frequencies
 from difflm.models.lengths import words_before_end
 from difflm.networks import EncoderDecoder, Transformer
@@ -87,8 +86,7 @@ class Autoregressive(WordModel):
         """Keys and values of sources [B, S] in every layer, for `read`; None for a model without sources."""
         if not isinstance(self.network, EncoderDecoder):
             return None
-        if source is None or mask is None:
-            raise UsageError(NO_SOURCE)
+        source, mask = require_source(source, mask)
         with autocast_to(source.device, self.precision), avoid_onednn(source.device, self.embedding.weight.dtype):
             return self.network.split_memory(self.network.encode(source, mask), mask)
 

@@ -174,7 +174,9 @@ class Gaussian(Process):
         if isinstance(t, GaussianLevels):
             return t
         assert isinstance(t, Tensor)
-        log_snr = self.schedule.log_snr(t)
+        return self.levels_at(t, self.schedule.log_snr(t))
+
+    def levels_at(self, t: Tensor, log_snr: Tensor) -> GaussianLevels:
         if self.exploding:
             alpha, sigma = torch.ones_like(log_snr), torch.exp(-log_snr / 2)
         else:

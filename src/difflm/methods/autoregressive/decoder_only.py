@@ -10,9 +10,8 @@ from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import START
-from difflm.diffusion.denoiser import NO_SOURCE
+from difflm.diffusion.denoiser import require_source
 from difflm.diffusion.samplers.loop import Caches, Memory
-from difflm.errors import UsageError
 from difflm.models.autoregressive import Autoregressive
 
 
@@ -27,16 +26,13 @@ class DecoderOnly(Autoregressive):
         self.capabilities = replace(self.capabilities, source_limit=source_longest)
 
     def lay_out(self, batch: Batch, memory: Memory | None = None) -> tuple[Tensor, Tensor, Tensor, Memory | None]:
-        if batch.source is None or batch.source_lengths is None:
-            raise UsageError(NO_SOURCE)
-        lengths = batch.source_lengths
-        prompts = F.pad(batch.source, (0, 1)).scatter(1, lengths.unsqueeze(1), START)
+        source, lengths = require_source(batch.source, batch.source_lengths)
+        prompts = F.pad(source, (0, 1)).scatter(1, lengths.unsqueeze(1), START)
         return super().lay_out(Batch(batch.ids, batch.lengths, prompts, lengths + 1))
 
     def encode_source(self, source: Tensor | None, mask: Tensor | None) -> Memory | None:
         """Keys and values of sources [B, S] in every layer, aligned to the right, and their mask."""
-        if source is None or mask is None:
-            raise UsageError(NO_SOURCE)
+        source, mask = require_source(source, mask)
         shift = mask.sum(-1, keepdim=True) - mask.shape[1]
         place = (torch.arange(mask.shape[1], device=mask.device) + shift) % mask.shape[1]
         words, mask = source.gather(1, place), mask.gather(1, place)

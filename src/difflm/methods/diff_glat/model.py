@@ -15,11 +15,10 @@ from torch import Tensor
 from difflm.data.batches import Batch
 from difflm.diffusion.base import Belief, Levels
 from difflm.diffusion.condition import Condition
-from difflm.diffusion.denoiser import NO_SOURCE, Denoiser, autocast_to
+from difflm.diffusion.denoiser import Denoiser, autocast_to, require_source
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes.discrete import draw_states
 from difflm.diffusion.samplers.loop import Denoise, Steering
-from difflm.errors import UsageError
 from difflm.models.base import Losses, Sampling, training_noise
 from difflm.models.diffusion import DiffusionModel
 from difflm.networks import StagedDecoder
@@ -41,13 +40,11 @@ class StagedDenoiser(Denoiser):
         self, stage: int, states: Tensor | None, x: Tensor, mask: Tensor, condition: Condition
     ) -> tuple[Tensor, Belief]:
         """The states after a stage, and its belief about the text."""
-        if condition.memory is None or condition.source_mask is None:
-            raise UsageError(NO_SOURCE)
+        memory, there = require_source(condition.memory, condition.source_mask)
         level = Levels(torch.ones(len(x), device=x.device))  # stages do not read the time
         with autocast_to(x.device, self.precision):
-            memory = self.network.split_memory(condition.memory, condition.source_mask)
             (inputs,) = self.codec.inputs(x, level, None)
-            states = self.network.run_stage(stage, states, inputs, mask, memory)
+            states = self.network.run_stage(stage, states, inputs, mask, self.network.split_memory(memory, there))
             logits = self.network.answer(states).float()
         return states, self.codec.belief(logits, x, level, None, self.process)
 

@@ -11,13 +11,12 @@ from torch.nn import functional as F
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.condition import Condition
-from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
+from difflm.diffusion.denoiser import autocast_to, require_source
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.left_to_right import draw_by_inverse_cdf, truncate_logits
 from difflm.diffusion.samplers.loop import Frame, Steering
-from difflm.errors import UsageError
 from difflm.methods.diffuser.process import EditProcess
 from difflm.methods.levt.alignment import (
     DELETE,
@@ -113,8 +112,7 @@ class EditDiffusion(EditModel):
         """Keys and values of sources for both networks; None for a model without sources."""
         if not self.capabilities.source_limit:
             return None
-        if source is None or mask is None:
-            raise UsageError(NO_SOURCE)
+        source, mask = require_source(source, mask)
         with autocast_to(source.device, self.precision):
             # Shared words have the same vectors on both sides, so that words of the source can be found.
             words = self.embedding if self.shares_words else self.generator.embed_source

@@ -5,21 +5,19 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from difflm.diffusion.base import Belief, Times
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import NO_SOURCE, Denoiser
-from difflm.errors import UsageError
+from difflm.diffusion.denoiser import Denoiser, require_source
+from difflm.models.autoregressive import join_rows
 
 
 def join_texts(first: Tensor, lengths: Tensor, second: Tensor, second_lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Concatenate two texts of these lengths [B] without a gap, on a canvas that holds both, and return its mask: where
     the second begins does not depend on the padding of the first."""
-    place, ends = torch.arange(first.shape[1] + second.shape[1], device=first.device), lengths.unsqueeze(1)
-    behind = second.gather(1, (place - ends).clamp(0, second.shape[1] - 1))
-    joined = torch.where(place < ends, F.pad(first, (0, second.shape[1])), behind)
-    return joined, place < ends + second_lengths.unsqueeze(1)
+    joined = join_rows(first, lengths, second)
+    place = torch.arange(joined.shape[1], device=joined.device)
+    return joined, place < (lengths + second_lengths).unsqueeze(1)
 
 
 class SelfPrompting(Denoiser):
@@ -52,7 +50,6 @@ class SelfPrompting(Denoiser):
 
     def prompt(self, condition: Condition, guess: Tensor, lengths: Tensor) -> Condition:
         """The condition whose source begins with a guess [B, L] of the text, of this many tokens [B]."""
-        if condition.source is None or condition.source_mask is None:
-            raise UsageError(NO_SOURCE)
-        source, mask = join_texts(guess, lengths, condition.source, condition.source_mask.sum(-1))
+        source, there = require_source(condition.source, condition.source_mask)
+        source, mask = join_texts(guess, lengths, source, there.sum(-1))
         return self.prepare(replace(condition, source=source, source_mask=mask))

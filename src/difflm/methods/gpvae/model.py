@@ -8,10 +8,9 @@ from torch import Tensor
 
 from difflm.data.batches import Batch
 from difflm.diffusion.bounds import standard_error
-from difflm.diffusion.denoiser import NO_SOURCE
+from difflm.diffusion.denoiser import require_source
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Memory, Steering
-from difflm.errors import UsageError
 from difflm.methods.ld4lg.autoencoder import Autoencoder
 from difflm.models.base import Losses, source_of, training_noise
 
@@ -39,8 +38,8 @@ class GaussianVae(Autoencoder):
         return self.posterior(Batch(ids, lengths))[0]
 
     def draw_memory(self, noise: Noise, steering: Steering) -> Memory | None:
-        if self.capabilities.source_limit and steering.source is None:
-            raise UsageError(NO_SOURCE)
+        if self.capabilities.source_limit:
+            require_source(steering.source)
         if steering.latents is None:
             steering = replace(steering, latents=noise.normal(0, self.latents, self.dim, stream=LATENTS))
         return super().draw_memory(noise, steering)

@@ -8,12 +8,11 @@ from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.diffusion.denoiser import NO_SOURCE, autocast_to
+from difflm.diffusion.denoiser import autocast_to, require_source
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.loop import Frame, Steering
-from difflm.errors import UsageError
 from difflm.methods.levt.alignment import align, insert_holes, keep_words
 from difflm.methods.levt.editing import EditModel, between_ends, inner_words, masked_mean, show_round, sum_means
 from difflm.models.base import (
@@ -60,8 +59,7 @@ class LevenshteinModel(EditModel):
         start_from_frequencies(self.network.head.bias, tokens)
 
     def encode_source(self, source: Tensor | None, mask: Tensor | None) -> list[Memory]:
-        if source is None or mask is None:
-            raise UsageError(NO_SOURCE)
+        source, mask = require_source(source, mask)
         with autocast_to(source.device, self.precision):
             return self.network.split_memory(self.network.encode(source, mask), mask)
 

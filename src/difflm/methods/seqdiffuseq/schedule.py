@@ -46,8 +46,7 @@ class PositionGaussian(Gaussian):
             column = torch.arange(t.shape[-1], device=t.device).clamp(max=positions - 1)
             low, high = self.table[row, column], self.table[row + 1, column]
         log_snr = torch.logit(torch.lerp(low, high, share)).clamp(min=LOWEST_LOG_SNR).to(t.dtype)
-        alpha, sigma = torch.sigmoid(log_snr).sqrt(), torch.sigmoid(-log_snr).sqrt()
-        return GaussianLevels(t, log_snr, alpha, sigma, (alpha**2 + sigma**2).sqrt())
+        return self.levels_at(t, log_snr)
 
     def describe(self, device: torch.device) -> list[float]:
         return self.at(torch.linspace(0.1, 0.9, 5, device=device)).log_snr.mean(1).tolist()
