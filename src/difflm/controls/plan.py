@@ -38,12 +38,17 @@ from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, pad_token_rows
 from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_nats
+from difflm.models.sampling import Sampling
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 
 
 class ControlPlan:
     """The controls of a request, bound to a model."""
+
+    joins = True  # whether its texts can join a batch that runs
+    searches = True  # whether a beam search makes sense with it
+    sampler: str | None = None  # the model's step rule; None: its own
 
     def __init__(
         self,
@@ -266,6 +271,11 @@ class ControlPlan:
         return found
 
     # -- after sampling -----------------------------------------------------------------------------------------
+
+    def finish_row(self, ids: list[int], given: Given, sampling: Sampling) -> tuple[list[int], Given, int]:
+        """The text of a row as its model wrote it, what is given of it, and the classifier calls for it."""
+        steps = sampling.steps - ("vectors" in self.model.capabilities.settings)  # not moved after the last
+        return ids, given, len(self.asked_classifiers) * self.guidance.inner * steps
 
     def print_words(self, words: Sequence[str], given: Given) -> str:
         """Join words to a text that has what was given as it was given; a pattern was matched with natural spacing."""

@@ -358,12 +358,9 @@ class BatchProgress:
         for row, tokens, calls in self.host_rows[dict(self.batch.owners)[owner]]:
             ids = model.words(tokens[: row.layout.positions])
             cost, asked = model.calls(job.sampling, len(ids)) if calls is None else calls, 0
-            if isinstance(job.plan, ControlDecoder):
-                asked = job.plan.classifier_calls(min(len(ids) + 1, model.longest))
-                ids, job.given[row.sample] = job.plan.finish(ids)
-            elif job.plan is not None:
-                steps = job.sampling.steps - ("vectors" in model.capabilities.settings)  # not moved after the last
-                asked = len(job.plan.asked_classifiers) * job.plan.guidance.inner * steps
+            if job.plan is not None:
+                given = job.given.get(row.sample, {})
+                ids, job.given[row.sample], asked = job.plan.finish_row(ids, given, job.sampling)
             found.append(FinishedRow(owner, row.sample, ids, cost, asked))
         return found, (time.perf_counter() if self.ended is None else self.ended) - self.finished[owner]
 

@@ -22,7 +22,6 @@ from difflm.diffusion.samplers.discrete_steps import ORDERED
 from difflm.fast.joinable import JoinableSampler, fresh_states
 from difflm.generation.jobs import BatchProgress, GenerationJob, batch_key, run_batch, steer_batch
 from difflm.generation.pipeline import TextDiffusion
-from difflm.methods.rivals import ControlDecoder
 from difflm.models.batching import ALONE, WIDTH, Row, SampleBatch, batch_rows, max_batch_rows, pad_batch
 from difflm.models.diffusion import DiffusionModel
 
@@ -51,7 +50,7 @@ def share_shape(shape: LoopShape) -> LoopShape:
 def loop_shape(lm: TextDiffusion, job: GenerationJob, row: Row) -> LoopShape:
     """On a CPU, the shape of the batch in which the text is made alone, so that both are rounded the same way."""
     model, device, width = lm.model, lm.device.type, row.layout.width
-    joinable = model.capabilities.mixed_steps and not isinstance(job.plan, ControlDecoder)
+    joinable = model.capabilities.mixed_steps and (job.plan is None or job.plan.joins)
     key = id(lm), batch_key(job, model)
     if device != "cpu":
         widest = -(-model.longest // WIDTH) * WIDTH

@@ -266,10 +266,10 @@ class TextDiffusion(Pretrained):
         begin = self.encode([plain_edit(edit)])[0] if edit and "edits" in self.model.capabilities.settings else []
         prompt = len(task.sources[0]) if task.sources else 0
         plan = self.plan_controls(task.controls, None if begin else edit, task.guidance, task.method, prompt)
-        if isinstance(plan, ControlDecoder):
-            if sampling.beams and not plan.searches:
-                raise UsageError(f"{task.method} chooses words one by one: leave --beams out.")
-            sampling = replace(sampling, sampler=plan.sampler or sampling.sampler)
+        if plan and sampling.beams and not plan.searches:
+            raise UsageError(f"{task.method} chooses words one by one: leave --beams out.")
+        if plan and plan.sampler:
+            sampling = replace(sampling, sampler=plan.sampler)
         if sampling.contrast and not task.sources and not (plan and (plan.infill or (edit and edit.keep))):
             raise UsageError("--contrast needs known words: give some with --infill, or with --edit and --keep.")
         return sampling, plan, begin

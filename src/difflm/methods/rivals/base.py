@@ -28,6 +28,7 @@ from difflm.methods.rivals.prefix_classifier import LENGTH, PrefixClassifier, Pr
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
+from difflm.models.sampling import Sampling
 
 Part = tuple[Any, slice]  # a decoder bound to the controls of some rows of a batch, and these rows
 
@@ -49,6 +50,7 @@ class ControlDecoder(ABC):
 
     edit = None  # as in `ControlPlan`: no decoder edits
     guided = False
+    joins = False
     transitions = 0
 
     def __init__(
@@ -174,6 +176,11 @@ class ControlDecoder(ABC):
     def finish(self, ids: list[int]) -> tuple[list[int], Given]:
         """The text of a finished row, and what is given of it."""
         return ids + self.right, {**self.given_at(0, 0), **self.given_at(1, len(ids))}
+
+    def finish_row(self, ids: list[int], given: Given, sampling: Sampling) -> tuple[list[int], Given, int]:
+        """The text of a row as its model wrote it, what is given of it, and the classifier calls for it."""
+        asked = self.classifier_calls(min(len(ids) + 1, self.model.longest))
+        return *self.finish(ids), asked
 
     def print_words(self, words: Sequence[str], given: Given) -> str:
         return join_given(self.controls, self.info, words, given)
