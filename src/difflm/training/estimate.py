@@ -2,17 +2,14 @@
 is counted on the model itself, except the constants below, which say where they were measured."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import nn
 
-from difflm.data.library_encoder import is_pretrained
-from difflm.data.tokenizers import PretrainedTokenizer
 from difflm.methods.base import TextSpec
 from difflm.networks.head import CHUNK
 from difflm.runtime.tensors import SkipInit
-from difflm.training.recipe import TOKENIZERS, Recipe
-from difflm.training.run import find_run, read_config
+from difflm.training.recipe import Recipe
+from difflm.training.vocabulary import load_tokenizer
 
 # Bytes per weight: itself, two moments, its average and gradient; in bfloat16 also a copy, with a bfloat16 gradient.
 WEIGHT = 20
@@ -86,9 +83,6 @@ def estimate_training(recipe: Recipe, kind: str) -> Estimate:
 
 
 def text_sizes(recipe: Recipe) -> TextSpec:
-    vocabulary, longest = recipe.vocabulary, recipe.longest or UNKNOWN_LONGEST
-    if is_pretrained(Path(recipe.tokenizer)):
-        vocabulary = PretrainedTokenizer.read(Path(recipe.tokenizer)).size
-    elif recipe.tokenizer not in TOKENIZERS:
-        vocabulary = read_config(find_run(recipe.tokenizer))["vocabulary"]
+    named, longest = load_tokenizer(recipe.tokenizer), recipe.longest or UNKNOWN_LONGEST
+    vocabulary = named.size if named else recipe.vocabulary
     return TextSpec(vocabulary, longest, (recipe.source_longest or longest) if recipe.has_sources else 0)

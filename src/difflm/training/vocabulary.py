@@ -22,18 +22,25 @@ LEARNED = 200_000_000  # characters from which byte pairs are learned: more woul
 
 
 def build_tokenizer(recipe: Recipe, root: Path | None, note: Note) -> Tokenizer:
-    """Build one tokenizer from the training texts and their sources, or one for each; or load that of a run."""
-    if is_pretrained(Path(recipe.tokenizer)):
-        tokenizer: Tokenizer = PretrainedTokenizer.read(Path(recipe.tokenizer))
-        note(f"{tokenizer.size:,} ids: the pieces of {Path(recipe.tokenizer).name}, and START, END, UNK and PAD", 0)
-        return tokenizer
-    if recipe.tokenizer not in TOKENIZERS:
-        return Tokenizer.load(find_run(recipe.tokenizer) / "tokenizer.json")
+    """Build one tokenizer from the training texts and their sources, or one for each; or load the one that is named."""
+    if (named := load_tokenizer(recipe.tokenizer)) is not None:
+        if is_pretrained(Path(recipe.tokenizer)):
+            note(f"{named.size:,} ids: the pieces of {Path(recipe.tokenizer).name}, and START, END, UNK and PAD", 0)
+        return named
     if recipe.source_words == "shared":
         return learn_words(recipe, root, note, ("source", "target") if recipe.has_sources else ())
     tokenizer = learn_words(recipe, root, note, ("target",))
     tokenizer.for_sources = learn_words(recipe, root, note, ("source",))
     return tokenizer
+
+
+def load_tokenizer(name: str) -> Tokenizer | None:
+    """The tokenizer of a run, or of Hugging Face in a directory; None if it is a kind that is learned from texts."""
+    if name in TOKENIZERS:
+        return None
+    if is_pretrained(Path(name)):
+        return PretrainedTokenizer.read(Path(name))
+    return Tokenizer.load(find_run(name) / "tokenizer.json")
 
 
 def learn_words(recipe: Recipe, root: Path | None, note: Note, sides: tuple[str, ...]) -> Tokenizer:
