@@ -51,11 +51,10 @@ from benchmarks.tables.timed import read_results
 from difflm.controls import Infill
 from difflm.data.library_encoder import make_encoder
 from difflm.data.open_tokenizer import ENDS, TokenizerFiles
-from difflm.data.pretrained_tokenizer import PretrainedTokenizer
 from difflm.data.text_metrics import distinct_n
 from difflm.data.texts import Example
 from difflm.data.tokenfile import TokenFile
-from difflm.data.tokenizers import END, SPECIALS
+from difflm.data.tokenizers import END, SPECIALS, PretrainedTokenizer
 from difflm.data.words import split_words
 from difflm.generation.jobs import check_device
 from difflm.generation.pipeline import TextDiffusion

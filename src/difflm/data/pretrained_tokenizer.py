@@ -1,1 +1,0 @@
-from difflm.data.tokenizers import PretrainedTokenizer as PretrainedTokenizer
