@@ -3,9 +3,10 @@
 import inspect
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from difflm.app.commands.options import options_of
 from difflm.app.console import Bar, TrainingView, note
@@ -35,14 +36,16 @@ class Run:
 
 
 class StepCounter:
-    """Watches a training run for a function of finished steps and their total."""
+    """Watches a training run for a function of finished steps and their total, if there is one."""
 
-    def __init__(self, tell: Callable[[int, int], None]) -> None:
+    def __init__(self, tell: Callable[[int, int], None] | Literal[False]) -> None:
         self.tell = tell
 
     def progress(self, now: Any) -> None:
-        self.tell(now.step, now.steps)
+        if self.tell:
+            self.tell(now.step, now.steps)
 
+    def reading(self, what: str, count: int) -> None: ...
     def validated(self, now: Any) -> None: ...
     def samples(self, step: int, model: Any) -> None: ...
 
@@ -86,13 +89,8 @@ def train(
     else:
         resolved = load_recipe(name, changes)
     command = ["difflm", "train", *names, *spell_changes(changes), "--out", str(folder)]
-    if progress is True:
-        with TrainingView(folder, as_json=False) as view:
-            outcome = train_run(resolved, folder, chosen, view, view.reading, root, resume, begun, command)
-    else:
-        counter = StepCounter(progress or (lambda step, steps: None))
-        ignore: Callable[[str, int], None] = lambda what, count: None  # noqa: E731
-        outcome = train_run(resolved, folder, chosen, counter, ignore, root, resume, begun, command)
+    with TrainingView(folder, as_json=False) if progress is True else nullcontext(StepCounter(progress)) as view:
+        outcome = train_run(resolved, folder, chosen, view, view.reading, root, resume, begun, command)
     return Run(folder, outcome.step, outcome.stopped, outcome.seconds, outcome.validation)
 
 
