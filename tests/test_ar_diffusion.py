@@ -107,7 +107,7 @@ def test_scores_are_those_of_the_paper():
     attention, (content, time) = made.blocks[0].attention, made.biases[:, :, 0]
     still = torch.ones(5, 8), torch.zeros(5, 8)
     mask = torch.arange(5) < torch.tensor([[5], [3]])
-    found = attention.attend_by_time(x, told, made.biases, mask, still)
+    found = attention(x, told, made.biases, mask, still)
     q, k, v = attention.qkv(x).view(2, 5, 3, 2, 8).unbind(2)
     by_time = attention.time_key(told).view(2, 5, 2, 8)
     for text in range(2):

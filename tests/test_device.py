@@ -21,7 +21,7 @@ from difflm.methods import METHODS, TextSpec
 from difflm.methods.d3pm.matrix import Axes, Matrix
 from difflm.models.base import LanguageModel
 from difflm.models.diffusion import DiffusionModel
-from difflm.runtime.cuda_graphs import DelayedFlag
+from difflm.runtime.delayed_flag import DelayedFlag
 
 WORDS, LONGEST, BATCH = 20, 16, 4
 WRITERS = [name for name, one in METHODS.items() if one.kind != "classifier" and one.task != "seq2seq"]

@@ -44,7 +44,7 @@ from difflm.methods.levt.alignment import (
 )
 from difflm.methods.levt.editing import between_ends
 from difflm.player.frames import Draft, Packer
-from difflm.runtime.cuda_graphs import DelayedFlag
+from difflm.runtime.delayed_flag import DelayedFlag
 
 assert opened  # a fixture
 WORDS, LONGEST, SLOT = 12, 8, 99

@@ -19,6 +19,7 @@ from difflm.data.tokenizers import SPECIALS, Words
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
+from difflm.fast.captured_lengths import capture_lengths
 from difflm.fast.inference import Inference
 from difflm.methods import METHODS, TextSpec
 from difflm.models.batching import source_condition
@@ -36,6 +37,13 @@ def build(method: str = "difformer") -> DiffusionModel:
     own = {key: value for key, value in SMALL.items() if key in METHODS[method].model_fields}
     model = METHODS[method](**own).build(TextSpec(WORDS, LONGEST, LONGEST))
     assert isinstance(model, DiffusionModel)
+    return model
+
+
+def build_captured() -> DiffusionModel:
+    """A model that reads its sources by captured passes."""
+    model = build().eval()
+    capture_lengths(model)
     return model
 
 
@@ -127,7 +135,7 @@ def test_the_head_reads_what_the_source_says_and_not_how_long_it_is():
 
 
 def test_a_length_does_not_depend_on_the_sources_beside_it_and_each_is_read_once(monkeypatch):
-    model = build().eval()
+    model = build_captured()
     model.lengths.head.weight.data.normal_()
     sources = [[5, 6, 7], [5, 6, 7], [4], [9, 9, 8, 7, 6, 5], [9, 9, 8, 7, 6, 5]]
     read = []
@@ -143,7 +151,7 @@ def test_a_length_does_not_depend_on_the_sources_beside_it_and_each_is_read_once
 
 def test_a_gpu_reads_many_sources_at_once_in_few_sizes(monkeypatch):
     """Eleven sources of two texts each, with the rows of twelve: one captured pass serves both numbers."""
-    model = build().eval()
+    model = build_captured()
     model.lengths.head.weight.data.normal_()
     sources = [[4 + k % 6] * (1 + k % 5) for k in range(11)]
     condition = source_condition([source for source in sources for _ in range(2)])
@@ -155,18 +163,18 @@ def test_a_gpu_reads_many_sources_at_once_in_few_sizes(monkeypatch):
     assert read == [12]
     assert torch.allclose(alone, together, atol=1e-5)
     model.lengths.predict(model.denoiser, source_condition([*sources, [5, 5]]))
-    assert len(model.lengths._reader[1].pool.idle) == 2  # one of a single source, one of twelve
+    assert len(model.lengths.read_lengths.reader[1].pool.idle) == 2  # one of a single source, one of twelve
 
 
 def test_what_was_captured_is_freed_at_once():
     """Not when garbage is collected: the memory of a GPU is needed before."""
-    model = build().eval()
+    model = build_captured()
     model.lengths.predict(model.denoiser, source_condition([[5, 6, 7]]))
-    held = weakref.ref(model.lengths._reader[1].pool.latest)
+    held = weakref.ref(model.lengths.read_lengths.reader[1].pool.latest)
     gc.disable()
     try:
         Inference(model).clear_recorded()
-        assert model.lengths._reader is None and held() is None
+        assert model.lengths.read_lengths.reader is None and held() is None
     finally:
         gc.enable()
 
@@ -175,22 +183,22 @@ def test_a_model_that_moves_keeps_nothing_captured():
     words = Words([*SPECIALS, *"abcdefgh"])
     lm = TextDiffusion(build(), words, {"method": "difformer"})
     lm.generate(1, source="a b", steps=1)
-    assert lm.model.lengths._reader is not None
+    assert lm.model.lengths.read_lengths.reader is not None
     lm.to("cpu")
-    assert lm.model.lengths._reader is None
+    assert lm.model.lengths.read_lengths.reader is None
 
 
 def test_another_head_is_captured_anew():
-    model = build().eval()
+    model = build_captured()
     condition = source_condition([[5, 6, 7]])
     model.lengths.predict(model.denoiser, condition)
     model.lengths.head = copy.deepcopy(model.lengths.head)
     model.lengths.predict(model.denoiser, condition)
-    assert len(model.lengths._reader[1].pool.idle) == 2
+    assert len(model.lengths.read_lengths.reader[1].pool.idle) == 2
 
 
 def test_a_model_that_has_read_sources_can_be_pickled():
-    model = build().eval()
+    model = build_captured()
     condition = source_condition([[5, 6, 7]])
     before = model.lengths.predict(model.denoiser, condition).length_logits
     other = pickle.loads(pickle.dumps(model))
@@ -200,19 +208,19 @@ def test_a_model_that_has_read_sources_can_be_pickled():
 
 def test_reading_sources_can_be_captured(monkeypatch):
     """A network of another library is called as it is."""
-    monkeypatch.setattr("difflm.runtime.cuda_graphs.CapturedFunction", Strict)
-    model = build().eval()
+    monkeypatch.setattr("difflm.fast.cuda_graphs.CapturedFunction", Strict)
+    model = build_captured()
     model.lengths.head.weight.data.normal_()
     conditions = [source_condition([[k, 5, 6]]) for k in range(4, 8)]
     found = [model.lengths.predict(model.denoiser, one).length_logits for one in conditions]
-    model.denoiser.network.capturable, model.lengths._reader = False, None
+    model.denoiser.network.capturable, model.lengths.read_lengths.reader = False, None
     for one, condition in zip(found, conditions, strict=True):
         assert torch.equal(model.lengths.predict(model.denoiser, condition).length_logits, one)
-    assert model.lengths._reader is None and not torch.equal(found[0], found[1])
+    assert model.lengths.read_lengths.reader is None and not torch.equal(found[0], found[1])
 
 
 def test_a_copy_of_a_model_reads_sources_by_its_own_weights():
-    model = build().eval()
+    model = build_captured()
     condition = source_condition([[5, 6, 7]])
     before = model.lengths.predict(model.denoiser, condition).length_logits
     other = copy.deepcopy(model)

@@ -16,15 +16,15 @@ from difflm.controls.patterns.chains import chain_of
 from difflm.controls.patterns.token_automata import TokenAutomaton
 from difflm.diffusion.denoiser import autocast_to
 from difflm.errors import UsageError
+from difflm.fast.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunction, is_capturing
 from difflm.fast.eight_bit import lacks_vnni
+from difflm.fast.kernels import has_kernel
+from difflm.fast.products import is_tuned
 from difflm.generation.jobs import fastest_dtype
 from difflm.generation.pipeline import TextDiffusion
 from difflm.machine import SWITCHES, is_found, is_on, parse_switches, processor_name, turn
 from difflm.networks.head import add_product
-from difflm.runtime.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunction, is_capturing
 from difflm.runtime.distributed import choose_backend
-from difflm.runtime.kernels import has_kernel
-from difflm.runtime.products import is_tuned
 from difflm.training import run as runs
 
 assert tiny_runs  # a fixture

@@ -1,5 +1,6 @@
 """Bodies: sizes, times, masks and how they start."""
 
+import copy
 import os
 from importlib.util import find_spec
 from typing import Any
@@ -17,15 +18,17 @@ from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine
+from difflm.fast.accelerate import exchange_parts
+from difflm.fast.fused_blocks import ByteDropout, FusedFeedForward, at_once, dropped
+from difflm.fast.fused_functions import FastGelu, LinearGeluLinear, SumAndNorm, add_and_norm
 from difflm.methods import TextSpec
 from difflm.methods.autoregressive import AutoregressiveTwin
 from difflm.methods.difflm import DiffLM
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.networks import BertLayout, Transformer
-from difflm.networks.gelu import FastGelu, Gelu, LinearGeluLinear
-from difflm.networks.residual_norm import SumAndNorm, add_and_norm
+from difflm.networks.cache import Growing
 from difflm.networks.rotary import compute_rotations, rotate_vectors, split_projection
-from difflm.networks.transformer import Attention, Dropout, FeedForward, additive, at_once, dropped, parted, sinusoid
+from difflm.networks.transformer import Attention, Context, FeedForward, additive, sinusoid, split_modulation
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 
@@ -254,7 +257,7 @@ def test_learned_places_are_counted_from_both_ends_on_any_canvas():
 def test_modulations_at_once_are_those_of_each_layer():
     """Sums of eight numbers of size one, rounded in float32."""
     layers, condition = [torch.nn.Linear(8, 6 * 4) for _ in range(3)], torch.randn(5, 1, 8)
-    together = zip(*(part.unbind(-3) for part in parted(at_once(layers, condition), 3)), strict=True)
+    together = zip(*(part.unbind(-3) for part in split_modulation(at_once(layers, condition), 3)), strict=True)
     for layer, whole in zip(layers, together, strict=True):
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = layer(condition).chunk(6, dim=-1)
         expected = [(shift_1, shift_2), (1 + scale_1, 1 + scale_2), (gate_1, gate_2)]
@@ -276,8 +279,8 @@ def test_dropout_that_is_not_compiled_for_a_gpu_is_the_usual_one():
     torch.manual_seed(1)
     usual = nn.functional.dropout(x, 0.3)
     torch.manual_seed(1)
-    assert torch.equal(Dropout(0.3)(x), usual)
-    assert torch.equal(Dropout(0.3).eval()(x), x)
+    assert torch.equal(ByteDropout(0.3)(x), usual)
+    assert torch.equal(ByteDropout(0.3).eval()(x), x)
 
 
 def sliced(packed: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor] | None) -> tuple[torch.Tensor, ...]:
@@ -334,8 +337,7 @@ def test_the_gradient_of_a_projection_is_one_stack():
 
     attention, x = Attention(16, 2, 0.0), torch.randn(2, 70, 16, requires_grad=True)
     compiled = torch.compile(attention, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
-    y, _ = compiled(x, None, compute_rotations(70, 8, x.device), False, None, False)
-    y.sum().backward()
+    compiled(x, Context(turn=compute_rotations(70, 8, x.device))).sum().backward()
     _, back = given
     names = [node.name for node in back.graph.nodes]
     assert not [name for name in names if "scatter" in name or "zeros" in name or name.startswith("new")]
@@ -343,11 +345,15 @@ def test_the_gradient_of_a_projection_is_one_stack():
     assert [name for name in names if name.startswith("tangents")] == ["tangents_1"]
 
 
-def test_attention_returns_keys_and_values_to_those_who_keep_them():
+def test_attention_puts_keys_and_values_behind_those_before():
     attention, x = Attention(16, 2, 0.0), torch.randn(2, 70, 16)
-    turn = compute_rotations(70, 8, x.device)
-    (y, kept), (other, nothing) = (attention(x, None, turn, False, None, keeps) for keeps in (True, False))
-    assert torch.equal(y, other) and nothing is None and [one.shape for one in kept] == [(2, 2, 70, 8)] * 2
+    turn, kept = compute_rotations(70, 8, x.device), Growing(None)
+    assert torch.equal(attention(x, Context(turn=turn)), attention(x, Context(turn=turn, cache=kept)))
+    first, last = x.split([69, 1], 1)
+    grown = Growing(None)
+    attention(first, Context(turn=(turn[0][:69], turn[1][:69]), cache=grown))
+    attention(last, Context(turn=(turn[0][69:], turn[1][69:]), cache=grown))
+    assert torch.allclose(kept.keys, grown.keys, atol=1e-6) and torch.allclose(kept.values, grown.values, atol=1e-6)
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
@@ -430,12 +436,13 @@ def test_a_sum_and_its_norm_are_plain_ones_elsewhere(y):
     assert torch.equal(total, x + 2) and torch.equal(normed, norm(total))
 
 
-def test_gelu_that_is_not_compiled_for_a_gpu_is_the_usual_one():
+def test_layers_that_are_not_compiled_for_a_gpu_are_the_usual_ones():
     x = torch.randn(3, 8)
-    assert torch.equal(Gelu()(x), nn.functional.gelu(x)) and not Gelu().state_dict()
-    layer = FeedForward(8, 32)
-    plain = nn.functional.linear(nn.functional.gelu(layer[0](x)), layer[2].weight, layer[2].bias)
-    assert torch.equal(layer(x), plain) and torch.equal(layer(x, kernel=True), plain)
+    plain = FeedForward(8, 32)
+    fused = copy.deepcopy(plain)
+    exchange_parts(fused, ["cpu"])
+    assert type(fused) is FusedFeedForward and fused.state_dict().keys() == plain.state_dict().keys()
+    assert torch.equal(fused(x), plain(x)) and torch.equal(fused(x, kernel=True), plain(x))
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -446,7 +453,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU her
 @pytest.mark.parametrize("how", ["plain", "masked", "turned", "causal", "all"])
 def test_attention_of_short_texts_is_attention(length, how):
     """Values and gradients, to what bfloat16 resolves."""
-    from difflm.runtime.kernels.short_attention import attend
+    from difflm.fast.kernels.short_attention import attend
 
     torch.manual_seed(0)
     packed = torch.randn(3, length, 3, 2, 64, device="cuda").bfloat16().requires_grad_()
@@ -475,7 +482,7 @@ def test_attention_of_short_texts_is_attention(length, how):
 def test_attention_of_short_texts_drops_alike_on_the_way_back():
     """Which pairs are kept is seen where all are alike and each value is a column of its own; under these, answers and
     all gradients are those of exact attention. Another seed keeps others, and the mean is kept."""
-    from difflm.runtime.kernels.short_attention import attend
+    from difflm.fast.kernels.short_attention import attend
 
     torch.manual_seed(0)
     texts, length, heads, drop = 3, 40, 2, 0.3
@@ -501,6 +508,7 @@ def test_attention_of_short_texts_drops_alike_on_the_way_back():
 @needs_gpu
 def test_bert_answers_alike_by_either_attention():
     body = shaken(BertLayout(6, 5, 64, 2, 2)).cuda()
+    exchange_parts(body, ["cuda"])
     x, mask = torch.randn(3, 40, 6, device="cuda"), torch.ones(3, 40, dtype=torch.bool, device="cuda")
     times = T.cuda()
     with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from difflm.fast import products
+from difflm.fast.fused_functions import Product, apply_linear
+from difflm.fast.products import Plan, multiply_matrices
 from difflm.machine import is_on
-from difflm.networks.linear import Product, apply_linear
-from difflm.runtime import products
-from difflm.runtime.products import Plan, multiply_matrices
 
 GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -10,9 +10,12 @@ from torch import library
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from difflm.networks import gelu, linear, residual_norm, rotary, transformer
-from difflm.networks.gelu import normal_distribution
-from difflm.networks.rotary import SplitProjection, compute_rotations, split_projection
+from difflm.fast import fused_functions
+from difflm.fast.accelerate import exchange_parts
+from difflm.fast.fused_blocks import FusedBlock
+from difflm.fast.fused_functions import SplitProjection, normal_distribution
+from difflm.networks.rotary import compute_rotations, split_projection
+from difflm.networks.transformer import Transformer
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 
@@ -60,7 +63,7 @@ def test_a_compiled_projection_has_the_gradients_of_a_plain_one(monkeypatch):
         batch, heads, length, dim = q.shape
         return q.new_empty(batch, length, 3, heads, dim), q.new_empty(1, 3, heads, dim)
 
-    monkeypatch.setattr(rotary, "join_gradients", join_gradients, raising=False)
+    monkeypatch.setattr(fused_functions, "join_gradients", join_gradients, raising=False)
     torch.manual_seed(0)
     given = [torch.randn(*size, requires_grad=True) for size in ((2, 5, 8), (24, 8), (24,))]
     turn, grads = compute_rotations(5, 4, torch.device("cpu")), [torch.randn(2, 2, 5, 4) for _ in range(3)]
@@ -87,16 +90,16 @@ class IdleCasts(TorchFunctionMode):
 @pytest.mark.parametrize(
     ("function", "shapes", "others"),
     [
-        (gelu.FastGelu, [(3, 8)], []),
-        (gelu.LinearGeluLinear, [(3, 8), (16, 8), (16,), (8, 16), (8,)], []),
-        (linear.Product, [(3, 8), (4, 8), (4,)], []),
-        (residual_norm.SumAndNorm, [(3, 8), (3, 8), (8,), (8,), (8,)], [1e-5, torch.float32]),
+        (fused_functions.FastGelu, [(3, 8)], []),
+        (fused_functions.LinearGeluLinear, [(3, 8), (16, 8), (16,), (8, 16), (8,)], []),
+        (fused_functions.Product, [(3, 8), (4, 8), (4,)], []),
+        (fused_functions.SumAndNorm, [(3, 8), (3, 8), (8,), (8,), (8,)], [1e-5, torch.float32]),
         (SplitProjection, [(2, 5, 8), (24, 8), (24,), (5, 4), (5, 4)], [2]),
     ],
 )
 def test_no_result_comes_from_a_cast_that_changes_nothing(function, shapes, others, monkeypatch):
     """Compiled by torch 2.11, its gradient would be zero."""
-    monkeypatch.setattr(gelu, "apply_gelu", lambda x, bias: F.gelu(x + bias), raising=False)
+    monkeypatch.setattr(fused_functions, "apply_gelu", lambda x, bias: F.gelu(x + bias), raising=False)
     context = SimpleNamespace(save_for_backward=lambda *_: None)
     with IdleCasts() as casts:
         out = function.forward(context, *(torch.randn(*shape) for shape in shapes), *others)
@@ -139,54 +142,58 @@ def test_compiled_blocks_join_their_sums(time, hands_on, dropout, reads_source, 
     """Three blocks, whose gradients are those of blocks that are not compiled; so is what dropout draws. Without
     Triton's interpreter, plain functions stand for the kernels."""
     if not INTERPRETED:
-        monkeypatch.setattr(gelu, "apply_gelu", lambda x, bias: F.gelu(x + bias), raising=False)
-        monkeypatch.setattr(gelu, "differentiate_gelu", differentiate_gelu, raising=False)
-        monkeypatch.setattr(residual_norm, "norm_gradients", norm_gradients, raising=False)
+        monkeypatch.setattr(fused_functions, "apply_gelu", lambda x, bias: F.gelu(x + bias), raising=False)
+        monkeypatch.setattr(fused_functions, "differentiate_gelu", differentiate_gelu, raising=False)
+        monkeypatch.setattr(fused_functions, "norm_gradients", norm_gradients, raising=False)
     torch.manual_seed(0)
-    network = transformer.Transformer(8, 8, 64, 3, 2, dropout, time, reads_source=reads_source)
+    network = Transformer(8, 8, 64, 3, 2, dropout, time, reads_source=reads_source)
     for part in network.parameters():
         torch.nn.init.normal_(part, std=0.2)
     keys, seen = torch.randn(4, 2, 5, 32), torch.ones(4, 1, 1, 5, dtype=torch.bool)
     memory = [(keys, keys + place, seen) for place in range(3)] if reads_source else None
     x, t, rests, found = torch.randn(4, 20, 8), torch.rand(4), [], []
-    forward = transformer.Block.__call__
+    forward = FusedBlock.__call__
 
     def note(*given):
         out = forward(*given)
         rests.append(out[1])
         return out
 
-    monkeypatch.setattr(transformer.Block, "__call__", note)
-    monkeypatch.setattr(transformer, "has_kernel", lambda _: True)
+    monkeypatch.setattr(FusedBlock, "__call__", note)
     torch.compiler.reset()
-    for compiled in (False, True):
+    for compiled in (None, False, True):  # the plain network, then the exchanged one
+        if compiled is False:
+            exchange_parts(network, ["cpu"])
         for block in network.blocks if compiled else []:
             block.hands_on = hands_on
             block.compile(dynamic=False, backend="aot_eager", fullgraph=True)
-        network.add_rest = torch.compile(network.add_rest, backend="aot_eager") if compiled else network.add_rest
+        if compiled:
+            network.blocks.add_rest = torch.compile(network.blocks.add_rest, backend="aot_eager")
         torch.manual_seed(1)
         states = network(x, t, memory=memory)
         found.append((states, *torch.autograd.grad(states.square().mean(), [*network.parameters()], allow_unused=True)))
     assert all(rest is None for rest in rests[:3])  # not compiled
     assert all((rest is not None) == (hands_on and time != "adaptive") for rest in rests[3:])
     assert all((rest[1] is None) == bool(dropout or reads_source) for rest in rests if rest is not None)
-    for one, other in zip(*found, strict=True):
-        assert one is other is None or (one - other).norm() < 1e-5 * one.norm()
+    for plain, eager, other in zip(*found, strict=True):
+        assert plain is eager is other is None or torch.equal(plain, eager)
+        assert plain is None or (plain - other).norm() < 1e-5 * plain.norm()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("packed_rows", [False, True])
 @pytest.mark.parametrize(("heads", "time"), [(2, "adaptive"), (12, "adaptive"), (2, "none"), (12, "none")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_blocks_train_with_the_kernels_as_without(heads, time, packed_rows, dtype, monkeypatch):
+def test_blocks_train_with_the_kernels_as_without(heads, time, packed_rows, dtype):
     torch.manual_seed(0)
-    network = transformer.Transformer(8, 8, 64 * heads, 3, heads, dropout=0.0, time=time).cuda()
+    network = Transformer(8, 8, 64 * heads, 3, heads, dropout=0.0, time=time).cuda()
     for part in network.parameters():
         torch.nn.init.normal_(part, std=0.05)
     x, t, found = torch.randn(4, 128, 8, device="cuda"), torch.rand(4, device="cuda"), []
     documents = torch.randint(1, 3, (4, 128), device="cuda").sort(-1).values if packed_rows else None
     for plain, compiled in ((True, False), (False, False), (False, True)):
-        monkeypatch.setattr(transformer, "has_kernel", lambda _, plain=plain: not plain)
+        if not plain:
+            exchange_parts(network, ["cuda"])
         if compiled:
             for block in network.blocks:
                 block.compile(dynamic=False)

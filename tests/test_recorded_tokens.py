@@ -15,7 +15,7 @@ from difflm.methods import METHODS
 from difflm.methods.base import TextSpec
 from difflm.models.diffusion import DiffusionModel
 from difflm.networks.rotary import compute_rotations, rotate_halves, rotate_vectors
-from difflm.runtime.cuda_graphs import FLAG_DELAY, DelayedFlag
+from difflm.runtime.delayed_flag import FLAG_DELAY, DelayedFlag
 from difflm.runtime.tensors import module_tensors
 
 WORDS, WIDTH, ROWS = 19, 12, 5

@@ -25,6 +25,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
+from difflm.fast.cuda_graphs import CapturedFunction
 from difflm.fast.inference import Inference, PaddedLinear, remember_times
 from difflm.fast.recorded import capture_key
 from difflm.generation.pipeline import TextDiffusion
@@ -42,7 +43,6 @@ from difflm.models.batching import (
     max_batch_rows,
     pad_batch,
 )
-from difflm.runtime.cuda_graphs import CapturedFunction
 from difflm.runtime.tensors import module_tensors, submodules
 
 assert tiny_runs and guide  # fixtures

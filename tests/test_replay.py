@@ -16,11 +16,11 @@ from difflm.controls.steering import steering_for
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import SamplerInputs
 from difflm.diffusion.timesteps import StepSpan
+from difflm.fast.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunction, GraphPool, exclusive_capture
 from difflm.fast.inference import MAX_RECORDED
 from difflm.fast.recorded import RecordedSampler
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import make_batches
-from difflm.runtime.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunction, GraphPool, exclusive_capture
 
 assert tiny_runs and guide  # fixtures
 
@@ -46,7 +46,7 @@ def test_a_captured_call_inside_another_capture_is_part_of_it(monkeypatch: pytes
     """A graph cannot be replayed while another is being captured: `diffusion-nat` encodes its source within a step."""
     layer = torch.nn.Linear(3, 3)
     calls, x = CapturedCalls(layer, layer), torch.randn(2, 3)
-    monkeypatch.setattr("difflm.runtime.cuda_graphs.is_capturing", lambda: True)
+    monkeypatch.setattr("difflm.fast.cuda_graphs.is_capturing", lambda: True)
     assert torch.equal(calls(x), layer(x)) and not calls.pool.idle
     monkeypatch.undo()
     assert torch.equal(calls(x), layer(x)) and calls.pool.idle

@@ -258,7 +258,7 @@ def test_a_captured_score_reads_each_source_once(candidates, repairs, monkeypatc
         return [one.nats_per_token for group in ranking.read_versions(range(len(ids)), ids) for one in group]
 
     apart = costs()
-    for module in ("difflm.runtime.cuda_graphs", "difflm.fast.repairs"):
+    for module in ("difflm.fast.cuda_graphs", "difflm.fast.repairs"):
         monkeypatch.setattr(f"{module}.CapturedFunction", Strict)
     twin.inference.record, read, encode = True, [], twin.model.network.encode
     monkeypatch.setattr(twin.model.network, "encode", lambda ids, mask: read.append(len(ids)) or encode(ids, mask))

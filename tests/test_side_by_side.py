@@ -96,8 +96,8 @@ def test_new_weights_wait_for_the_next_request(tiny_runs, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
 def test_all_texts_share_the_modulations_of_their_steps_until_weights_change(tiny_runs, dtype, monkeypatch):
     model = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).model
-    plain, computed = Transformer.modulations, []
-    monkeypatch.setattr(Transformer, "modulations", lambda self, told: computed.append(told) or plain(self, told))
+    plain, computed = Transformer.modulations_at, []
+    monkeypatch.setattr(Transformer, "modulations_at", lambda self, t: computed.append(t) or plain(self, t))
 
     def write(by: Inference, sample: int) -> torch.Tensor:
         noise, lengths = Noise(0, torch.tensor([sample])), torch.tensor([8])

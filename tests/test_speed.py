@@ -16,11 +16,11 @@ from difflm.data.batches import Batch
 from difflm.errors import UsageError
 from difflm.evaluation.control import Protocol, read_texts, written
 from difflm.evaluation.targets import Target
+from difflm.fast.cuda_graphs import CapturedFunction
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
 from difflm.methods.base import TextSpec
 from difflm.models.batching import CPU_BATCH
-from difflm.runtime.cuda_graphs import CapturedFunction
 from difflm.training.recipe import load_recipe
 
 speed = pytest.importorskip("benchmarks.speed.machine", reason="run from the repository's root")

@@ -13,12 +13,13 @@ from tiny import tiny_run
 from difflm.app.bench import SMALL
 from difflm.data.batches import Batch
 from difflm.diffusion.precision import avoid_onednn
+from difflm.fast.accelerate import prepare_blocks
 from difflm.fast.ema import Ema
 from difflm.fast.master_weights import MasterWeights
-from difflm.fast.training_blocks import prepare_blocks
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Capabilities, Losses, Trainable
 from difflm.networks.bert import PostNormBlock
+from difflm.networks.transformer import Context
 from difflm.runtime.tensors import dequantise, load_tensors, quantise_rows, save_tensors
 from difflm.training.recipe import check
 from difflm.training.run import read_config
@@ -210,8 +211,8 @@ def test_tokens_of_several_batches_count_alike_however_they_are_cut(tmp_path):
 def test_a_bert_of_narrow_arithmetic_keeps_it_between_layers():
     block = PostNormBlock(16, 2, 0.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert block(torch.randn(2, 3, 16), None).dtype is torch.bfloat16
-    assert block(torch.randn(2, 3, 16), None).dtype is torch.float32
+        assert block(torch.randn(2, 3, 16), Context()).dtype is torch.bfloat16
+    assert block(torch.randn(2, 3, 16), Context()).dtype is torch.float32
 
 
 def learner(precision="bf16", **more):

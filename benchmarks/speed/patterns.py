@@ -49,7 +49,7 @@ from difflm.methods import TextSpec
 from difflm.models.batching import Layout, pad_batch
 from difflm.models.batching import Row as Sample
 from difflm.models.diffusion import DiffusionModel
-from difflm.runtime.cuda_graphs import CapturedFunction
+from difflm.fast.cuda_graphs import CapturedFunction
 from difflm.training.recipe import load_recipe
 
 STEPS = 10  # of the step whose cost is measured

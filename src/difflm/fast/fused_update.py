@@ -5,9 +5,9 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor, nn
 
+from difflm.fast.cuda_graphs import CapturedFunction
 from difflm.fast.kernels.fused_adamw import FusedAdamWEma, WeightState, step_coefficients
 from difflm.fast.master_weights import MasterWeights, Weight
-from difflm.runtime.cuda_graphs import CapturedFunction
 
 
 class FusedUpdate:

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from difflm.data.batches import Batch
+from difflm.fast.cuda_graphs import exclusive_capture
 from difflm.models.base import Losses
-from difflm.runtime.cuda_graphs import exclusive_capture
 
 Gradients = Callable[[Batch], Losses]  # gradients are left in .grad
 

@@ -18,6 +18,9 @@ from difflm.diffusion.denoiser import Denoiser, cast_linears
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
+from difflm.fast.accelerate import accelerate
+from difflm.fast.captured_lengths import capture_lengths
+from difflm.fast.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, is_capturing, records_steps
 from difflm.fast.eight_bit import use_eight_bits
 from difflm.fast.few_places import ask_few_places
 from difflm.fast.joinable import JoinableSampler, RowStates
@@ -30,7 +33,6 @@ from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import DenoisingModel, LanguageModel, Sampling
 from difflm.models.batching import WIDTH
 from difflm.networks.transformer import Transformer
-from difflm.runtime.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, is_capturing, records_steps
 from difflm.runtime.tensors import module_tensors, storage_addresses, submodules
 
 T = TypeVar("T")
@@ -57,7 +59,9 @@ class Inference:
         compiled: bool = False,
         record: bool | None = None,
     ) -> None:
+        accelerate(model)
         self.model, self.dtype, self.compiled, self.record = model, dtype, compiled, record
+        self._lengths = capture_lengths(model)
         self._copy: DenoiserCopy | None = None
         self._recorded: GraphPool[RecordedSampler] = GraphPool(MAX_RECORDED)
         self._joinable: GraphPool[JoinableSampler] = GraphPool(MAX_RECORDED)
@@ -298,8 +302,8 @@ class Inference:
         self._repairs.clear()
         for reader in [*self._readers.values(), *self._expectations.values()]:
             reader.clear_recorded()
-        if self.model.capabilities.denoises:
-            self.model.lengths.clear_recorded()
+        if self._lengths is not None:
+            self._lengths.clear_recorded()
 
 
 def pad_width(ids: Tensor, most: int) -> Tensor:

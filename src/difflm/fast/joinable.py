@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from difflm.diffusion.samplers.loop import Frame, SamplerInputs
+from difflm.fast.cuda_graphs import CapturedFunction, compile_whole
 from difflm.fast.recorded import clone_tensors, copy_into, paired_tensors, stack_levels
-from difflm.runtime.cuda_graphs import CapturedFunction, compile_whole
 
 
 @dataclass(frozen=True)

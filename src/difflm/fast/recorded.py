@@ -13,12 +13,12 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.samplers.left_to_right import BeamState, decoding_state
 from difflm.diffusion.samplers.loop import BoundDenoiser, Frame, Memory, SamplerInputs
+from difflm.fast.cuda_graphs import CapturedFunction, compile_whole
 from difflm.fast.few_places import write_places
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
+from difflm.networks.cache import Slots
 from difflm.networks.rotary import compute_rotations
-from difflm.networks.transformer import Slots
-from difflm.runtime.cuda_graphs import CapturedFunction, compile_whole
 from difflm.runtime.tensors import storage_addresses
 
 MAX_PREDRAWN = 2**24  # random numbers that may be drawn ahead: enough for 50 texts and 50 steps

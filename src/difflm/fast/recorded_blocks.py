@@ -18,8 +18,9 @@ from difflm.diffusion.samplers.discrete_steps import gibbs
 from difflm.diffusion.samplers.loop import BanTokens, ImposeTokens, SamplerInputs, Temperature
 from difflm.fast.recorded import RecordedSampler, can_capture
 from difflm.models.block_diffusion import BlockwiseDenoiser
+from difflm.networks.cache import Slots
 from difflm.networks.rotary import compute_rotations
-from difflm.networks.transformer import Slots, Transformer
+from difflm.networks.transformer import Transformer
 
 
 def recorder_of(inputs: SamplerInputs) -> type[RecordedSampler] | None:

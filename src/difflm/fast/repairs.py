@@ -12,10 +12,11 @@ from difflm.data.tokenizers import END, PAD
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.samplers.loop import Memory
+from difflm.fast.cuda_graphs import CapturedFunction, compile_whole
 from difflm.fast.recorded import clone_tensors, copy_into
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.lengths import LengthPolicy
-from difflm.runtime.cuda_graphs import CapturedFunction, DelayedFlag, compile_whole
+from difflm.runtime.delayed_flag import DelayedFlag
 
 GROWTH = 8  # words that repairs may add to a text
 OFFSETS = (1, -1, 2, -2, 3, -3, 0)  # how far from its place a word is looked for in the draft; 0: it replaces another

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.models.base import Losses, Trainable
-from difflm.networks.transformer import Attention, FeedForward
+from difflm.networks.transformer import Attention
 from difflm.runtime.distributed import Processes, current
 
 Model = TypeVar("Model", bound=Trainable)
@@ -45,7 +45,7 @@ def shard_model(model: Model, device: torch.device) -> Model:
     networks: list[Any] = [part for part in model.modules() if hasattr(part, "blocks")]
     layers = [layer for network in networks for layer in network.blocks]
     for part in dict.fromkeys(getattr(layer, name, None) for layer in layers for name in ("attention", "feed")):
-        if part is not None and type(part) in (Attention, FeedForward, nn.Sequential):
+        if isinstance(part, Attention | nn.Sequential):
             fully_shard(part, mesh=mesh)
     whole = {weight for name, weight in model.named_parameters() if name.startswith(WARP)}
     # A model in validation has no backward, which would shard its weights again.

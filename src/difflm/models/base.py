@@ -13,15 +13,11 @@ from difflm.data.tokenfile import Room
 from difflm.diffusion.base import State
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.noise import Noise
+from difflm.diffusion.noise import Draw, Noise
 from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Family, Sampling
-from difflm.runtime.kernels import TRITON, has_kernel
-
-if TRITON:
-    from difflm.runtime.kernels.uniform import draw_uniform
 
 Likelihood = Literal["exact", "bound"]
 PartDecoder = Callable[[Any, Sampling, Steering], Iterator[Frame]]  # runs a left-to-right part of a model
@@ -98,6 +94,7 @@ class Trainable(nn.Module):
     """What the trainer needs of a model."""
 
     capabilities = Capabilities()
+    draw: Draw | None = None  # what draws the noise of training at once
 
     @abstractmethod
     def forward(self, batch: Batch) -> Losses:
@@ -106,19 +103,18 @@ class Trainable(nn.Module):
     def begin_update(self, update: int) -> None:
         """Called before each update, counted from 0: a schedule may change."""
 
+    def training_noise(self, batch: Batch) -> Noise:
+        """Random numbers for a batch, by the texts' numbers in the run; if it has no numbers, from torch's
+        generator."""
+        if batch.index is not None:
+            return Noise(batch.seed, batch.index, kernel=self.draw)
+        device = batch.ids.device
+        seed = torch.randint(2**62, (1,), device=device)
+        return Noise(seed, torch.arange(len(batch.ids), device=device), kernel=self.draw)
+
     @abstractmethod
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
         """−log p(text) or its bound for each text, including END and length; for a classifier, of its labels. [B]"""
-
-
-def training_noise(batch: Batch) -> Noise:
-    """Random numbers for a batch, by the texts' numbers in the run; if it has no numbers, from torch's generator."""
-    device = batch.ids.device
-    kernel = draw_uniform if has_kernel(device) else None
-    if batch.index is not None:
-        return Noise(batch.seed, batch.index, kernel=kernel)
-    seed = torch.randint(2**62, (1,), device=device)
-    return Noise(seed, torch.arange(len(batch.ids), device=device), kernel=kernel)
 
 
 def source_of(batch: Batch) -> tuple[Tensor | None, Tensor | None]:

@@ -25,9 +25,9 @@ from difflm.models.base import PartDecoder, Sampling
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import DrawnLength, LengthPolicy, observed_counts, put_between_ends
 from difflm.networks import EncoderDecoder, Transformer
+from difflm.networks.cache import Cache, Memory
 from difflm.networks.rotary import compute_rotations
-from difflm.networks.transformer import Cache, Memory
-from difflm.runtime.cuda_graphs import DelayedFlag
+from difflm.runtime.delayed_flag import DelayedFlag
 
 MAX_WORDS = 512  # the largest number of words of a text, even if training texts were shorter
 

@@ -48,13 +48,12 @@ from difflm.models.base import (
     Sampling,
     source_of,
     start_from_frequencies,
-    training_noise,
 )
 from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Family
 from difflm.models.word_nats import WordDenoiser, WordNats, has_linear_bound, is_linear, read_masked
 from difflm.networks.documents import document_ends
-from difflm.runtime.cuda_graphs import DelayedFlag
+from difflm.runtime.delayed_flag import DelayedFlag
 
 OF_STATE: dict[State, Family] = {"vectors": "vectors", "pixels": "vectors", "simplex": "simplex", "tokens": "tokens"}
 STRETCH, LAG, X0_NOISE, TEXT_NOISE, DROP, COIN = 21, 22, 23, 24, 25, 26  # random streams in training
@@ -140,7 +139,7 @@ class DiffusionModel(DenoisingModel):
     # -- training -----------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch) -> Losses:
-        noise = training_noise(batch)
+        noise = self.training_noise(batch)
         ids, mask = self.lengths.training_canvas(batch.ids, batch.lengths, noise)
         with torch.autocast(ids.device.type, enabled=False):
             self.times.observe_words(self.denoiser.codec)

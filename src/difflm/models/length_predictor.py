@@ -1,9 +1,6 @@
 """A length policy that predicts p(length | source) by a head on the encoder."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +11,6 @@ from difflm.diffusion.denoiser import Denoiser
 from difflm.models.base import start_from_frequencies
 from difflm.models.batching import WIDTH, batch_rows
 from difflm.models.lengths import DrawnLength
-from difflm.runtime.cuda_graphs import CapturedCalls
 
 REACH = 128  # the largest difference between the lengths of text and source; larger ones count as this
 UNSEEN = 1e-4  # share of the overall histogram, so that no length is impossible
@@ -41,7 +37,6 @@ class LengthPredictor(DrawnLength):
         self.weight, self.shapes_encoder = weight, shapes_encoder
         self.reach = min(REACH, max(longest, source_longest))
         self.head = nn.Linear(hidden, 2 * self.reach + 1)
-        self._reader: tuple[Denoiser, CapturedCalls] | None = None  # of the denoiser that was asked last
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -88,34 +83,15 @@ class LengthPredictor(DrawnLength):
         for first in range(0, len(lengths), size):
             some = [*range(first, min(first + size, len(lengths)))]
             width = -(-max(lengths[k] for k in some) // WIDTH) * WIDTH
-            rows = some + some[-1:] * (batch_rows(len(some)) - len(some))  # few sizes, each of which is captured once
+            rows = some + some[-1:] * (batch_rows(len(some)) - len(some))  # of few sizes
             ids, there = (F.pad(one[rows], (0, width))[:, :width] for one in (own.source, own.source_mask))
             inputs = ids.to(device, non_blocking=True), there.to(device, non_blocking=True)
-            found.append(self.find_reader(denoiser)(*inputs)[: len(some)].to(here))
+            found.append(self.read_lengths(denoiser, *inputs)[: len(some)].to(here))
         return replace(condition, length_logits=torch.cat(found)[new.cumsum(0) - 1])
-
-    def find_reader(self, denoiser: Denoiser) -> Callable[[Tensor, Tensor], Tensor]:
-        """`read_lengths` with this denoiser, captured if its network allows it."""
-        if not getattr(denoiser.network, "capturable", True):
-            return partial(self.read_lengths, denoiser)
-        found = self._reader  # other threads may replace it
-        if found is None or found[0] is not denoiser:
-            found = denoiser, CapturedCalls(partial(self.read_lengths, denoiser), nn.ModuleList((denoiser, self)))
-            self._reader = found
-        return found[1]
 
     def read_lengths(self, denoiser: Denoiser, source: Tensor, mask: Tensor) -> Tensor:
         """Logits of offsets for sources and their mask, [B, S] each."""
         return self.logits(denoiser.prepare(Condition(source, mask)))
-
-    def clear_recorded(self) -> None:
-        found, self._reader = self._reader, None
-        if found is not None:
-            found[1].clear_recorded()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles have: not what was captured, which would bring the denoiser with it."""
-        return {**self.__dict__, "_reader": None}
 
     def chances_given(self, condition: Condition, overall: Tensor) -> Tensor | None:
         if condition.length_logits is None:

@@ -83,9 +83,6 @@ class LengthPolicy(nn.Module):
         """The condition with what the policy computes from a source."""
         return condition
 
-    def clear_recorded(self) -> None:
-        """Free what was captured for earlier requests."""
-
     def settled(self, words: int) -> tuple[int, dict[int, int]]:
         """The canvas width of a text of this many words, and the ids that the length alone determines."""
         return words, {}

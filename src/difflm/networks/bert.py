@@ -2,8 +2,7 @@
 
 from torch import Tensor, nn
 
-from difflm.networks.transformer import Attention, Dropout, FeedForward, TimeEmbedding, additive
-from difflm.runtime.kernels import has_kernel
+from difflm.networks.transformer import Attention, Context, FeedForward, TimeEmbedding, additive
 
 
 class PostNormBlock(nn.Module):
@@ -13,10 +12,10 @@ class PostNormBlock(nn.Module):
         super().__init__()
         self.attention, self.feed = Attention(hidden, heads, dropout), FeedForward(hidden, 4 * hidden)
         self.norm_1, self.norm_2 = nn.LayerNorm(hidden, eps=1e-12), nn.LayerNorm(hidden, eps=1e-12)
-        self.drop = Dropout(dropout)
+        self.drop = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None, keeps: bool = True) -> Tensor:
-        y, _ = self.attention(x, mask, None, causal=False, cache=None, keeps=keeps)
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        y = self.attention(x, context)
         # Under autocast norms answer in float32; kept so wide, sums between layers would cost three times the memory.
         x = self.norm_1(x + self.drop(y)).to(y.dtype)
         out: Tensor = self.norm_2(x + self.drop(self.feed(x))).to(y.dtype)
@@ -33,17 +32,16 @@ class BertLayout(nn.Module):
         self.input = nn.Sequential(nn.Linear(in_dim, hidden), nn.Tanh(), nn.Linear(hidden, hidden))
         self.embed_time = TimeEmbedding(128, 512, hidden)
         self.positions = nn.Embedding(512, hidden)
-        self.norm, self.drop = nn.LayerNorm(hidden, eps=1e-12), Dropout(dropout)
+        self.norm, self.drop = nn.LayerNorm(hidden, eps=1e-12), nn.Dropout(dropout)
         self.blocks = nn.ModuleList(PostNormBlock(hidden, heads, dropout) for _ in range(layers))
         self.output = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, out_dim))
         self.apply(_bert_init)
 
     def forward(self, inputs: Tensor, t: Tensor, mask: Tensor | None = None) -> Tensor:
         x = self.entry(self.input(inputs), self.embed_time(t))
-        keeps = not has_kernel(x.device)
-        mask = None if mask is None else additive(mask, x.dtype)
+        context = Context(None if mask is None else additive(mask, x.dtype))
         for block in self.blocks:
-            x = block(x, mask, keeps)
+            x = block(x, context)
         out: Tensor = self.output(x)
         return out
 

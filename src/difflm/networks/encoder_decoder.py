@@ -5,9 +5,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.networks.cache import Memory
 from difflm.networks.rotary import compute_rotations
-from difflm.networks.transformer import Memory, Rest, Transformer, additive
-from difflm.runtime.kernels import has_kernel
+from difflm.networks.transformer import Context, Transformer, additive
 
 
 class EncoderDecoder(Transformer):
@@ -83,13 +83,11 @@ class StagedDecoder(EncoderDecoder):
         x, part = self.embed(inputs, mask), self.stages[stage]
         # States grow from block to block: without a norm they would drown the words.
         x = x if states is None else x + F.layer_norm(states, states.shape[-1:])
-        turn, keeps = compute_rotations(x.shape[1], self.head_dim, x.device), not has_kernel(x.device)
+        turn = compute_rotations(x.shape[1], self.head_dim, x.device)
         if mask is not None and (mask.is_cuda or not self.training):
             mask = additive(mask, self.head.weight.dtype)
-        rest: Rest | None = None
-        for block, source in zip(self.blocks[part], memory[part], strict=True):
-            x, rest, _ = block(x, None, mask, turn, keeps=keeps, memory=source, rest=rest)
-        return x if rest is None else self.add_rest(x, rest)
+        out: Tensor = self.blocks(x, [Context(mask, turn, memory=source) for source in memory[part]], part)
+        return out
 
     def forward(  # type: ignore[override]
         self,

@@ -14,16 +14,10 @@ from torch.nn import functional as F
 
 from difflm.diffusion.precision import avoid_onednn
 from difflm.machine import is_on
-from difflm.runtime.kernels import TRITON, has_kernel
-from difflm.runtime.products import multiply_matrices
-
-if TRITON:
-    from difflm.runtime.kernels.word_slopes import weigh_slopes_in_place
 
 ALIGNED = 64  # the head's words are padded to a multiple of it: a GPU's matrix units cannot read other rows of logits
 CHUNK = {"cuda": 2**28, "cpu": 2**24}  # logits at a time; on other devices as on a GPU
 ROWS = 128  # rows of a part are a multiple of it
-LARGE = 4096  # words from which our own kernel computes slopes
 
 Slopes = Callable[[Tensor, Tensor, Tensor, Tensor, int, float], tuple[Tensor, Tensor, Tensor]]
 
@@ -52,7 +46,8 @@ class WordHead(nn.Module):
 
     norm: nn.Module
     head: nn.Linear
-    slopes = staticmethod(weigh_slopes)  # of its head; a trainer compiles it
+    slopes = staticmethod(weigh_slopes)  # of its head
+    multiply = staticmethod(torch.mm)  # its logits without the bias
 
     def finish_states(self, x: Tensor) -> Tensor:
         """Last states as the head reads them."""
@@ -63,13 +58,6 @@ class WordHead(nn.Module):
         """Logits of last states, each at its own position."""
         out: Tensor = self.head(self.finish_states(x))
         return out
-
-
-def choose_slopes(network: WordHead, device: torch.device) -> Slopes:
-    """Our own kernel for a large vocabulary on a GPU, else the network's function, which a trainer compiles."""
-    own = network.head.out_features >= LARGE and has_kernel(device)
-    slopes: Slopes = weigh_slopes_in_place if own else network.slopes
-    return slopes
 
 
 def weigh_nats(
@@ -86,7 +74,7 @@ def weigh_nats(
         given = states.to(dtype), head.weight.to(dtype), bias.to(dtype), targets, weights.float(), smoothing
         if not torch.is_grad_enabled():
             return plain_nats(*given)
-        found: tuple[Tensor, Tensor] = WeighedNats.apply(*given, choose_slopes(network, states.device))
+        found: tuple[Tensor, Tensor] = WeighedNats.apply(*given, network.multiply, network.slopes)
         return found
 
 
@@ -139,6 +127,7 @@ class WeighedNats(torch.autograd.Function):
         targets: Tensor,
         weights: Tensor,
         smoothing: float,
+        multiply: Callable[[Tensor, Tensor], Tensor],
         slopes: Slopes,
     ) -> tuple[Tensor, Tensor]:
         vocabulary, (weight, bias) = len(weight), pad_words(weight, bias)
@@ -150,7 +139,7 @@ class WeighedNats(torch.autograd.Function):
         bias_grad = torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, len(states), size):
             part = slice(start, start + size)
-            logits = multiply_matrices(states[part], weight.t())
+            logits = multiply(states[part], weight.t())
             nats, slope, slope_sum = slopes(logits, bias, targets[part], weights[part], vocabulary, smoothing)
             del logits
             found.append(nats)
@@ -169,4 +158,4 @@ class WeighedNats(torch.autograd.Function):
         kept = states, weight[: ctx.vocabulary], bias[: ctx.vocabulary]
         # Multiplied and narrowed in one pass.
         found = (torch.mul(one, grad, out=torch.empty_like(one, dtype=ctx.dtype)) for one in kept)
-        return (*found, None, None, None, None)
+        return (*found, *[None] * 5)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from difflm.errors import UsageError
+from difflm.networks.cache import Cache
 from difflm.networks.head import WordHead
 from difflm.networks.hf_encoder import LOCAL, explained, library_config, transformers
-from difflm.networks.transformer import Cache
 from difflm.runtime.files import read_json
 
 

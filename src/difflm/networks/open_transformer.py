@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.diffusion.precision import avoid_onednn
+from difflm.networks.cache import Cache
 from difflm.networks.documents import document_ends, same_document
 from difflm.networks.head import WordHead
 from difflm.networks.rotary import compute_rotations, rotate_vectors
-from difflm.networks.transformer import Cache, additive
+from difflm.networks.transformer import additive
 
 Kept = Tensor | Cache  # keys and values of one layer, [2, B, heads, L, head_dim] or two of [B, heads, L, head_dim]
 Activation = Literal["silu", "gelu", "gelu_tanh"]

@@ -1,16 +1,9 @@
 """Rotary position embeddings, and the projection to queries, keys and values that they rotate."""
 
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor
-
-from difflm.networks.residual_norm import in_dtype
-from difflm.runtime.kernels import TRITON
-from difflm.runtime.products import multiply_matrices
-
-if TRITON:
-    from difflm.runtime.kernels.projection import join_gradients
 
 SHORT = 64  # words: up to this length, other kernels are faster on a GPU (docs/log)
 
@@ -30,6 +23,13 @@ def compute_rotations(
     place = torch.arange(start, start + length, device=device, dtype=torch.float32) if places is None else places
     angles = place.float().unsqueeze(-1) * frequencies
     return torch.cat([angles, angles], dim=-1).cos(), torch.cat([-angles, angles], dim=-1).sin()
+
+
+@cache
+def canvas_rotations(length: int, dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Those of a whole canvas, which are kept for good: of few lengths, and steps may refer to them in place."""
+    with torch.inference_mode(False):  # which would leave tensors that training cannot use
+        return compute_rotations(length, dim, device)
 
 
 def rotate_vectors(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -67,23 +67,7 @@ def split_projection(packed: Tensor, turn: tuple[Tensor, Tensor] | None) -> tupl
     return q, k, v
 
 
-class SplitProjection(torch.autograd.Function):
-    """The projection x·Wᵀ + b with its `split_projection`, rotated. Our kernel computes the gradients of the projection
-    and of the bias, in float32. There is no second gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, cos: Tensor, sin: Tensor, heads: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(x, weight, cos, sin)
-        packed = multiply_matrices(x.flatten(0, 1), weight.t(), bias).view(*x.shape[:2], 3, heads, -1)
-        q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
-        return rotate_flipped(q, cos, sin), rotate_flipped(k, cos, sin), v
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, cos, sin = ctx.saved_tensors
-        packed, sums = join_gradients(*grads, cos, sin)
-        packed = packed.view(-1, len(weight))
-        of_x, of_weight = multiply_matrices(packed, weight), multiply_matrices(packed.t(), x.flatten(0, 1))
-        return of_x.view(x.shape), of_weight, sums.sum(0).flatten().to(weight.dtype), None, None, None
+def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype). What `torch.autograd.Function.forward` returns must not come from a cast that changes nothing, or go
+    through one: compiled by torch 2.11, `backward` then gets zeros instead of its gradient."""
+    return x if x.dtype is dtype else x.to(dtype)

@@ -9,52 +9,37 @@ numbers of documents (`networks/documents.py`).
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from difflm.networks.cache import Cache, Growing, Memory, Slots
 from difflm.networks.documents import document_ends, same_document
-from difflm.networks.gelu import Gelu, LinearGeluLinear
 from difflm.networks.head import WordHead
-from difflm.networks.linear import apply_linear
-from difflm.networks.residual_norm import add_and_norm, is_compiled_training, with_bias, working_dtype
-from difflm.networks.rotary import SHORT, SplitProjection, compute_rotations, split_projection
-from difflm.runtime.kernels import TRITON, has_kernel
-
-if TRITON:
-    from difflm.runtime.kernels.short_attention import attend
-
-FOR_SHORT = [  # up to SHORT words, attention is faster with another order of kernels (docs/log)
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.MATH,
-]
+from difflm.networks.rotary import canvas_rotations, compute_rotations, split_projection
 
 TimeInput = Literal["adaptive", "addition", "layers", "prefix", "none"]
-Modulation = Sequence[tuple[Tensor, ...]]  # shifts, scales and gates of a block's two norms
-Cache = tuple[Tensor, Tensor]  # keys and values of one layer, [B, heads, L, head_dim]
-Memory = tuple[Tensor, Tensor, Tensor]  # keys and values of a source for one layer, and its mask [B, 1, 1, S]
-Rest = tuple[Tensor, Tensor | None]  # what a block has still to add, before dropout, and its bias if that is apart
+Modulation = Sequence[Sequence[Tensor | None]]  # shifts, scales and gates of a block's two norms
+UNMODULATED: Modulation = ((None, None),) * 3
 
 
 @dataclass(frozen=True)
-class Slots:
-    """Keys and values of one layer in memory that stays in place, [B, heads, W, head_dim], so that a step can be
-    captured. `place` [1] is where the next ones go; the caller masks later slots."""
+class Context:
+    """What a block reads in addition to the states: what each position attends to ([B, L] or [B, L, K], True or 0, or
+    what is added to the scores), rotations of positions, and what is of its own layer alone: its modulation, the time
+    that is added to the states before it, keys and values of the words before, and those of a source."""
 
-    keys: Tensor
-    values: Tensor
-    place: Tensor
-
-    def put(self, keys: Tensor, values: Tensor) -> Cache:
-        return self.keys.index_copy_(2, self.place, keys), self.values.index_copy_(2, self.place, values)
+    mask: Tensor | None = None
+    turn: tuple[Tensor, Tensor] | None = None
+    causal: bool = False
+    modulation: Modulation | None = None
+    time: Tensor | None = None
+    cache: Growing | Slots | None = None
+    memory: Memory | None = None
 
 
 def sinusoid(t: Tensor, dim: int) -> Tensor:
@@ -88,50 +73,17 @@ class Attention(nn.Module):
         self.heads, self.dropout = heads, dropout
         self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
 
-    def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None,
-        turn: tuple[Tensor, Tensor] | None,
-        causal: bool,
-        cache: Cache | Slots | None,
-        keeps: bool = True,
-        biased: bool = True,
-    ) -> tuple[Tensor, Cache | None]:
-        """Also return keys and values, with the cached ones, if the caller `keeps` them; else our kernel may run, and a
-        compiled block has no outputs whose gradients, zeros, it would have to add. If not `biased`, the caller adds the
-        last layer's bias."""
-        batch, length, hidden = x.shape
-        dropout = self.dropout if self.training else 0.0
-        if not keeps and is_short(x, self.heads, mask):
-            packed = self.qkv(x).view(batch, length, 3, self.heads, -1)
-            seed = torch.randint(2**62, (1,), device=x.device) if dropout else None
-            y = attend(packed, mask, *(turn or (None, None)), seed, causal, dropout)
-            return apply_linear(self.out, y.flatten(2), not keeps, biased), None
-        q, k, v = self.project_heads(x, turn, kernel=x.is_cuda and not keeps)
-        if isinstance(cache, Slots):
-            k, v = cache.put(k, v)
-        elif cache is not None:
-            k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
-        keep = None if mask is None else mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
-        with sdpa_kernel(FOR_SHORT, set_priority=True) if q.is_cuda and k.shape[2] <= SHORT else nullcontext():
-            # With a cache there is one new query, which may see everything before it.
-            y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=keep, dropout_p=dropout, is_causal=causal and not cache
-            )
-        y = y.transpose(1, 2).reshape(batch, length, hidden)
-        return apply_linear(self.out, y, not keeps, biased), (k, v) if keeps else None
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        q, k, v = split_projection(self.qkv(x).unflatten(-1, (3, self.heads, -1)), context.turn)
+        if context.cache is not None:
+            k, v = context.cache.put(k, v)
+        out: Tensor = self.out(self.weigh_values(q, k, v, context).transpose(1, 2).flatten(2))
+        return out
 
-    def project_heads(
-        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, kernel: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, [B, heads, L, head_dim]. Our `kernel` computes their gradient if weights learn: of
-        a model that is only steered, it would compute more than is needed."""
-        if not (kernel and torch.is_grad_enabled() and self.qkv.weight.requires_grad) or turn is None:
-            return split_projection(self.qkv(x).view(*x.shape[:2], 3, self.heads, -1), turn)
-        given = [part.to(working_dtype(x)) for part in (x, self.qkv.weight, self.qkv.bias)]
-        with torch.autocast("cuda", enabled=False):
-            return cast(tuple[Tensor, Tensor, Tensor], SplitProjection.apply(*given, *turn, self.heads))
+    def weigh_values(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        mask, dropout = context.mask, self.dropout if self.training else 0.0
+        keep = None if mask is None else mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=dropout, is_causal=context.causal)
 
 
 class SourceAttention(nn.Module):
@@ -153,123 +105,64 @@ class SourceAttention(nn.Module):
         return out
 
 
-def is_short(x: Tensor, heads: int, mask: Tensor | None) -> bool:
-    """Whether a whole head of x [B, L, hidden] fits on a GPU's chip at once."""
-    narrow = working_dtype(x) in (torch.bfloat16, torch.float16) and x.shape[-1] // heads in (32, 64, 128)
-    plain = mask is None or (mask.dim() == 2 and mask.is_floating_point())
-    return narrow and plain and x.shape[1] <= SHORT
-
-
-class Dropout(nn.Dropout):
-    """Compiled for a GPU it draws one random byte per number, so that `p` is rounded to a 256th: with 32 bits each,
-    drawing takes more time than everything else between two matrix products."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        if not (torch.compiler.is_compiling() and x.is_cuda and self.p and x.numel() % 8 == 0):
-            out: Tensor = super().forward(x)
-            return out
-        return dropped(x, round(256 * self.p))
-
-
-def dropped(x: Tensor, share: int) -> Tensor:
-    """Drop `share` of 256 numbers of x, and scale the others up."""
-    words = torch.randint(-(2**63), 2**63 - 1, (x.numel() // 8, 1), dtype=torch.int64, device=x.device)
-    bytes_ = (words >> torch.arange(0, 64, 8, device=x.device)) & 255
-    return torch.where((bytes_ >= share).view(x.shape), x * (256 / (256 - share)), 0)
-
-
 class FeedForward(nn.Sequential):
-    """Linear → GELU → Linear. In a compiled training step, our kernels compute GELU, with the first layer's bias, and
-    its slopes. If it is not `biased`, the caller adds the last layer's bias."""
-
     def __init__(self, hidden: int, inner: int) -> None:
-        super().__init__(nn.Linear(hidden, inner), Gelu(), nn.Linear(inner, hidden))
-
-    def forward(self, x: Tensor, kernel: bool = False, biased: bool = True) -> Tensor:
-        first, gelu, second = cast(tuple[nn.Linear, Gelu, nn.Linear], tuple(self))
-        if not (kernel and is_compiled_training() and first.weight.requires_grad):
-            return apply_linear(second, gelu(first(x)), False, biased)
-        dtype, parts = working_dtype(x), (x.flatten(0, -2), first.weight, first.bias, second.weight)
-        given = [*(part.to(dtype) for part in parts), second.bias.to(dtype) if biased else None]
-        with torch.autocast("cuda", enabled=False):
-            return cast(Tensor, LinearGeluLinear.apply(*given)).view(x.shape)
+        super().__init__(nn.Linear(hidden, inner), nn.GELU(), nn.Linear(inner, hidden))
 
 
-def at_once(layers: Sequence[nn.Linear], x: Tensor) -> Tensor:
-    """The outputs of several layers for the same input, side by side."""
-    return F.linear(x, torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers]))
+def modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
+    return x if shift is None or scale is None else torch.addcmul(shift, x, scale)
 
 
-def parted(told: Tensor, *blocks: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Shifts, scales and gates, [..., *blocks, 2, hidden] each."""
-    shifts, scales, gates = told.unflatten(-1, (*blocks, 2, 3, -1)).unbind(-2)
-    return shifts, 1 + scales, gates
+def add_gated(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+    return x + y if gate is None else torch.addcmul(x, gate, y)
 
 
 class Block(nn.Module):
     """Pre-norm attention and feed-forward. With a condition, norms are shifted, scaled and gated by it; the gates
-    start shut, so that the network starts as the identity (Peebles & Xie, 2023).
-
-    In a compiled training step without a condition, a block leaves its last sum to the next one, which computes it
-    together with a norm."""
-
-    hands_on = True  # a trainer that computes blocks again says no: both terms would be kept instead of their sum
+    start shut, so that the network starts as the identity (Peebles & Xie, 2023)."""
 
     def __init__(self, hidden: int, heads: int, dropout: float, condition: int, reads_source: bool = False) -> None:
         super().__init__()
         self.norm_1 = nn.LayerNorm(hidden, elementwise_affine=not condition)
         self.norm_2 = nn.LayerNorm(hidden, elementwise_affine=not condition)
         self.attention, self.feed = Attention(hidden, heads, dropout), FeedForward(hidden, 4 * hidden)
-        self.drop = Dropout(dropout)
+        self.drop = nn.Dropout(dropout)
         self.source = SourceAttention(hidden, heads, dropout) if reads_source else None
         self.modulation = nn.Linear(condition, 6 * hidden) if condition else None
         if self.modulation is not None:
             nn.init.zeros_(self.modulation.weight)
             nn.init.zeros_(self.modulation.bias)
 
-    def forward(
-        self,
-        x: Tensor,
-        modulation: Modulation | None,
-        mask: Tensor | None,
-        turn: tuple[Tensor, Tensor],
-        causal: bool = False,
-        cache: Cache | Slots | None = None,
-        keeps: bool = True,
-        memory: Memory | None = None,
-        rest: Rest | None = None,
-    ) -> tuple[Tensor, Rest | None, Cache | None]:
-        """Also return the rest, which the next block or `add_rest` adds, and the keys and values."""
-        kernel = not keeps
-        if modulation is None:
-            joins = kernel and is_compiled_training()
-            apart = joins and memory is None and self.has_plain_biases()
-            y, bias = (None, None) if rest is None else (self.drop(rest[0]), rest[1])
-            x, normed = add_and_norm(self.norm_1, x, y, kernel, bias)
-            y, grown = self.attention(normed, mask, turn, causal, cache, keeps, biased=not apart)
-            y = self.drop(y)
-            if memory is not None and self.source is not None:
-                x = x + y
-                y = self.drop(self.source(x, memory))
-            x, normed = add_and_norm(self.norm_2, x, y, kernel, self.attention.out.bias if apart else None)
-            if not (joins and self.hands_on):
-                return x + self.drop(self.feed(normed, kernel)), None, grown
-            y = self.feed(normed, kernel, biased=not apart)
-            return x, (y, cast(nn.Linear, self.feed[2]).bias if apart else None), grown
-        (shift_1, shift_2), (scale_1, scale_2), (gate_1, gate_2) = modulation
-        y, grown = self.attention(torch.addcmul(shift_1, self.norm_1(x), scale_1), mask, turn, causal, cache, keeps)
-        x = torch.addcmul(x, gate_1, self.drop(y))
-        if memory is not None and self.source is not None:
-            x = x + self.drop(self.source(x, memory))
-        y = self.feed(torch.addcmul(shift_2, self.norm_2(x), scale_2), kernel)
-        return torch.addcmul(x, gate_2, self.drop(y)), None, grown
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        shifts, scales, gates = context.modulation or UNMODULATED
+        y = self.attention(modulate(self.norm_1(x), shifts[0], scales[0]), context)
+        x = add_gated(x, self.drop(y), gates[0])
+        if context.memory is not None and self.source is not None:
+            x = x + self.drop(self.source(x, context.memory))
+        y = self.feed(modulate(self.norm_2(x), shifts[1], scales[1]))
+        return add_gated(x, self.drop(y), gates[1])
 
-    def has_plain_biases(self) -> bool:
-        """Whether biases can be added apart from their layers: nothing is dropped in between, and the layers are not
-        sharded. Sharding replaces their class, and they have their weights only while they run."""
-        return type(self.feed) is FeedForward and not (self.training and self.drop.p)
+
+def split_modulation(told: Tensor, *blocks: int) -> list[Tensor]:
+    """Shifts, scales and gates, [..., *blocks, 2, hidden] each."""
+    shifts, scales, gates = told.unflatten(-1, (*blocks, 2, 3, -1)).unbind(-2)
+    return [shifts, 1 + scales, gates]
+
+
+class Blocks(nn.ModuleList):
+    """Blocks one after the other, each with its own context; or a `part` of them."""
+
+    def forward(self, x: Tensor, contexts: Sequence[Context], part: slice = slice(None)) -> Tensor:
+        for block, context in zip([*self][part], contexts, strict=True):
+            x = block(x if context.time is None else x + context.time, context)
+        return x
+
+    def modulate_by(self, condition: Tensor) -> list[Modulation]:
+        """Every block's modulation, from the condition [B, L or 1, dim]."""
+        layers = [cast(nn.Linear, block.modulation) for block in self]
+        condition = condition.to(layers[0].weight.dtype)
+        return [[part.unbind(-2) for part in split_modulation(layer(condition))] for layer in layers]
 
 
 class Transformer(WordHead):
@@ -293,9 +186,8 @@ class Transformer(WordHead):
         if time != "none":
             self.embed_time = TimeEmbedding(128, 512, condition or hidden)
         self.places = nn.Parameter(0.5 * torch.randn(2, positions, hidden)) if positions else None
-        self.blocks = nn.ModuleList(Block(hidden, heads, dropout, condition, reads_source) for _ in range(layers))
+        self.blocks = Blocks(Block(hidden, heads, dropout, condition, reads_source) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, out_dim)
-        self._turns: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -341,12 +233,12 @@ class Transformer(WordHead):
         start: int,
         turn: tuple[Tensor, Tensor] | None = None,
         memory: Sequence[Memory] | None = None,
-    ) -> tuple[Tensor, list[Cache | None]]:
+    ) -> tuple[Tensor, list[Cache]]:
         """All blocks over hidden states that begin at position `start`; `caches` hold what came before (None: nothing
         is cached). A mask [B, L, L] says which positions attend to which; `turn` are rotations of positions that are
         not consecutive; `memory` holds every layer's keys and values of the sources."""
-        told: Tensor | None = None
-        modulations: Sequence[Modulation | None] = [None] * len(self.blocks)
+        layers, time = len(self.blocks), None
+        modulations: Sequence[Modulation | None] = [None] * layers
         if t is not None and self.time == "adaptive":
             modulations = self.modulations_at(t)
         elif t is not None and self.time != "none":
@@ -354,61 +246,31 @@ class Transformer(WordHead):
             if self.time == "addition":
                 x = x + told
             elif self.time == "prefix":
-                return self.prefixed(x, told, mask)
-        if turn is None and (start or x.shape[1] % 16):
-            turn = compute_rotations(x.shape[1], self.head_dim, x.device, start)
-        elif turn is None:  # those of whole canvases are kept for good: a captured step refers to them
-            key = x.shape[1], x.device
-            with torch.inference_mode(False):  # which would leave tensors that training cannot use
-                turn = self._turns[key] = self._turns.get(key) or compute_rotations(x.shape[1], self.head_dim, x.device)
-        causal = self.causal
+                x = torch.cat([told[:, :1], x], dim=1)
+                mask = None if mask is None else F.pad(mask, (1, 0), value=True)
+            else:
+                time = told
+        if turn is None:
+            whole = not start and x.shape[1] % 16 == 0
+            given = x.shape[1], self.head_dim, x.device
+            turn = canvas_rotations(*given) if whole else compute_rotations(*given, start)
+        causal = self.causal and (caches is None or caches[0] is None)  # a word that is read alone sees all before it
         if mask is not None and mask.dtype is torch.int64:  # numbers of documents, each of which begins at position 0
             place = torch.arange(x.shape[1], device=x.device) - document_ends(mask)[0]
             turn = turn[0][place].unsqueeze(1), turn[1][place].unsqueeze(1)
             mask, causal = same_document(mask, causal), False
         if mask is not None and (mask.is_cuda or not self.training):
             mask = additive(mask, self.head.weight.dtype)
-        grown: list[Cache | None] = []
-        before = [None] * len(self.blocks) if caches is None else caches
-        keeps = caches is not None or not has_kernel(x.device)
-        sources: Sequence[Memory | None] = [None] * len(self.blocks) if memory is None else memory
-        rest: Rest | None = None
-        for block, modulation, cache, source in zip(self.blocks, modulations, before, sources, strict=True):
-            if self.time == "layers" and told is not None:
-                x, rest = (x if rest is None else self.add_rest(x, rest)) + told, None
-            x, rest, cache = block(x, modulation, mask, turn, causal, cache, keeps, source, rest)
-            grown.append(cache)
-        return x if rest is None else self.add_rest(x, rest), grown
-
-    def add_rest(self, x: Tensor, rest: Rest) -> Tensor:
-        """x with the rest that a block has left. A trainer compiles this as well."""
-        out: Tensor = x + cast(Block, self.blocks[-1]).drop(with_bias(*rest))
-        return out
+        kept = [one if isinstance(one, Slots) else Growing(one) for one in caches or ()]
+        own = zip(modulations, [time] * layers, kept or [None] * layers, memory or [None] * layers, strict=True)
+        x = self.blocks(x, [Context(mask, turn, causal, *parts) for parts in own])
+        x = x[:, 1:] if self.time == "prefix" and t is not None else x
+        return x, [(one.keys, one.values) for one in kept if one.keys is not None and one.values is not None]
 
     def modulations_at(self, t: Tensor) -> list[Modulation]:
         """Modulations of all blocks at times t. The condition has unit length: every modulation is a sum over the whole
         of it, so that a larger one moves fast and far under Adam. Unscaled, training at lr 1e-3 diverged within 700
         steps (docs/log)."""
         told = self.embed_time(t)
-        return self.modulations(F.silu(F.layer_norm(told.float(), told.shape[-1:])) / math.sqrt(told.shape[-1]))
-
-    def modulations(self, condition: Tensor) -> list[Modulation]:
-        """Modulations of all blocks. When generating, a GPU computes them as one product: concatenating the weights
-        each time takes less time than the launches. If every position has its own time, that would need much memory."""
-        layers = [cast(nn.Linear, cast(Block, block).modulation) for block in self.blocks]
-        condition = condition.to(layers[0].weight.dtype)
-        parts: Iterable[tuple[Tensor, ...]]
-        if condition.is_cuda and condition.shape[1] == 1 and not self.training:
-            parts = zip(*(part.unbind(-3) for part in parted(at_once(layers, condition), len(layers))), strict=True)
-        else:
-            parts = (parted(layer(condition)) for layer in layers)
-        return [[part.unbind(-2) for part in own] for own in parts]
-
-    def prefixed(self, x: Tensor, told: Tensor, mask: Tensor | None) -> tuple[Tensor, list[Cache | None]]:
-        """All blocks over the text with the time before it."""
-        x = torch.cat([told[:, :1], x], dim=1)
-        mask = None if mask is None else F.pad(mask, (1, 0), value=True)
-        turn = compute_rotations(x.shape[1], self.head_dim, x.device)
-        for block in self.blocks:
-            x, _, _ = block(x, None, mask, turn)  # which keeps what it computes, and leaves no rest
-        return x[:, 1:], []
+        condition = F.silu(F.layer_norm(told.float(), told.shape[-1:])) / math.sqrt(told.shape[-1])
+        return self.blocks.modulate_by(condition)

@@ -21,7 +21,7 @@ from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError, first_line
 from difflm.methods.rivals.prefix_classifier import LENGTH, PrefixClassifier, with_ends
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.base import NO_WORDS, LanguageModel, Losses, Trainable, training_noise
+from difflm.models.base import NO_WORDS, LanguageModel, Losses, Trainable
 from difflm.runtime.files import FORMAT, Json, check_sha256, read_checked
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors
 from difflm.training.checkpoints import advise_resume
@@ -54,7 +54,7 @@ class Learner(Trainable):
         self.frozen = Frozen(guided)  # not a submodule, so that it is not saved
 
     def forward(self, batch: Batch) -> Losses:
-        noise = training_noise(batch)
+        noise = self.training_noise(batch)
         # By default half of the texts are in the lowest quarter of the times, where the final words are decided.
         found = self.label_nats(batch, noise.uniform(0, stream=TIMES) ** self.low_noise, noise)
         terms = {f"{name}_nats": nats.sum() for name, nats in found.items()}  # a label may be called "loss" or "step"

@@ -18,6 +18,7 @@ from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import fold_counter
 from difflm.diffusion.precision import avoid_onednn
 from difflm.errors import DifflmError
+from difflm.fast.accelerate import accelerate, prepare_blocks
 from difflm.fast.ema import Ema
 from difflm.fast.graph_capture import CapturedSteps
 from difflm.fast.master_weights import MasterWeights
@@ -29,7 +30,6 @@ from difflm.fast.sharding import (
     sum_gradients,
     whole_tensors,
 )
-from difflm.fast.training_blocks import prepare_blocks
 from difflm.models.base import LanguageModel, Losses, Trainable, sum_losses
 from difflm.runtime.distributed import current, on_loss
 from difflm.runtime.files import Json, append_line, keep_lock, sync_path
@@ -130,6 +130,8 @@ class Trainer:
     ) -> None:
         self.pace = pace or StepPace(recipe)
         self.model, self.recipe, self.run, self.device = model.to(device), recipe.adapt_to(device.type), run, device
+        self.figure = figure  # what validation measures
+        accelerate(model)
         self.dtype = torch.bfloat16 if self.recipe.precision == "bf16" else None  # of autocast
         self.processes = current()
         # Some networks cannot be captured; nor can activation checkpointing, which resets the random generator, or

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.networks.cache import Cache, Memory, Slots
 from difflm.networks.encoder_decoder import EncoderDecoder
 from difflm.networks.rotary import compute_rotations, rotate_vectors
-from difflm.networks.transformer import Attention, Block, Cache, Memory, Slots, additive
+from difflm.networks.transformer import Attention, Block, Blocks, additive
 
 
 class TimeAttention(Attention):
@@ -20,7 +21,7 @@ class TimeAttention(Attention):
         super().__init__(hidden, heads, dropout)
         self.time_key = nn.Linear(hidden, hidden, bias=False)
 
-    def attend_by_time(
+    def forward(  # type: ignore[override]
         self, x: Tensor, told: Tensor, biases: Tensor, mask: Tensor | None, turn: tuple[Tensor, Tensor]
     ) -> Tensor:
         """`told` are the embedded times [B, L or 1, hidden], `biases` [2, heads, 1, head_dim]."""
@@ -55,7 +56,7 @@ class TimeAttentionBlock(Block):
         turn: tuple[Tensor, Tensor],
         memory: Memory | None,
     ) -> Tensor:
-        y = self.attention.attend_by_time(self.norm_1(x), told, biases, mask, turn)
+        y = self.attention(self.norm_1(x), told, biases, mask, turn)
         x = x + self.drop(y)
         if memory is not None and self.source is not None:
             x = x + self.drop(self.source(x, memory))
@@ -69,7 +70,7 @@ class TimeAttentionDecoder(EncoderDecoder):
         self, in_dim: int, out_dim: int, hidden: int, layers: int, heads: int, dropout: float = 0.1, **settings: Any
     ) -> None:
         super().__init__(in_dim, out_dim, hidden, layers, heads, dropout, time="layers", **settings)
-        self.blocks = nn.ModuleList(TimeAttentionBlock(hidden, heads, dropout) for _ in range(layers))
+        self.blocks = Blocks(TimeAttentionBlock(hidden, heads, dropout) for _ in range(layers))
         self.biases = nn.Parameter(torch.zeros(2, heads, 1, hidden // heads))
 
     def run(
@@ -81,7 +82,7 @@ class TimeAttentionDecoder(EncoderDecoder):
         start: int,
         turn: tuple[Tensor, Tensor] | None = None,
         memory: Sequence[Memory] | None = None,
-    ) -> tuple[Tensor, list[Cache | None]]:
+    ) -> tuple[Tensor, list[Cache]]:
         assert t is not None and memory is not None
         told, turn = self.embed_time(t), turn or compute_rotations(x.shape[1], self.head_dim, x.device, start)
         if mask is not None and (mask.is_cuda or not self.training):

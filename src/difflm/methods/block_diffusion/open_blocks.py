@@ -9,8 +9,8 @@ from difflm.data.tokenizers import START
 from difflm.diffusion.base import Codec, Levels, Process
 from difflm.diffusion.denoiser import Conditioning, Denoiser, autocast_to
 from difflm.models.block_diffusion import BlockDenoiser
+from difflm.networks.cache import Cache, Memory
 from difflm.networks.open_transformer import AnnealedTransformer
-from difflm.networks.transformer import Cache, Memory
 
 
 class OpenBlockDenoiser(BlockDenoiser):

@@ -19,7 +19,7 @@ from difflm.diffusion.denoiser import Denoiser, autocast_to, require_source
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes.discrete import draw_states
 from difflm.diffusion.samplers.loop import Denoise, Steering
-from difflm.models.base import Losses, Sampling, training_noise
+from difflm.models.base import Losses, Sampling
 from difflm.models.diffusion import DiffusionModel
 from difflm.networks import StagedDecoder
 
@@ -69,7 +69,7 @@ class GlancingModel(DiffusionModel):
 
     def forward(self, batch: Batch) -> Losses:
         """The cross-entropy of the words that each stage has to write, summed over all stages."""
-        noise = training_noise(batch)
+        noise = self.training_noise(batch)
         ids, mask = self.lengths.training_canvas(batch.ids, batch.lengths, noise)
         condition = self.denoiser.prepare(self.condition_of(batch, ids))
         x, states = torch.where(mask, self.process.mask_id, ids), None

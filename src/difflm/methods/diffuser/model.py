@@ -39,12 +39,12 @@ from difflm.methods.levt.editing import (
     show_round,
     sum_means,
 )
-from difflm.models.base import Capabilities, Losses, Sampling, source_of, start_from_frequencies, training_noise
+from difflm.models.base import Capabilities, Losses, Sampling, source_of, start_from_frequencies
 from difflm.models.lengths import DrawnLength
 from difflm.networks import EncoderDecoder, Transformer
+from difflm.networks.cache import Memory, Slots
 from difflm.networks.rotary import compute_rotations
-from difflm.networks.transformer import Memory, Slots
-from difflm.runtime.cuda_graphs import DelayedFlag
+from difflm.runtime.delayed_flag import DelayedFlag
 
 IMPOSSIBLE = float("-inf")
 BANNED = (START, UNK, PAD)  # tokens that are never written; END ends a slot
@@ -158,7 +158,7 @@ class EditDiffusion(EditModel):
     # -- training -----------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch) -> Losses:
-        target, noise = between_ends(batch), training_noise(batch)
+        target, noise = between_ends(batch), self.training_noise(batch)
         source = self.encode_source(*source_of(batch))
         text = self.corrupt(target, noise, batch)
         mask = text != PAD

@@ -15,7 +15,7 @@ from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.samplers.loop import BoundDenoiser, SamplerInputs, Steering
 from difflm.methods.flow_map.jumps import FINEST, JumpDenoiser, JumpLevels, TwoJumps, draw_jumps, jump_levels
-from difflm.models.base import LanguageModel, Losses, Sampling, training_noise
+from difflm.models.base import LanguageModel, Losses, Sampling
 from difflm.models.diffusion import TEXT_NOISE, DiffusionModel
 
 JUMP = 27  # a random stream in training
@@ -53,7 +53,7 @@ class FlowMapModel(DiffusionModel):
         self.sampling = own
 
     def forward(self, batch: Batch) -> Losses:
-        noise = training_noise(batch)
+        noise = self.training_noise(batch)
         ids, mask = self.lengths.training_canvas(batch.ids, batch.lengths, noise)
         prepared = self.denoiser.prepare(self.condition_of(batch, ids))
         condition, _ = self.drop_condition(prepared, noise)

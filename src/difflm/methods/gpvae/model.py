@@ -12,7 +12,7 @@ from difflm.diffusion.denoiser import require_source
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Memory, Steering
 from difflm.methods.ld4lg.autoencoder import Autoencoder
-from difflm.models.base import Losses, source_of, training_noise
+from difflm.models.base import Losses, source_of
 
 LATENTS = 27  # the random stream of latents
 
@@ -52,7 +52,7 @@ class GaussianVae(Autoencoder):
     def forward(self, batch: Batch) -> Losses:
         mean, log_variance = self.posterior(batch)
         kl = kl_from_standard(mean, log_variance)
-        nats, there = self.draw_nats(batch, mean, (log_variance / 2).exp(), training_noise(batch), 0)
+        nats, there = self.draw_nats(batch, mean, (log_variance / 2).exp(), self.training_noise(batch), 0)
         terms = {"ce": (nats * there).sum(), "kl": kl.sum()}
         return Losses(terms["ce"] + kl.clamp(min=self.free_nats).sum(), terms, there.sum())
 
@@ -68,7 +68,7 @@ class GaussianVae(Autoencoder):
 
     @torch.no_grad()
     def nats(self, batch: Batch, noise: Noise | None = None, draws: int = 1) -> Tensor:
-        return self.nats_and_error(batch, noise or training_noise(batch), draws)[0]
+        return self.nats_and_error(batch, noise or self.training_noise(batch), draws)[0]
 
     def nats_calls(self, draws: int) -> int:
         return draws + 1

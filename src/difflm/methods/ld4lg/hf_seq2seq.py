@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from difflm.errors import UsageError
 from difflm.methods.ld4lg.networks import Resampler
+from difflm.networks.cache import Cache, Memory
 from difflm.networks.hf_encoder import LOCAL, explained, library_config, mean_of_pieces, transformers
-from difflm.networks.transformer import Cache, Memory, Transformer
+from difflm.networks.transformer import Transformer
 from difflm.runtime.files import read_json
 
 

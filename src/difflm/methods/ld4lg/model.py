@@ -15,7 +15,7 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
 from difflm.methods.ld4lg.autoencoder import Autoencoder, scale_to_sphere
 from difflm.methods.ld4lg.codec import Latents
-from difflm.models.base import Capabilities, Losses, PartDecoder, Sampling, training_noise
+from difflm.models.base import Capabilities, Losses, PartDecoder, Sampling
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Family
@@ -68,7 +68,7 @@ class LatentDiffusion(DiffusionModel):
     # -- training -----------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch) -> Losses:
-        noise = training_noise(batch)
+        noise = self.training_noise(batch)
         latents = self.autoencoder.encode(batch.ids, batch.lengths)
         memory = self.autoencoder.encode_latents(latents)
         nats, there = self.autoencoder.token_nats(batch.ids, batch.lengths, memory)

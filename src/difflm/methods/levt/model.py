@@ -21,11 +21,10 @@ from difflm.models.base import (
     Sampling,
     source_of,
     start_from_frequencies,
-    training_noise,
 )
 from difflm.networks import EncoderDecoder
-from difflm.networks.transformer import Memory
-from difflm.runtime.cuda_graphs import DelayedFlag
+from difflm.networks.cache import Memory
+from difflm.runtime.delayed_flag import DelayedFlag
 
 BANNED = (START, END, UNK, PAD)  # tokens that never fill a hole
 DELETE = 32  # the random stream that deletes words in training
@@ -84,7 +83,7 @@ class LevenshteinModel(EditModel):
     def forward(self, batch: Batch) -> Losses:
         target, memory = between_ends(batch), self.encode_source(*source_of(batch))
         there, inner = target != PAD, inner_words(target)
-        u = training_noise(batch).uniform(0, target.shape[1] + 1, stream=DELETE)
+        u = self.training_noise(batch).uniform(0, target.shape[1] + 1, stream=DELETE)
         text = keep_words(target, there & (~inner | (u[:, 1:] >= u[:, :1])), PAD)
         found = align(text, text != PAD, target, there)
         missing = (found[:, 1:] - found[:, :-1] - 1).clamp(min=0)

@@ -1,9 +1,7 @@
-"""CUDA-graph capture of steps that repeat: a thousand kernel launches become one. Also: device flags read a few steps
-late, without synchronising."""
+"""CUDA-graph capture of steps that repeat: a thousand kernel launches become one."""
 
 import gc
 import threading
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,7 +22,6 @@ class StandIn(threading.local):
 
 _stand_in = StandIn()
 
-FLAG_DELAY = 4  # steps after which a flag is read: it has arrived by then, and enough steps are queued behind it
 WARMUP_CALLS = 2  # calls before capture: libraries initialise and memory is allocated, which a capture forbids
 
 
@@ -225,29 +222,3 @@ class CapturedCalls:
     def clear_recorded(self) -> None:
         """Free what was captured; the next calls capture again."""
         self.pool.clear()
-
-
-class DelayedFlag:
-    """Reads a device flag as it was `delay` calls ago. Reading its present value would wait for all queued work, and
-    the device would then wait for more. On a CPU there is no delay."""
-
-    def __init__(self, delay: int = FLAG_DELAY) -> None:
-        self.delay = delay
-        self.pending: deque[tuple[Tensor, torch.cuda.Event]] = deque()
-
-    @staticmethod
-    def arrives_within(calls: int, device: torch.device) -> bool:
-        """Whether a flag is read before the last of so many calls; otherwise there is no need to compute it."""
-        return device.type != "cuda" or calls > FLAG_DELAY + 1
-
-    def __call__(self, flag: Tensor) -> bool:
-        if flag.device.type != "cuda":
-            return bool(flag)
-        copied = torch.cuda.Event()
-        self.pending.append((flag.to("cpu", non_blocking=True), copied))
-        copied.record()
-        if len(self.pending) <= self.delay:
-            return False
-        value, copied = self.pending.popleft()
-        copied.synchronize()
-        return bool(value)

@@ -1,0 +1,195 @@
+"""Parts of a Transformer for GPUs: the weights and the answers of the plain ones, with our kernels.
+
+`kinds` are the kinds of devices that run kernels; elsewhere, and where keys and values are kept, operations are plain.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from difflm.fast.fused_functions import (
+    FastGelu,
+    LinearGeluLinear,
+    SplitProjection,
+    add_and_norm,
+    apply_linear,
+    is_compiled_training,
+    with_bias,
+    working_dtype,
+)
+from difflm.fast.kernels import TRITON
+from difflm.networks.rotary import SHORT, split_projection
+from difflm.networks.transformer import (
+    Attention,
+    Block,
+    Blocks,
+    Context,
+    FeedForward,
+    Modulation,
+    add_gated,
+    modulate,
+    split_modulation,
+)
+
+if TRITON:
+    from difflm.fast.kernels.short_attention import attend
+
+FOR_SHORT = [  # up to SHORT words, attention is faster with another order of kernels (docs/log)
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.MATH,
+]
+Rest = tuple[Tensor, Tensor | None]  # what a block has still to add, before dropout, and its bias if that is apart
+
+
+class FusedAttention(Attention):
+    kinds: Sequence[str]
+
+    def forward(self, x: Tensor, context: Context, biased: bool = True) -> Tensor:
+        """If not `biased`, the caller adds the last layer's bias."""
+        kernel = context.cache is None and x.device.type in self.kinds
+        if kernel and is_short(x, self.heads, context.mask):
+            packed = self.qkv(x).view(*x.shape[:2], 3, self.heads, -1)
+            dropout = self.dropout if self.training else 0.0
+            seed = torch.randint(2**62, (1,), device=x.device) if dropout else None
+            y = attend(packed, context.mask, *(context.turn or (None, None)), seed, context.causal, dropout)
+            return apply_linear(self.out, y.flatten(2), kernel, biased)
+        q, k, v = self.project_heads(x, context.turn, kernel and x.is_cuda)
+        if context.cache is not None:
+            k, v = context.cache.put(k, v)
+        with sdpa_kernel(FOR_SHORT, set_priority=True) if q.is_cuda and k.shape[2] <= SHORT else nullcontext():
+            y = self.weigh_values(q, k, v, context)
+        return apply_linear(self.out, y.transpose(1, 2).reshape(x.shape), kernel, biased)
+
+    def project_heads(
+        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, kernel: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [B, heads, L, head_dim]. Our `kernel` computes their gradient if weights learn: of
+        a model that is only steered, it would compute more than is needed."""
+        if not (kernel and torch.is_grad_enabled() and self.qkv.weight.requires_grad) or turn is None:
+            return split_projection(self.qkv(x).view(*x.shape[:2], 3, self.heads, -1), turn)
+        given = [part.to(working_dtype(x)) for part in (x, self.qkv.weight, self.qkv.bias)]
+        with torch.autocast("cuda", enabled=False):
+            return cast(tuple[Tensor, Tensor, Tensor], SplitProjection.apply(*given, *turn, self.heads))
+
+
+def is_short(x: Tensor, heads: int, mask: Tensor | None) -> bool:
+    """Whether a whole head of x [B, L, hidden] fits on a GPU's chip at once."""
+    narrow = working_dtype(x) in (torch.bfloat16, torch.float16) and x.shape[-1] // heads in (32, 64, 128)
+    plain = mask is None or (mask.dim() == 2 and mask.is_floating_point())
+    return narrow and plain and x.shape[1] <= SHORT
+
+
+class ByteDropout(nn.Dropout):
+    """Compiled for a GPU it draws one random byte per number, so that `p` is rounded to a 256th: with 32 bits each,
+    drawing takes more time than everything else between two matrix products."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        if not (torch.compiler.is_compiling() and x.is_cuda and self.p and x.numel() % 8 == 0):
+            out: Tensor = super().forward(x)
+            return out
+        return dropped(x, round(256 * self.p))
+
+
+def dropped(x: Tensor, share: int) -> Tensor:
+    """Drop `share` of 256 numbers of x, and scale the others up."""
+    words = torch.randint(-(2**63), 2**63 - 1, (x.numel() // 8, 1), dtype=torch.int64, device=x.device)
+    bytes_ = (words >> torch.arange(0, 64, 8, device=x.device)) & 255
+    return torch.where((bytes_ >= share).view(x.shape), x * (256 / (256 - share)), 0)
+
+
+class FusedFeedForward(FeedForward):
+    """In a compiled training step, our kernels compute GELU, with the first layer's bias, and its slopes. If it is not
+    `biased`, the caller adds the last layer's bias."""
+
+    kinds: Sequence[str]
+
+    def forward(self, x: Tensor, kernel: bool = False, biased: bool = True) -> Tensor:
+        first, gelu, second = cast(tuple[nn.Linear, nn.GELU, nn.Linear], tuple(self))
+        if not (kernel and is_compiled_training() and first.weight.requires_grad):
+            inner = first(x)
+            active = FastGelu.apply(inner) if torch.compiler.is_compiling() and inner.is_cuda else gelu(inner)
+            return apply_linear(second, active, False, biased)
+        dtype, parts = working_dtype(x), (x.flatten(0, -2), first.weight, first.bias, second.weight)
+        given = [*(part.to(dtype) for part in parts), second.bias.to(dtype) if biased else None]
+        with torch.autocast("cuda", enabled=False):
+            return cast(Tensor, LinearGeluLinear.apply(*given)).view(x.shape)
+
+
+class FusedBlock(Block):
+    """In a compiled training step without a condition, a block leaves its last sum to the next one, which computes it
+    together with a norm."""
+
+    kinds: Sequence[str]
+    feed: FusedFeedForward
+    hands_on = True  # a trainer that computes blocks again says no: both terms would be kept instead of their sum
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Context, rest: Rest | None = None
+    ) -> tuple[Tensor, Rest | None]:
+        """Also return the rest, which the next block or `add_rest` adds."""
+        kernel = context.cache is None and x.device.type in self.kinds
+        if context.modulation is None:
+            joins = kernel and is_compiled_training()
+            apart = joins and context.memory is None and self.has_plain_biases()
+            y, bias = (None, None) if rest is None else (self.drop(rest[0]), rest[1])
+            x, normed = add_and_norm(self.norm_1, x, y, kernel, bias)
+            y = self.drop(self.attention(normed, context, biased=not apart))
+            if context.memory is not None and self.source is not None:
+                x = x + y
+                y = self.drop(self.source(x, context.memory))
+            x, normed = add_and_norm(self.norm_2, x, y, kernel, self.attention.out.bias if apart else None)
+            if not (joins and self.hands_on):
+                return x + self.drop(self.feed(normed, kernel)), None
+            y = self.feed(normed, kernel, biased=not apart)
+            return x, (y, cast(nn.Linear, self.feed[2]).bias if apart else None)
+        shifts, scales, gates = context.modulation
+        y = self.attention(modulate(self.norm_1(x), shifts[0], scales[0]), context)
+        x = add_gated(x, self.drop(y), gates[0])
+        if context.memory is not None and self.source is not None:
+            x = x + self.drop(self.source(x, context.memory))
+        y = self.feed(modulate(self.norm_2(x), shifts[1], scales[1]), kernel)
+        return add_gated(x, self.drop(y), gates[1]), None
+
+    def has_plain_biases(self) -> bool:
+        """Whether biases can be added apart from their layers: nothing is dropped in between, and the layers are not
+        sharded. Sharding replaces their class, and they have their weights only while they run."""
+        return type(self.feed) is FusedFeedForward and not (self.training and self.drop.p)
+
+
+class FusedBlocks(Blocks):
+    def forward(self, x: Tensor, contexts: Sequence[Context], part: slice = slice(None)) -> Tensor:
+        rest: Rest | None = None
+        for block, context in zip([*self][part], contexts, strict=True):
+            if context.time is not None:
+                x, rest = (x if rest is None else self.add_rest(x, rest)) + context.time, None
+            x, rest = block(x, context, rest)
+        return x if rest is None else self.add_rest(x, rest)
+
+    def add_rest(self, x: Tensor, rest: Rest) -> Tensor:
+        """x with the rest that a block has left. A trainer compiles this as well."""
+        out: Tensor = x + cast(Block, self[-1]).drop(with_bias(*rest))
+        return out
+
+    def modulate_by(self, condition: Tensor) -> list[Modulation]:
+        """When generating, a GPU computes them as one product: concatenating the weights each time takes less time than
+        the launches. If every position has its own time, that would need much memory."""
+        if not condition.is_cuda or condition.shape[1] > 1 or self.training:
+            return super().modulate_by(condition)
+        layers = [cast(nn.Linear, block.modulation) for block in self]
+        told = at_once(layers, condition.to(layers[0].weight.dtype))
+        parts = zip(*(part.unbind(-3) for part in split_modulation(told, len(layers))), strict=True)
+        return [[part.unbind(-2) for part in own] for own in parts]
+
+
+def at_once(layers: Sequence[nn.Linear], x: Tensor) -> Tensor:
+    """The outputs of several layers for the same input, side by side."""
+    return F.linear(x, torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers]))

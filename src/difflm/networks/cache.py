@@ -1,0 +1,38 @@
+"""Keys and values that attention reads again: of the words before, and of a source."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Cache = tuple[Tensor, Tensor]  # keys and values of one layer, [B, heads, L, head_dim]
+Memory = tuple[Tensor, Tensor, Tensor]  # keys and values of a source for one layer, and its mask [B, 1, 1, S]
+
+
+class Growing:
+    """Keys and values of one layer, which grow by those of the words that are read next."""
+
+    def __init__(self, before: Cache | None) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        if before is not None:
+            self.keys, self.values = before
+
+    def put(self, keys: Tensor, values: Tensor) -> Cache:
+        if self.keys is not None and self.values is not None:
+            keys, values = torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The same in memory that stays in place, [B, heads, W, head_dim]. `place` [1] is where the next ones go; the
+    caller masks later slots."""
+
+    keys: Tensor
+    values: Tensor
+    place: Tensor
+
+    def put(self, keys: Tensor, values: Tensor) -> Cache:
+        return self.keys.index_copy_(2, self.place, keys), self.values.index_copy_(2, self.place, values)
