@@ -176,11 +176,11 @@ class BlockDenoiser(Denoiser):
         block: Tensor,
         level: Levels | None,
         start: int,
-        caches: list[Cache | None],
+        caches: Sequence[Cache | None],
         back: Tensor | None = None,
         memory: list[Memory] | None = None,
         before: Tensor | None = None,
-    ) -> tuple[Tensor, list[Cache | None]]:
+    ) -> tuple[Tensor, Sequence[Cache | None]]:
         """Logits of one block [B, size, …] that begins at `start`, given the cached blocks; and the caches with this
         block. Without a level the block is clean words. `back` [B]: how far each text attends, if less than the window.
         `before` [B]: the word before the block, which some networks need to predict its first one."""
@@ -191,8 +191,8 @@ class BlockDenoiser(Denoiser):
             return self.network.answer(hidden).float(), grown
 
     def see_back(
-        self, block: Tensor, start: int, caches: list[Cache | None], back: Tensor | None
-    ) -> tuple[list[Cache | None], Tensor | None]:
+        self, block: Tensor, start: int, caches: Sequence[Cache | None], back: Tensor | None
+    ) -> tuple[Sequence[Cache | None], Tensor | None]:
         """The caches within the window, and which of their words and of the block each text attends to, [B, words]."""
         kept = self.kept
         caches = [None if c is None else (c[0][:, :, -kept:], c[1][:, :, -kept:]) if kept else None for c in caches]
@@ -324,7 +324,7 @@ class BlockwiseDenoiser:
 
     def __post_init__(self) -> None:
         self.calls = self.done = 0
-        self.caches: list[Cache | None] = [None] * len(self.denoiser.network.blocks)
+        self.caches: Sequence[Cache | None] = [None] * len(self.denoiser.network.blocks)
         self.written: list[Tensor] = []  # words of finished blocks
 
     def __call__(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:

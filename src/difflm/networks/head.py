@@ -47,7 +47,7 @@ class WordHead(nn.Module):
     norm: nn.Module
     head: nn.Linear
     slopes = staticmethod(weigh_slopes)  # of its head
-    multiply = staticmethod(torch.mm)  # its logits without the bias
+    multiply: Callable[[Tensor, Tensor], Tensor] = staticmethod(torch.mm)  # its logits without the bias
 
     def finish_states(self, x: Tensor) -> Tensor:
         """Last states as the head reads them."""

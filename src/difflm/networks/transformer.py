@@ -262,7 +262,8 @@ class Transformer(WordHead):
         if mask is not None and (mask.is_cuda or not self.training):
             mask = additive(mask, self.head.weight.dtype)
         kept = [one if isinstance(one, Slots) else Growing(one) for one in caches or ()]
-        own = zip(modulations, [time] * layers, kept or [None] * layers, memory or [None] * layers, strict=True)
+        none: list[None] = [None] * layers
+        own = zip(modulations, [time] * layers, kept or none, memory or none, strict=True)
         x = self.blocks(x, [Context(mask, turn, causal, *parts) for parts in own])
         x = x[:, 1:] if self.time == "prefix" and t is not None else x
         return x, [(one.keys, one.values) for one in kept if one.keys is not None and one.values is not None]

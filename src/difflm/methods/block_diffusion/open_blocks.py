@@ -1,5 +1,6 @@
 """Block diffusion with a network that started as an open left-to-right model (`models/open_start.py`)."""
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -72,11 +73,11 @@ class OpenBlockDenoiser(BlockDenoiser):
         block: Tensor,
         level: Levels | None,
         start: int,
-        caches: list[Cache | None],
+        caches: Sequence[Cache | None],
         back: Tensor | None = None,
         memory: list[Memory] | None = None,
         before: Tensor | None = None,
-    ) -> tuple[Tensor, list[Cache | None]]:
+    ) -> tuple[Tensor, Sequence[Cache | None]]:
         network, noisy = cast(AnnealedTransformer, self.network), level is not None
         caches, near = self.see_back(block, start, caches, back)
         kept = [cache for cache in caches if cache is not None]
