@@ -19,6 +19,7 @@ from difflm.diffusion.base import Belief, expand_levels
 from difflm.diffusion.denoiser import Denoiser, autocast_to, cast_linears
 from difflm.diffusion.processes.discrete import DiscreteProcess, one_hot_states
 from difflm.diffusion.samplers.steps import StepState, clean_weight
+from difflm.fast.accelerate import accelerate
 from difflm.models.autoregressive import Autoregressive
 from difflm.networks import Transformer
 
@@ -79,7 +80,7 @@ class Classifier(nn.Module):
     def guiding(self, dtype: torch.dtype | None) -> "Classifier":
         """Prepare it for guiding: nothing is trained any more, and the trunk computes in `dtype`."""
         self.precision = dtype
-        cast_linears(self.requires_grad_(False).trunk, dtype)
+        accelerate(cast_linears(self.requires_grad_(False).trunk, dtype))
         return self
 
 
