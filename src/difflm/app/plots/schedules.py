@@ -52,7 +52,7 @@ def known_curves() -> list[Curve]:
 
 def learned_curve(name: str, lm: TextDiffusion) -> Curve:
     """A run's own curve; with a learned warp, along the evenly spaced u in which it trains and samples."""
-    if not lm.model.capabilities.denoises:
+    if lm.model.capabilities.state in ("edits", "prefix"):
         raise UsageError(f"{name} ({lm.config['method']}) has no noise schedule. Give a diffusion model, or none.")
     process = lm.model.denoiser.process
     if not isinstance(process, Gaussian):
