@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers.loop import Transform
 
+Prior = tuple["Tensor", Sequence[int]]  # how often words have labels, [V, labels], and the label asked of each position
 WORDS, CHARACTERS = "words of the printed text", "characters of the printed text"
 
 
@@ -150,12 +151,18 @@ class Control(ABC):
         """The texts that comply. If any control needs an automaton, the product of all of them is imposed."""
         return None
 
+    def prior(self, info: ModelInfo) -> Prior | None:
+        """What single words say about it."""
+        return None
+
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
-        """The rule that it imposes on every belief; by default, one that climbs `energy`."""
+        """The rule that it imposes on every belief; by default, its `prior`, or one that climbs `energy`."""
+        from difflm.controls.rules import ClimbEnergy, WordPrior
+
+        if (prior := self.prior(info)) is not None:
+            return WordPrior(codec, *prior, canvas)
         if type(self).energy is Control.energy:
             return None
-        from difflm.controls.rules import ClimbEnergy
-
         return ClimbEnergy(lambda logits, there: self.energy(logits.softmax(-1), there, info), canvas.mask)
 
     def energy(self, words: "Tensor", there: "Tensor", info: ModelInfo) -> "Tensor":

@@ -3,18 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from difflm.annotators.e2e_fields import expresses, normalise, wordings
 from difflm.annotators.tagger import TAGS, Tagger, own_tagger, spacy_tagger
-from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_text
+from difflm.controls.base import Check, Control, ModelInfo, Prior, need_text
 from difflm.data.labels import NONE, Kind
 from difflm.data.tokenizers import UNK
 from difflm.errors import UsageError, suggest
-
-if TYPE_CHECKING:
-    from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.samplers.loop import Transform
 
 POS = "pos"  # the head for parts of speech
 MEANING: dict[Kind, str] = {"text": "a label of a whole text", "tags": "a tag for every word", "spans": "spans"}
@@ -121,13 +117,9 @@ class Tags(Control):
     def length(self, info: ModelInfo) -> int:
         return len(self.tags)
 
-    def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
-        from difflm.controls.rules import WordPrior
-
+    def prior(self, info: ModelInfo) -> Prior | None:
         counts = info.word_labels.get(POS)
-        if counts is None:
-            return None
-        return WordPrior(codec, counts, self.wanted(info), canvas)
+        return None if counts is None else (counts, self.wanted(info))
 
     def wanted(self, info: ModelInfo) -> list[int]:
         values = list(info.labels[POS])

@@ -3,18 +3,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from difflm.annotators import trees
 from difflm.annotators.trees import CHAIN, agreement, parse_tree, phrases, shapes
-from difflm.controls.base import Canvas, Check, Control, ModelInfo, need_number, need_text
+from difflm.controls.base import Check, Control, ModelInfo, Prior, need_number, need_text
 from difflm.controls.learned import check_label_known, list_names
 from difflm.data.labels import Kind
 from difflm.errors import UsageError
-
-if TYPE_CHECKING:
-    from difflm.diffusion.codecs import Codec
-    from difflm.diffusion.samplers.loop import Transform
 
 PHRASES, SHAPE = "tree", "shape"  # the heads for phrases, and for the place of each word in the tree
 
@@ -57,15 +53,13 @@ class Tree(Control):
     def length(self, info: ModelInfo) -> int:
         return len(self.tree.words())
 
-    def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
+    def prior(self, info: ModelInfo) -> Prior | None:
         """Make words likelier at positions of the tree where they usually occur."""
-        from difflm.controls.rules import WordPrior
-
         counts, values = info.word_labels.get(SHAPE), list(info.labels.get(SHAPE, ()))
         wanted = shapes(self.tree)
         if counts is None or any(shape not in values for shape in wanted):
             return None
-        return WordPrior(codec, counts, [values.index(shape) for shape in wanted], canvas)
+        return counts, [values.index(shape) for shape in wanted]
 
     def wanted(self, info: ModelInfo) -> list[list[int]]:
         values = list(info.labels[PHRASES])
