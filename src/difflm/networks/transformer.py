@@ -29,9 +29,9 @@ UNMODULATED: Modulation = ((None, None),) * 3
 
 @dataclass(frozen=True)
 class Context:
-    """What a block reads in addition to the states: what each position attends to ([B, L] or [B, L, K], True or 0, or
-    what is added to the scores), rotations of positions, and what is of its own layer alone: its modulation, the time
-    that is added to the states before it, keys and values of the words before, and those of a source."""
+    """What a block reads in addition to the states: which positions are attended to ([B, L] or [B, L, K], as truths or
+    as what is added to the scores), rotations of positions, and what is of its own layer alone: its modulation, the
+    time that is added to the states before it, keys and values of the words before, and those of a source."""
 
     mask: Tensor | None = None
     turn: tuple[Tensor, Tensor] | None = None
