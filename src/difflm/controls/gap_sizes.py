@@ -16,6 +16,7 @@ from difflm.controls.base import Canvas, ModelInfo
 from difflm.controls.gaps import Infill, fits_between
 from difflm.controls.patterns.token_automata import ANY, Template
 from difflm.data.tokenizers import PAD
+from difflm.diffusion.base import Belief
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
@@ -132,10 +133,12 @@ class GapFiller:
 
         rules += self.token_rules(canvas())
         phrases, total = self.phrase_rules(canvas()), torch.zeros(len(rows), device=device)
-        for _ in range(max(line.count(mask_id) for line in lines).bit_length()):
+        counts = [line.count(mask_id) for line in lines]
+        for _ in range(max(counts).bit_length()):
             left = x == mask_id
             t = (left.sum(-1) / lengths.squeeze(1)).clamp(min=1e-3)
-            belief = denoiser(x, t, mask)
+            belief = self.read([k for k, count in enumerate(counts) if count], x, t, mask)
+            counts = [count // 2 for count in counts]  # the surer half, rounded up, is written below
             for rule in rules:
                 belief = rule(belief, x, t)
             chances = belief.logits.log_softmax(-1)
@@ -149,3 +152,12 @@ class GapFiller:
             total = total + torch.where(here & inside, own, 0.0).sum(-1)
             x = torch.where(here, words.squeeze(-1), x)
         return total / inside.sum(-1)
+
+    def read(self, rows: Sequence[int], x: Tensor, t: Tensor, mask: Tensor) -> Belief:
+        """What the model believes of these rows; of others, which are written already, nothing is asked."""
+        if len(rows) == len(x):
+            return self.denoiser(x, t, mask)
+        some = self.denoiser(x[rows], t[rows], mask[rows])
+        logits = some.logits.new_zeros(len(x), *some.logits.shape[1:])
+        logits[rows] = some.logits
+        return replace(some, logits=logits)

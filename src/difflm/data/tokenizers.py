@@ -260,6 +260,10 @@ class LibraryTokenizer(Tokenizer):
         return text
 
     def spellings(self) -> list[str]:
+        return self._spelt
+
+    @cached_property
+    def _spelt(self) -> list[str]:
         return spell_bytes(self.pieces) if self.byte_level else self.pieces
 
     def spans(self, text: str) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from difflm.machine import eight_bit_engine, is_on
 
 Product = Callable[[Tensor], Tensor]
+READ_ALL = ("attention", "feed", "self_attn", "mlp")  # parts of a block that read every position
 PACKING = threading.Lock()  # torch's engine and Python's filter of warnings are one for all threads
 
 
@@ -27,7 +28,7 @@ class EightBitLinear(nn.Linear):
     workspace of its product, and two threads that use it at once crash, so each call takes one that is not in use."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        super().__init__(layer.in_features, layer.out_features, device="meta")
+        super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
         self.unused: list[tuple[Product, Tensor]] = []  # in the end as many as there are concurrent calls
 
@@ -39,6 +40,8 @@ class EightBitLinear(nn.Linear):
         multiply, scales = packed
         product = multiply(x) if x.shape[0] == 1 else torch.cat([multiply(text) for text in x.split(1)])
         self.unused.append(packed)
+        if self.bias is None:
+            return product.mul_(scales)
         return torch.addcmul(self.bias, product, scales, out=product)
 
 
@@ -94,7 +97,7 @@ def use_eight_bits(network: nn.Module) -> nn.Module:
     """The same network with the linear layers of its blocks replaced. Those for the time stay as they are: they read
     one row per text."""
     for block in getattr(network, "blocks", []):
-        for part in (block.attention, block.feed):
+        for part in (child for name, child in block.named_children() if name in READ_ALL):
             for name, layer in [*part.named_children()]:
                 if isinstance(layer, nn.Linear):
                     setattr(part, name, EightBitLinear(layer))

@@ -35,6 +35,7 @@ from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
 from difflm.networks import Transformer
+from difflm.networks.open_transformer import OpenTransformer
 from difflm.player.frames import Draft
 from difflm.runtime.threads import IsStopped, check_process, run_parallel
 
@@ -88,8 +89,8 @@ def check_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.
 def check_eight_bits(model: LanguageModel) -> None:
     if not is_on("eight_bit"):
         raise UsageError("torch has no fast 8-bit matrix products for this processor: leave dtype out.")
-    if not model.capabilities.denoises or not isinstance(model.denoiser.network, Transformer):
-        raise UsageError("dtype int8 is for diffusion models of words with difflm's own Transformer: leave it out.")
+    if not model.capabilities.denoises or not isinstance(model.denoiser.network, Transformer | OpenTransformer):
+        raise UsageError("dtype int8 is for diffusion models of words whose network is a Transformer: leave it out.")
 
 
 def fastest_dtype(device: torch.device) -> torch.dtype | None:
