@@ -5,7 +5,8 @@ FROM python:3.12-slim
 WORKDIR /difflm
 COPY pyproject.toml home_links.py README.md LICENSE LICENSE-WEIGHTS constraints.txt ./
 COPY src src
-RUN pip install --no-cache-dir -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu '.[studio]' \
+COPY models models
+RUN pip install --no-cache-dir -c constraints.txt --extra-index-url https://download.pytorch.org/whl/cpu '.[studio]' ./models/english \
  && useradd --create-home difflm
 USER difflm
 EXPOSE 8000

@@ -48,14 +48,14 @@ weight: .venv/.ready
 golden: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python tests/golden.py
 
-.venv/.ready: pyproject.toml constraints.txt hashes.txt
+.venv/.ready: pyproject.toml models/english/pyproject.toml constraints.txt hashes.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "difflm needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 1; }
 	@echo "Installing difflm and its requirements into .venv (once; a few minutes) ..."
 	@$(PYTHON) -m venv .venv
 	@$(PIP) install --require-hashes --no-deps -r hashes.txt
 	@$(PIP) install "$$(grep '^torch==' constraints.txt)" -c constraints.txt
-	@$(PIP) install --no-build-isolation -e '.[dev,plot,studio]' -c constraints.txt
+	@$(PIP) install --no-build-isolation -e '.[dev,plot,studio]' -e ./models/english -c constraints.txt
 	@touch $@
 
 clean:

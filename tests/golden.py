@@ -179,9 +179,9 @@ BUNDLED: dict[str, tuple[str, Ask]] = {
     ),
     "words, two gaps": ("e2e", lambda lm: lm.infill("The ___ is a ___:2 near Café Sicilia.", steps=8)),
     "words, few steps": ("e2e-fast", lambda lm: lm.generate(2)),
-    "pieces, gap": ("english", lambda lm: lm.infill("We ___ because it was raining.", steps=6)),
+    "pieces, gap": ("english-small", lambda lm: lm.infill("We ___ because it was raining.", steps=6)),
     "pieces, phrase and length": (
-        "english", lambda lm: lm.generate(1, controls=[Contains("garden"), Length(9)], steps=6),
+        "english-small", lambda lm: lm.generate(1, controls=[Contains("garden"), Length(9)], steps=6),
     ),
 }  # fmt: skip
 SOURCE = "a b c d e f"

@@ -116,7 +116,7 @@ def test_help_shows_values_in_brackets(say, monkeypatch):
     ("typed", "completed"),
     [
         ("difflm generate --guid", ["--guide", "--guidance"]),
-        ("difflm info e", ["e2e", "e2e-fast", "english"]),
+        ("difflm info e", ["e2e", "e2e-fast", "english", "english-small"]),
         ("difflm train own-t", ["own-text", "own-text-autoregressive"]),
         ("difflm data fetch te", ["text8"]),
     ],

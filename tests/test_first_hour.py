@@ -117,6 +117,6 @@ def test_what_a_newcomer_tries_next_is_answered(clone: Path, typed: Typed) -> No
     said, _ = typed('difflm generate --infill "My dog ___ in the garden." --json')
     made = json.loads(said)
     assert made["text"].startswith("My dog ") and "warnings" not in made
-    assert "nats/token" in typed('difflm score english "Some text."')[0]
+    assert "nats/token" in typed('difflm score english-small "Some text."')[0]
     assert "English" not in typed("difflm info")[0] and "38,221,824 parameters" in typed("difflm info")[0]
     assert "--infill" in typed("difflm generate --help")[0]

@@ -98,7 +98,7 @@ def test_english_sentences_are_not_taken_for_another_language() -> None:
 
 
 def test_letters_that_no_token_spells_are_counted() -> None:
-    tokenizer = Tokenizer.load(find_run("english") / "tokenizer.json")
+    tokenizer = Tokenizer.load(find_run("english-small") / "tokenizer.json")
     assert all(tokenizer.foreign_share(text) == 1 for text in OTHER_LETTERS)
     assert (
         tokenizer.foreign_share("Dr. Müller paid 12 € for café au lait.") < 0.1 and tokenizer.foreign_share("12") == 0
@@ -109,7 +109,7 @@ def test_letters_that_no_token_spells_are_counted() -> None:
 
 @pytest.mark.long
 def test_every_door_warns_of_another_language(capsys: Any) -> None:
-    lm = TextDiffusion.from_pretrained("english")
+    lm = TextDiffusion.from_pretrained("english-small")
     for text in (*OTHER_LANGUAGES["de"], *OTHER_LETTERS[:2]):
         (made,) = lm.infill(text.replace("___", "") + " ___", steps=2)
         assert len(made.warnings) == 1 and text[:9] in made.warnings[0]
@@ -119,7 +119,7 @@ def test_every_door_warns_of_another_language(capsys: Any) -> None:
     said = capsys.readouterr()
     assert said.err.startswith("difflm: warning: english was trained on English texts; 'Der Hund ___ nicht.'")
     assert json.loads(said.out)["warnings"]
-    assert main(["score", "english", "Der Hund schläft nicht.", "--draws", "1"]) == 0
+    assert main(["score", "english-small", "Der Hund schläft nicht.", "--draws", "1"]) == 0
     assert "looks like another language" in capsys.readouterr().err
 
 
@@ -160,11 +160,11 @@ MISTAKES = {
     "plot denoising --steps 0": "--steps must be between 1 and 10,000",
     "plot denoising --out no/such/x.png": "no/such does not exist",
     "bench --temperature -1": "--temperature must be greater than 0",
-    "score english my.txt --column c": "no columns",
-    "score english 'A text.' --column c": "--column is for a .csv or .jsonl file",
-    "score english 'A text.' --source b": "trained on texts without sources",
-    "score english 'A text.' --seed -1": "--seed must be between 0",
-    "score english ''": "there is no text to score",
+    "score english-small my.txt --column c": "no columns",
+    "score english-small 'A text.' --column c": "--column is for a .csv or .jsonl file",
+    "score english-small 'A text.' --source b": "trained on texts without sources",
+    "score english-small 'A text.' --seed -1": "--seed must be between 0",
+    "score english-small ''": "there is no text to score",
     "translate e2e 'Ein Mann.'": "trained on texts without sources",
     "evaluate e2e --samples 0": "--samples must be between 1",
     "evaluate e2e --score-texts 0": "--score-texts must be between 1",
@@ -321,7 +321,7 @@ def test_the_first_examples_of_serving_work_as_written(capsys: Any) -> None:
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     started, curl, python = re.findall(r"```(?:sh|py|text)?\n(.*?)```", page, re.DOTALL)[:3]
     assert started.startswith("difflm studio english")
-    with running(TextDiffusion.from_pretrained("english"), name="english") as server:
+    with running(TextDiffusion.from_pretrained("english-small"), name="english") as server:
         assert "http://127.0.0.1:8000" in curl and "http://127.0.0.1:8000" in python
         exec(python.replace("http://127.0.0.1:8000", server.url), {})
         written = capsys.readouterr().out.strip()

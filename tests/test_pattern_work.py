@@ -89,7 +89,7 @@ MORE: dict[str, list[Control]] = {
 
 @pytest.fixture(scope="module")
 def lm() -> TextDiffusion:
-    return TextDiffusion.from_pretrained("english")
+    return TextDiffusion.from_pretrained("english-small")
 
 
 def prepare(lm: TextDiffusion, controls: list[Control]) -> None:
@@ -142,7 +142,7 @@ def test_random_patterns_take_seconds(lm: TextDiffusion) -> None:
 def test_the_command_refuses_in_a_line(tmp_path: Path) -> None:
     asked = [part for one in TWO_PRIMES for part in ("--pattern", one)]
     begun = time.process_time()
-    done = CliRunner().invoke(app, ["generate", "english", *asked], standalone_mode=False)
+    done = CliRunner().invoke(app, ["generate", "english-small", *asked], standalone_mode=False)
     assert done.return_value == 2 and "pattern: " in done.stderr and "too large" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1 and "Traceback" not in done.output
     assert time.process_time() - begun < 2 * SECONDS

@@ -50,7 +50,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     own, llada = folder / "own", write_model(folder / "llada", "llada")
     assert main(["train", str(folder / "my.txt"), "init=none", "steps=40", "sample_every=0", "--out", str(own)]) == 0
     write_tokenizer(llada)
-    return {"english": "english", "own": str(own), "llada": str(llada)}
+    return {"english": "english-small", "own": str(own), "llada": str(llada)}
 
 
 @pytest.fixture(scope="module")

@@ -385,7 +385,7 @@ def test_a_bundled_model_accepts_the_examples_that_the_page_offers(name: str) ->
 
 @pytest.mark.long
 def test_a_model_of_pieces_is_offered_what_the_command_can_ask_of_it() -> None:
-    served = Served(TextDiffusion.from_pretrained("english"), "english")
+    served = Served(TextDiffusion.from_pretrained("english-small"), "english-small")
     controls = served.controls(Limits())
     assert controls["length"] and controls["edit"] == {} and controls["infill"] == {"sizes": True}
     assert controls["pos"] is None and "everyday English" in served.facts()["learned"]

@@ -37,9 +37,14 @@ if TYPE_CHECKING:
     from difflm.training.texts import Prepared, Setup
 
 GAPS = Path(__file__).parents[2] / "tests" / "english_gaps.jsonl"
-PACKAGE = Path(__file__).parents[2] / "src" / "difflm" / "pretrained" / "english"
+PACKAGE = Path(__file__).parents[2] / "models" / "english" / "difflm_english" / "english"
 LICENCE = "CC BY-SA 4.0"  # of the weights: the strictest of their sources' licences that is compatible with the others
 GAP_SAMPLING = {"sampler": "confidence", "temperature": 0.5}  # chosen on held-out sentences: docs/log
+STARTS = {
+    "smollm2-135m-instruct": "They also derive from SmolLM2-135M-Instruct by Hugging Face, under the Apache License 2.0 "
+    "(LICENSE-APACHE), and were changed: of its 49,152 tokens about half are left, every position sees all others, and "
+    "all weights were trained on."
+}
 WINDOW = 12  # tokens in a row that count as copied
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -349,7 +354,9 @@ def install(run: Path, tokens: Path, measured: Sequence[dict[str, Any]], target:
             f"{source.repeat} ×",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", f"The weights derive from all of them: {LICENCE}. Matrices are stored in eight bits."]
+    lines += ["", f"The weights derive from all of them: {LICENCE}. Matrices are stored in four bits, words in eight."]
+    if about_start := STARTS.get(str(read_checked(target / "config.json")["recipe"]["init"])):
+        lines += ["", about_start]
     with (target / "README.md").open("a", encoding="utf-8") as card:
         card.write("\n".join(lines) + "\n")
 

@@ -2,6 +2,7 @@
 
 python -m benchmarks.assets.export_run runs/e2e src/difflm/pretrained/e2e --bits 8
 python -m benchmarks.assets.export_run runs/english src/difflm/pretrained/english --bits 8
+python -m benchmarks.assets.export_run runs/adapted runs/small --bits 4
 python -m benchmarks.assets.export_run runs/again/again src/difflm/pretrained/e2e-fast --base e2e
 
 With --base, what is stored is the difference to a bundled model, rounded to a fifteenth of each row's range.
@@ -29,8 +30,13 @@ def export_run(run: Path, target: Path, bits: int = 16, base: str | None = None)
         tensors = subtract_base(tensors, load_tensors(find_run(base) / "model.safetensors"))
     # Tables in float64 are schedules and rates, which half precision would distort.
     halves = {name: t.half() if t.dtype is torch.float32 else t for name, t in tensors.items()}
-    narrow = {4: quantise_groups, 8: quantise_rows, 16: dict}[bits]
-    stored = quantise_rows(halves, LARGEST) if base is not None else narrow(halves)
+    if base is not None:
+        stored = quantise_rows(halves, LARGEST)
+    elif bits == 4:  # words are too sensitive
+        words = {name: t for name, t in halves.items() if t.dim() == 2 and len(t) == config["vocabulary"]}
+        stored = quantise_rows(words) | quantise_groups({name: t for name, t in halves.items() if name not in words})
+    else:
+        stored = quantise_rows(halves) if bits == 8 else halves
     config["sha256"] = save_tensors(target / "model.safetensors", stored)
     if config["recipe"].get("init"):
         config["recipe"]["init"] = Path(config["recipe"]["init"]).name

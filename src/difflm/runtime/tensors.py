@@ -50,6 +50,7 @@ def load_tensors(path: Path, advice: str = AGAIN) -> dict[str, Tensor]:
 
 SCALE, LOW = ".scale", ".low"
 GROUP = 32  # weights of four bits that share a scale
+RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # shares of a group's own range that are tried
 
 
 def quantise_rows(weights: Mapping[str, Tensor], largest: int = 127) -> dict[str, Tensor]:
@@ -70,15 +71,29 @@ def quantise_groups(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     quantised: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if weight.dim() == 2 and weight.shape[1] % GROUP == 0:
-            groups = weight.float().unflatten(1, (-1, GROUP))
-            low, high = groups.amin(-1, keepdim=True).half(), groups.amax(-1, keepdim=True)
-            scale = ((high - low.float()) / 15).clamp(min=1e-7).half()
-            codes = ((groups - low.float()) / scale.float()).round().clamp(0, 15).to(torch.uint8).flatten(1)
+            codes, scale, low = _round_groups(weight.float().unflatten(1, (-1, GROUP)))
+            codes = codes.flatten(1)
             quantised[name] = codes[:, ::2] | codes[:, 1::2] << 4
             quantised[name + SCALE], quantised[name + LOW] = scale.squeeze(-1), low.squeeze(-1)
         else:
             quantised[name] = weight.clone()
     return quantised
+
+
+def _round_groups(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes of four bits, scales and lowest values of groups [..., GROUP]. Of several ranges around the middle of each
+    group, the one that rounds it best: a few outliers are cut off where the others gain by it."""
+    high, low = groups.amax(-1, keepdim=True), groups.amin(-1, keepdim=True)
+    middle, half = (high + low) / 2, (high - low) / 2
+    best: tuple[Tensor, ...] = ()
+    for share in RANGES:
+        begin = (middle - share * half).half()
+        scale = (2 * share * half / 15).clamp(min=1e-7).half()
+        codes = ((groups - begin.float()) / scale.float()).round().clamp(0, 15)
+        error = (codes * scale.float() + begin.float() - groups).square().sum(-1, keepdim=True)
+        found = (error, codes, scale, begin)
+        best = tuple(torch.where(error < best[0], *both) for both in zip(found, best, strict=True)) if best else found
+    return best[1].to(torch.uint8), best[2], best[3]
 
 
 def dequantise(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

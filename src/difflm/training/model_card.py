@@ -94,7 +94,8 @@ def summarise(config: Json) -> dict[str, str]:
 
 
 def format_values(values: Json) -> str:
-    return ", ".join(f"{key} {value}" for key, value in values.items())
+    """Settings in a row, without empty ones and without whole configs of others."""
+    return ", ".join(f"{key} {value}" for key, value in values.items() if value != "" and not isinstance(value, dict))
 
 
 def suggest_command(run: str, config: Json) -> str:

@@ -3,7 +3,10 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from importlib import resources
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +34,7 @@ WRITTEN = (  # what training writes into the directory of a run
 )
 NOT_A_MODEL = (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError, AttributeError, AssertionError)
 ONE_BY_ONE = 8_000_000  # with more weights, a CPU gains little from batches of several texts (docs/log)
+PACKAGES = {"english": "pip install ./models/english"}  # models that are installed by themselves
 # Keys of every config.
 KEYS = dict(model=dict, vocabulary=int, tokenizer=str, longest=int, parameters=int, sampling=dict, recipe=dict)
 COUNTS = ("texts", "held_out", "held_out_seen", "left_out", "repeated", "rows", "source_vocabulary")
@@ -43,15 +47,24 @@ OPTIONAL = {
 
 
 def bundled_runs() -> dict[str, Path]:
-    """Models that come with the package, by name."""
+    """Models that come with the package, and those that packages of their own bring, by name."""
     folder = Path(str(resources.files("difflm") / "pretrained"))
-    return {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
+    return {**installed_runs(), **{path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}}
+
+
+@cache
+def installed_runs() -> dict[str, Path]:
+    """Models of packages that are installed beside this one, by the names of their entry points; no code of theirs
+    runs."""
+    specs = {point.name: find_spec(point.value) for point in entry_points(group="difflm.models")}
+    return {name: Path(spec.origin).parent / name for name, spec in specs.items() if spec is not None and spec.origin}
 
 
 def find_start(language: str) -> str | None:
-    """The bundled model that training on texts in a language ("en") can start from."""
-    configs = ((name, read_checked(folder / "config.json")) for name, folder in bundled_runs().items())
-    return next((name for name, config in configs if config.get("language") == language), None)
+    """The smallest bundled model that training on texts in a language ("en") can start from."""
+    configs = {name: read_checked(folder / "config.json") for name, folder in bundled_runs().items()}
+    able = [name for name, config in configs.items() if config.get("language") == language]
+    return min(able, key=lambda name: int(configs[name]["parameters"]), default=None)
 
 
 def find_run(name_or_path: str | Path) -> Path:
@@ -70,6 +83,8 @@ def find_run(name_or_path: str | Path) -> Path:
         )
     if os.path.isfile(path):
         raise UsageError(f"{name} is a file, not a model. To train one on its texts: difflm train {name} --out RUN")
+    if name in PACKAGES:
+        raise UsageError(f"the model {name} is a package of its own. In a clone of difflm: {PACKAGES[name]}")
     what = "holds no config.json, so it is not a run" if path.exists() else "is neither a bundled model nor a directory"
     hint = suggest(name.lower(), bundled, quoted=False)
     raise UsageError(f"{name} {what}. {hint}Bundled: {', '.join(bundled) or 'none'}; or give the directory of a run.")

@@ -1,0 +1,1 @@
+"""The files of the model `english`, which difflm finds by the entry point `difflm.models`."""
