@@ -41,9 +41,9 @@ PACKAGE = Path(__file__).parents[2] / "models" / "english" / "difflm_english" / 
 LICENCE = "CC BY-SA 4.0"  # of the weights: the strictest of their sources' licences that is compatible with the others
 GAP_SAMPLING = {"sampler": "confidence", "temperature": 0.5}  # chosen on held-out sentences: docs/log
 STARTS = {
-    "smollm2-135m-instruct": "They also derive from SmolLM2-135M-Instruct by Hugging Face, under the Apache License 2.0 "
-    "(LICENSE-APACHE), and were changed: of its 49,152 tokens about half are left, every position sees all others, and "
-    "all weights were trained on."
+    "smollm2-135m-instruct": "They also derive from SmolLM2-135M-Instruct by Hugging Face, under the Apache License "
+    "2.0 (LICENSE-APACHE), and were changed: of its 49,152 tokens about half are left, every position sees all others, "
+    "and all weights were trained on."
 }
 WINDOW = 12  # tokens in a row that count as copied
 
