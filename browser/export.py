@@ -1,4 +1,4 @@
-"""Write the page that runs a model in the browser: `python -m browser.export english demo`.
+"""Write the page that runs a model in the browser: `python -m browser.export english-small demo`.
 
 The directory holds the page, its scripts, the kernels, and a model whose matrices have eight bits per weight.
 
