@@ -97,7 +97,7 @@ def describe_model(lm: TextDiffusion, name: str) -> dict[str, Any]:
         "method": lm.config["method"],
         "parameters": lm.config["parameters"],
         "learned": describe_training(lm.config),
-        "example": find_example(name),
+        "example": find_example(lm, name),
         "tokenizer": tokenizer.to_json(),
         "state": state,
         "vocabulary": codec.vocabulary,
@@ -151,9 +151,9 @@ def describe_gaps(lm: TextDiffusion, state: str) -> dict[str, Any]:
     return gaps
 
 
-def find_example(name: str) -> str:
-    """The first sentence with gaps among the examples for a bundled model."""
-    requests = EXAMPLES.get(name, {}).values()
+def find_example(lm: TextDiffusion, name: str) -> str:
+    """The first sentence with gaps among the examples for a bundled model, or for others of English."""
+    requests = EXAMPLES.get("english" if lm.config.get("language") == "en" else name, {}).values()
     return next((request["infill"] for request in requests if "infill" in request), "")
 
 

@@ -96,8 +96,10 @@ class Served:
 
     @property
     def examples(self) -> dict[str, dict[str, Any]]:
-        """Example requests by name; those of `e2e` suit every other model that knows restaurants, too."""
-        return EXAMPLES.get(self.name) or (EXAMPLES["e2e"] if "food" in self.known("text") else {})
+        """Example requests by name; those of `e2e` suit every other model that knows restaurants, too, and those of
+        `english` every other one of English."""
+        alike = "e2e" if "food" in self.known("text") else "english" if self.lm.config.get("language") == "en" else ""
+        return EXAMPLES.get(self.name) or EXAMPLES.get(alike, {})
 
     @property
     def whole_words(self) -> bool:
