@@ -9,7 +9,7 @@ import torch
 from open_checkpoints import write_model, write_tokenizer
 
 from benchmarks.assets import adapt, english, english_texts
-from benchmarks.assets.adapt import Teacher, join, split
+from benchmarks.assets.adapt import Teacher, join, split, trim
 from benchmarks.assets.english_texts import Source
 from benchmarks.tables.timed import read_results
 from difflm.data.tokenizers import SPECIALS
@@ -64,12 +64,31 @@ def test_the_teacher_is_the_published_model(teacher, monkeypatch):
     whole = own.nats(own.tokenizer.encode_batch(["the dog sleeps"]))[0]
     assert own.judge("the dog sleeps", 0) == pytest.approx(float(whole.mean()))
     assert own.judge("the dog sleeps", 7) == pytest.approx(float(whole[-1:].mean()))
-    assert all(len(row) <= 5 and 1 not in row for row in own.write(3, 5))
-    assert own.write(3, 5) == own.write(3, 5)
-    monkeypatch.setattr(torch, "multinomial", lambda shares, *_, **__: shares[:, :-1].argmax(1, keepdim=True))
-    (row,), words = own.write(1, 5), torch.tensor(own.tokenizer.theirs)  # with keys and values that are kept
-    assert len(row) == 5
-    assert row == [int(own.read([row[:k]], last=True)[0, -1][words].argmax()) + len(SPECIALS) for k in range(5)]
+    empty, words = [own.start], torch.tensor(own.tokenizer.theirs)
+    assert all(len(row) <= 5 and 1 not in row for row in own.write([empty] * 3, 5))
+    assert own.write([empty] * 3, 5) == own.write([empty] * 3, 5)
+    monkeypatch.setattr(torch, "multinomial", lambda shares, *_, **__: words[shares[:, words].argmax(1, keepdim=True)])
+    row, other = own.write([empty, [own.start, *own.their_ids(rows[1])]], 5)  # with keys and values that are kept
+    assert len(row) == len(other) == 5
+    for begun, written in (([], row), (rows[1], other)):
+        texts = [[*begun, *written[:k]] for k in range(5)]
+        assert written == [int(own.read([text], last=True)[0, -1][words].argmax()) + len(SPECIALS) for text in texts]
+
+
+@pytest.mark.long
+def test_a_trimmed_teacher_reads_the_same_words_and_spells_the_others(teacher):
+    text, other = "the dog sleeps", "a cat in the garden"
+    before = Teacher(teacher, "cpu")
+    (row,) = before.tokenizer.encode_batch([text])
+    logs = before.read([row])[0]
+    trim(teacher, [text] * 3, len(before.tokenizer.theirs) - 12)
+    after = Teacher(teacher, "cpu")
+    (less,) = after.tokenizer.encode_batch([text])
+    assert len(after.tokenizer.theirs) < len(before.tokenizer.theirs) and len(after.embedding) < 110
+    assert [after.tokenizer.decode(ids) for ids in after.tokenizer.encode_batch([text, other])] == [text, other]
+    found = after.read([less])[0]
+    kept, same = (torch.tensor(one.their_ids(ids)) for one, ids in ((before, row), (after, less)))
+    torch.testing.assert_close(logs[:, kept].log_softmax(-1), found[:, same].log_softmax(-1), atol=1e-5, rtol=0)
 
 
 @pytest.mark.long

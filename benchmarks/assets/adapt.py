@@ -1,6 +1,7 @@
 """A left-to-right model of others as a diffusion model of English: from its files to a page of results.
 
   python -m benchmarks.assets.adapt convert MODEL.gguf --teacher teacher         float16 safetensors of a quantised file
+  python -m benchmarks.assets.adapt trim --data DIR --teacher teacher --size 24560    the tokens that English texts need
   python -m benchmarks.assets.adapt split teacher --out pieces                   files in pieces of 16 MiB, which travel
   python -m benchmarks.assets.adapt join pieces --out teacher                      where they arrived
   python -m benchmarks.assets.adapt prepare --data DIR --teacher teacher --tokens tokens --megabytes 20
@@ -24,7 +25,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,13 @@ from benchmarks.assets.english import (
     score_fills,
     write_lines,
 )
-from benchmarks.assets.english_texts import LONGEST, WRITTEN, prepare, unpack
+from benchmarks.assets.english_texts import LONGEST, SOURCES, WRITTEN, prepare, unpack
 from benchmarks.tables.timed import read_results
 from difflm.controls import Infill
 from difflm.data.library_encoder import make_encoder
 from difflm.data.open_tokenizer import ENDS, TokenizerFiles
 from difflm.data.text_metrics import distinct_n
-from difflm.data.texts import Example
+from difflm.data.texts import Example, read_lines
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import END, SPECIALS, PretrainedTokenizer
 from difflm.data.words import split_words
@@ -65,6 +66,7 @@ from difflm.networks.open_transformer import OpenTransformer
 from difflm.networks.transformer import Cache
 from difflm.runtime.files import read_json, write_json
 
+COUNTED = 0.3  # share of the lines of a source that are counted
 PIECE = 16 * 2**20  # bytes of a file that travel together
 TEACHER, REAL = "teacher", "held-out passages"
 BATCH = 64  # texts that the teacher reads together
@@ -104,12 +106,15 @@ def trim(folder: Path, texts: Iterable[str], size: int) -> None:
     from safetensors.torch import load_file, save_file
 
     words, definition = PretrainedTokenizer.read(folder), read_json(folder / "tokenizer.json")
+    weights, config = load_file(folder / "model.safetensors"), read_json(folder / "config.json")
     counts = Counter(number for row in words.encode_batch(list(texts)) for number in row)
     vocabulary, merges = definition["model"]["vocab"], definition["model"]["merges"]
     parts = {left + right: (left, right) for left, right in reversed(merges)}
-    special = [token["content"] for token in definition["added_tokens"]]
+    places = vocabulary | {token["content"]: token["id"] for token in definition["added_tokens"]}
+    pieces = {number: piece for piece, number in places.items()}
+    marks = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) in pieces}
+    special = [*(token["content"] for token in definition["added_tokens"]), *map(pieces.__getitem__, marks.values())]
     kept = {*special, *(piece for piece in vocabulary if len(piece) == 1)}
-    pieces = {number: piece for piece, number in vocabulary.items()}
     for number, _ in counts.most_common():
         if len(kept) >= size:
             break
@@ -119,19 +124,26 @@ def trim(folder: Path, texts: Iterable[str], size: int) -> None:
             if piece not in kept:
                 kept.add(piece)
                 left += parts[piece]
-    old = sorted(vocabulary[piece] for piece in kept)
+    old = sorted(places[piece] for piece in kept)
     new = {number: place for place, number in enumerate(old)}
     definition["model"]["vocab"] = {piece: new[number] for piece, number in vocabulary.items() if piece in kept}
     definition["model"]["merges"] = [pair for pair in merges if {*pair, "".join(pair)} <= kept]
     for token in definition["added_tokens"]:
         token["id"] = new[token["id"]]
-    weights, config = load_file(folder / "model.safetensors"), read_json(folder / "config.json")
     rows = {key: weight for key, weight in weights.items() if len(weight) == config["vocab_size"]}
     weights |= {key: weight[torch.tensor(old)].clone() for key, weight in rows.items()}
     save_file(weights, folder / "model.safetensors")
     write_json(folder / "tokenizer.json", definition)
-    marks = {key: new[config[key]] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    write_json(folder / "config.json", {**config, "vocab_size": len(old), **marks})
+    own = {key: new[number] for key, number in marks.items()}
+    write_json(folder / "config.json", {**config, "vocab_size": len(old), **own})
+
+
+def read_some(root: Path) -> Iterator[str]:
+    """A sample of the lines of all sources, by which tokens are counted."""
+    chance = random.Random(0)
+    for source in (source for source in SOURCES.values() if source.file):
+        lines = (line.strip() for _, line in read_lines(root / source.file))
+        yield from (line for line in lines if line and chance.random() < COUNTED * source.keep)
 
 
 def split(folder: Path, out: Path, size: int = PIECE) -> list[Path]:
@@ -458,13 +470,14 @@ def page_of_gaps(run: str, rows: Sequence[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", choices=("convert", "split", "join", "prepare", "write", "train", "measure", "fill", "page")
+        "what", choices=("convert", "split", "join", "trim", "prepare", "write", "train", "measure", "fill", "page")
     )
     parser.add_argument("given", nargs="*", help="a file, a directory, runs, filled gaps, or changes to the recipe")
     for name in ("--teacher", "--data", "--tokens", "--out", "--measured"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--gaps", type=Path, default=GAPS)
     parser.add_argument("--mark", type=int, default=0, help="the token that stands between the teacher's texts")
+    parser.add_argument("--size", type=int, default=24560, help="tokens that are left")
     parser.add_argument("--megabytes", type=float, default=20.0)
     parser.add_argument("--most", type=int, default=0, help="passages of each source; 0: all")
     parser.add_argument("--minutes", type=float, default=8.0)
@@ -484,6 +497,8 @@ def main() -> None:
     elif asked.what == "join":
         missing = join(Path(asked.given[0]), asked.out)
         print(f"not joined: {', '.join(missing)} did not arrive" if missing else f"{asked.out} is whole")
+    elif asked.what == "trim":
+        trim(asked.teacher, read_some(asked.data), asked.size)
     elif asked.what == "prepare":
         words = PretrainedTokenizer.read(asked.teacher)
         prepare(asked.data, asked.tokens, 0, asked.most, words, asked.megabytes)

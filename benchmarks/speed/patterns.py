@@ -41,6 +41,7 @@ from difflm.diffusion.base import Belief
 from difflm.diffusion.forward_backward import TokenChain
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Steering
+from difflm.fast.cuda_graphs import CapturedFunction
 from difflm.fast.inference import Inference
 from difflm.generation import jobs
 from difflm.generation.jobs import check_device
@@ -49,7 +50,6 @@ from difflm.methods import TextSpec
 from difflm.models.batching import Layout, pad_batch
 from difflm.models.batching import Row as Sample
 from difflm.models.diffusion import DiffusionModel
-from difflm.fast.cuda_graphs import CapturedFunction
 from difflm.training.recipe import load_recipe
 
 STEPS = 10  # of the step whose cost is measured
