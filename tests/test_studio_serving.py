@@ -191,8 +191,13 @@ def test_the_container_uses_what_there_is(client: Any, capsys: pytest.CaptureFix
     assert kept[0] == "*" and {f"!{name}" for name in sources} <= {*kept}
     assert {"README.md", "home_links.py", *project["license-files"], "pyproject.toml", "src"} <= {*sources}
     (install,) = (shlex.split(one) for rest in steps["RUN"] for one in rest.split("&&") if "pip" in one)
-    extras = re.fullmatch(r"\.\[(.+)\]", install[-1])
-    assert extras and {*extras[1].split(",")} <= {*project["optional-dependencies"]}
+    extras = re.fullmatch(r"\.\[(.+)\]", install[-2])
+    assert (
+        install[-1] == "./models/english"
+        and "models" in sources
+        and extras
+        and {*extras[1].split(",")} <= {*project["optional-dependencies"]}
+    )
     assert install[install.index("-c") + 1] in sources
     version = re.match(r"python:3\.(\d+)-", steps["FROM"][0])
     assert version and int(version[1]) >= int(project["requires-python"].rpartition(".")[2])

@@ -81,8 +81,8 @@ def list_everyday() -> Iterator[tuple[str, Source]]:
         ("weather", public, "National Weather Service", "forecasts", "", {"repeat": 3}),
     ]  # fmt: skip
     for name, licence, origin, about, register, own in rows:
-        few = {"held_out": 100} if name in LARGE else {"held_out": 15}
-        yield name, Source(f"everyday/{name}.txt.gz", licence, origin, about, register, **few, **own)
+        file, held_out = f"everyday/{name}.txt.gz", 100 if name in LARGE else 15
+        yield name, Source(file, licence, origin, about, register, held_out=held_out, **own)
 
 
 WRITTEN = "teacher"  # a source without a file: `benchmarks.assets.adapt write` makes it

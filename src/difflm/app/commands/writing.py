@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from difflm.runtime.distributed import Processes
 
 MOST_SCHEMA = 1 << 20  # bytes
+WHOLE_TEXTS = (
+    "latent",
+    "pixels",
+    "edits",
+)  # families whose models say themselves why no classifier reaches single words
 
 
 # -- requests from options --------------------------------------------------------------------------------------------
@@ -137,7 +142,8 @@ def refuse_by_config(name: str, guides: Sequence[Path], request: Request) -> Non
         what = f"for {family} models" if family else "for any model"
         hint = suggest(request.sampler, rules)
         raise UsageError(f"unknown --sampler {request.sampler!r} {what}. {hint}Known: {', '.join(rules)}.")
-    if family in STEP_RULES and request.method is None and not {"base", "labels"} & config.keys():
+    by_words = family in STEP_RULES and family not in WHOLE_TEXTS
+    if by_words and request.method is None and not {"base", "labels"} & config.keys():
         check_labels([*sorted(find_run(name).glob("guide*/")), *guides], request.controls())
 
 
