@@ -265,7 +265,7 @@ def ask_field() -> Iterator[Request]:
 
 @contextmanager
 def ask_gap() -> Iterator[Request]:
-    lm = TextDiffusion.from_pretrained("english", dtype=None)
+    lm = TextDiffusion.from_pretrained("english-small", dtype=None)  # the model that the first figures are of
     yield lambda: lm.infill("We ___ because it was raining.", steps=4)
 
 
