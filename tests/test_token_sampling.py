@@ -13,6 +13,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Absorbing, Uniform
 from difflm.diffusion.processes.discrete import DiscreteProcess
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, SETTLED, add_corrections
+from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE, keep_top_p
 from difflm.diffusion.samplers.loop import Sampler, Steering
 from difflm.diffusion.samplers.steps import StepState
 from difflm.diffusion.timesteps import StepSpan
@@ -268,3 +269,12 @@ def test_masks_become_words_that_are_drawn_together():
     together = replace(belief, draw=lambda u: words, draws_all=True)
     found = process.draw_step(z, together, t, s, fresh)
     assert torch.equal(found, torch.where(shown, words, process.mask_id)) and "shares" not in vars(together)
+
+
+def test_words_outside_the_likeliest_are_left_for_rules_that_forbid_all_inside():
+    """Else nothing would be possible, and a share of nothing is not a number."""
+    logits = torch.tensor([[0.0, 3.0, 1.0, IMPOSSIBLE]])
+    kept = keep_top_p(logits, 0.5)
+    assert kept.softmax(-1).tolist() == [[0.0, 1.0, 0.0, 0.0]]
+    left = kept.masked_fill(torch.tensor([False, True, False, False]), IMPOSSIBLE).softmax(-1)
+    torch.testing.assert_close(left, torch.tensor([[0.0, IMPOSSIBLE, 1.0, IMPOSSIBLE]]).softmax(-1))

@@ -14,6 +14,7 @@ from difflm.diffusion.samplers.loop import Caches, Frame, Memory, PrefixRule
 CHECK_EVERY = 8  # words between two checks whether all texts have ended: each synchronises with the device
 WORD_STREAM = 3  # the noise stream that words are drawn from
 IMPOSSIBLE = float("-inf")
+FAR = 1e4  # in log-probability: no chance in float32, and still finite
 
 
 class CausalModel(Protocol):
@@ -262,11 +263,12 @@ def truncate_logits(logits: Tensor, sampling: DecodingSettings) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, share: float) -> Tensor:
-    """The logits of the smallest set of words that holds this share of the probability; others are impossible."""
+    """The logits of the smallest set of words that holds this share of the probability. Others have no chance beside
+    these, but keep their order, for rules that forbid all of these."""
     ranked, order = logits.sort(dim=-1, descending=True)
     p = ranked.softmax(-1)
     outside = p.cumsum(-1) - p >= share  # the mass before a word is already enough
-    return torch.empty_like(logits).scatter(-1, order, ranked.masked_fill(outside, IMPOSSIBLE))
+    return torch.empty_like(logits).scatter(-1, order, torch.where(outside, ranked - FAR, ranked))
 
 
 def draw_by_inverse_cdf(p: Tensor, u: Tensor) -> Tensor:
