@@ -95,9 +95,9 @@ class Runs:
             grads = [p.grad.double() for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             norms.append(float(torch.stack([grad.norm() for grad in grads]).norm()))
 
+        argv = ["train", recipe, *self.changes(recipe), *SHORT, "--device", "cpu"]  # trains what it begins with
         hook = register_optimizer_step_pre_hook(note_norm)
         try:
-            argv = ["train", recipe, *self.changes(recipe), *SHORT, "--device", "cpu"]
             with redirect_stdout(sys.stderr):
                 assert main([*argv, "--out", str(self.folder / recipe)]) == 0, argv
         finally:

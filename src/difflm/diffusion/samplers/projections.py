@@ -55,4 +55,4 @@ class MultiHot:
     codec: Simplex
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        return belief.with_state(self.codec.encode_set(belief.logits.isfinite()), belief.tokens)
+        return belief.with_state(self.codec.encode_set(belief.shares > 0), belief.tokens)
