@@ -60,7 +60,7 @@ def test_the_figure_stands_beside_the_others(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_source_to_target_report_names_its_encoder(tmp_path: Path) -> None:
     score = BertScore(str(make_encoder(tmp_path / "bert", "bert", masked_lm=False)), CPU)
-    systems = {"ours": Outputs([["the food"], ["a rest"]], calls=1, seconds=1)}
+    systems = {"ours": [Outputs([["the food"], ["a rest"]], calls=1, seconds=1)]}
     report = measure_outputs(["food", "rest"], [["the food"], ["b", "a rest"]], systems, score)
     assert report.row("ours").figures["bert_score"] == pytest.approx(1)
     assert report.row(COPY).figures["bert_score"] < 0.999

@@ -282,7 +282,7 @@ def test_a_template_that_cannot_be_filled_is_refused(models, template, said):
 def test_gaps_and_lengths_that_contradict_are_refused(models):
     lm = models["difflm"]
     refused(lm, Infill("The ___:2 Mill"), Length(5), match="infill asks for 4 words, length for 5")
-    refused(lm, Infill("The ___ Mill ___"), Length(3), match="at least 4 words; a length of 3 is too short")
+    refused(lm, Infill("The ___ Mill ___"), Length(3), match="needs 4 words; a length of 3 is too short")
     refused(lm, Infill("a ___"), Infill("___ b"), match="given only once")
     refused(lm, Infill("a ___"), edit=Edit("a pub"), match="cannot be combined")
 

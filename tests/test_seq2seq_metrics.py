@@ -213,7 +213,7 @@ MADE: dict[str, Any] = {
 
 
 def measure(**selections: Any) -> Report:
-    systems = {name: Outputs(CANDIDATES, 60, 1.5, selection=how, **MADE[how]) for name, how in selections.items()}
+    systems = {name: [Outputs(CANDIDATES, 60, 1.5, selection=how, **MADE[how])] for name, how in selections.items()}
     return measure_outputs(SOURCES, REFERENCES, systems)
 
 
@@ -241,7 +241,7 @@ def test_the_report_has_a_row_for_each_system_and_the_copy_baseline() -> None:
 
 def test_variety_is_of_three_candidates_however_many_there_are() -> None:
     more = [[*some, "a b c d", "a b c d"] for some in CANDIDATES]
-    systems = {"five": Outputs(more, 100, 1), "two": Outputs([some[:2] for some in more], 40, 1)}
+    systems = {"five": [Outputs(more, 100, 1)], "two": [Outputs([some[:2] for some in more], 40, 1)]}
     five, two, _ = (row.figures for row in measure_outputs(SOURCES, REFERENCES, systems).rows)
     assert five["div_4"] == measure(ours="first").rows[0].figures["div_4"]
     assert two["div_4"] is None and two["self_bleu"] is None
@@ -265,7 +265,7 @@ def test_the_report_is_printed_as_a_table_and_as_json() -> None:
 
 # -- bad input --------------------------------------------------------------------------------------------------------
 
-NONE: dict[str, Outputs] = {}
+NONE: dict[str, list[Outputs]] = {}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from difflm.controls.guidance import (
     GuidanceTarget,
     span_chart,
 )
-from difflm.controls.rules import WordPrior
+from difflm.controls.rules import WordPrior, control_rules
 from difflm.controls.syntax import span_has_label
 from difflm.data.labels import NOTHING, Labelling
 from difflm.data.tokenizers import Words
@@ -55,7 +55,7 @@ def test_a_tree_asks_for_its_length_its_phrases_and_how_words_stand():
     assert tree.length(setting()) == 5 and tree.target == TREE
     assert tree.wanted(setting()) == [[0, 4, 3], [0, 1, 2], [2, 3, 5], [3, 3, 1]]
     place = Canvas(torch.ones(2, 6, dtype=torch.bool), 0, torch.zeros(2, 6, dtype=torch.bool))
-    rule = tree.rule(None, setting(), place)  # type: ignore[arg-type]
+    (rule,) = control_rules(tree, None, setting(), place)  # type: ignore[arg-type]
     assert isinstance(rule, WordPrior) and list(rule.wanted) == [2, 3, 5, 1, 4]
     assert tree.rule(None, setting(labels={"tree": LABELS}), place) is None  # type: ignore[arg-type]
 

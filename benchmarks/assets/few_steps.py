@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -182,7 +182,7 @@ def measure(asked: Asked) -> list[dict[str, Any]]:
 
 
 def measured(
-    lm: TextDiffusion, settings: Mapping[str, Any], judge: Judge, training: Sequence[str], samples: int
+    lm: TextDiffusion, settings: dict[str, Any], judge: Judge, training: Sequence[str], samples: int
 ) -> dict[str, Any]:
     """What `difflm evaluate` tells of texts, but for what takes long."""
     made = write_samples(lm, settings, samples, 0, lambda *_: None)

@@ -354,7 +354,7 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
         how = {**sample, "temperature": drawn_at, "steps": 10, "repairs": 8, **doubt}
         ways[f"three samples, {drawn_at}, repaired by {ranker}"] = write_repaired(lm, report, how, 3, twin)
     (asked.out / f"{run}.texts.json").write_text(json.dumps(ways["chosen"].candidates, ensure_ascii=False))
-    rows = measure_outputs(report.sources, report.references, ways).rows
+    rows = measure_outputs(report.sources, report.references, {name: [way] for name, way in ways.items()}).rows
     parameters = sum(p.numel() for p in lm.model.parameters())
     trained = json.loads((asked.out / run / "done").read_text())
     found = {row.name: {"how": row.about["how"], **row.figures} for row in rows}

@@ -11,13 +11,13 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from difflm.errors import UsageError
+from difflm.runtime.files import Json
 
-_DATA: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_DATA: Json = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 FIELDS: dict[str, tuple[str, ...]] = {field: tuple(values) for field, values in _DATA["fields"].items()}
 WORDINGS: dict[tuple[str, str], tuple[str, ...]] = {
     (field, value): tuple(texts) for field, values in _DATA["wordings"].items() for value, texts in values.items()
@@ -200,7 +200,7 @@ def _find_welcomes(text: _Text) -> Iterator[bool]:
         yield not (_REFUSED.search(before) or _PATTERNS["refused_after"].match(after) or no_answer)
 
 
-def _read_rule(parts: Sequence[Any]) -> Rule:
+def _read_rule(parts: Sequence[str | Json]) -> Rule:
     """Return the rule of a value from its patterns and described adjectives, any of which is enough."""
     patterns = [part for part in parts if isinstance(part, str)]
     rules = [_matches("|".join(patterns))] if patterns else []

@@ -10,16 +10,19 @@ from functools import cache, lru_cache
 from importlib import import_module, resources
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from difflm.data.words import MOST_CACHED
 from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import INSTALL, check_regular, check_sha256, read_checked
+
+if TYPE_CHECKING:
+    from spacy.language import Language
 
 TAGS = (
     "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM",
@@ -69,7 +72,7 @@ def digest_folder(folder: Path) -> str:
 
 
 class _Spacy:
-    def __init__(self, pipeline: Any, name: str) -> None:
+    def __init__(self, pipeline: "Language", name: str) -> None:
         self.pipeline, self.name = pipeline, name
 
     def tags(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -153,7 +156,7 @@ def extract_features(sentences: Sequence[Sequence[str]]) -> tuple[Ids, Ids]:
     return rows, np.stack([lower, right_ending], axis=1)
 
 
-def tag_features(before: Any, second: Any, context: Ids) -> Ids:
+def tag_features(before: ArrayLike, second: ArrayLike, context: Ids) -> Ids:
     """Return the feature rows [..., 4] that depend on the two tags before a word."""
     one, two = np.asarray(before, dtype=np.uint64) + np.uint64(1), np.asarray(second, dtype=np.uint64) + np.uint64(1)
     word, following = context[..., 0], context[..., 1]

@@ -40,22 +40,22 @@ class Tree:
     children: tuple[Union["Tree", str], ...]
 
     def __str__(self) -> str:
-        inner = (str(c) if isinstance(c, Tree) else _ESCAPES.get(c, c) for c in self.children)
+        inner = (_ESCAPES.get(c, c) if isinstance(c, str) else str(c) for c in self.children)
         return "(" + " ".join([self.label, *inner]) + ")"
 
     def words(self) -> list[str]:
-        return [word for c in self.children for word in (c.words() if isinstance(c, Tree) else [c])]
+        return [word for c in self.children for word in ([c] if isinstance(c, str) else c.words())]
 
     def bare(self) -> "Tree":
         """Return the same phrases over any words."""
-        return Tree(self.label, tuple(c.bare() if isinstance(c, Tree) else ANY for c in self.children))
+        return Tree(self.label, tuple(ANY if isinstance(c, str) else c.bare() for c in self.children))
 
     def spans(self, start: int = 0) -> list[Span]:
         """Return all phrases of a tree that begins at word `start`, outermost first and from left to right; those over
         the same words separately."""
         inner, end = list[Span](), start
         for child in self.children:
-            own = child.spans(end) if isinstance(child, Tree) else []
+            own = [] if isinstance(child, str) else child.spans(end)
             inner += own
             end = own[0].last + 1 if own else end + isinstance(child, str)
         return [Span(start, end - 1, label) for label in self.label.split(CHAIN) if end > start] + inner
@@ -134,7 +134,7 @@ def clean(tree: Tree) -> Tree | None:
     children = _clean_node(tree)
     if not children:
         return None
-    if len(children) == 1 and isinstance(only := children[0], Tree):
+    if len(children) == 1 and not isinstance(only := children[0], str):
         return only
     return Tree(TEXT, children)
 
@@ -163,7 +163,7 @@ def tree_of(words: Sequence[str], spans: Iterable[Span]) -> Tree:
                 children = [Tree(label, tuple(children))]
             (open_phrases[-1][1] if open_phrases else root).extend(children)
     (tree,) = root
-    assert isinstance(tree, Tree)
+    assert not isinstance(tree, str)
     return tree
 
 
@@ -225,6 +225,6 @@ def _clean_node(tree: Tree) -> tuple[Tree | str, ...]:
         return ()
     if tree.label in TAGS and len(tree.children) == 1 and isinstance(tree.children[0], str):
         return tree.children
-    children = tuple(kept for c in tree.children for kept in (_clean_node(c) if isinstance(c, Tree) else (c,)))
+    children = tuple(kept for c in tree.children for kept in ((c,) if isinstance(c, str) else _clean_node(c)))
     label = tree.label if tree.label.startswith("-") else re.split("[-=|]", tree.label)[0]
     return children if label in _TOPS or not children else (Tree(label, children),)

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from difflm.data.labels import Kind, Labelling
 from difflm.data.tokenizers import Tokenizer
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from difflm.diffusion.samplers.loop import Transform
 
 Prior = tuple["Tensor", Sequence[int]]  # how often words have labels, [V, labels], and the label asked of each position
+Wanted = int | Sequence[int] | Sequence[Sequence[int]]  # labels that guidance aims at, as ids
 WORDS, CHARACTERS = "words of the printed text", "characters of the printed text"
 
 
@@ -69,7 +70,7 @@ class Canvas:
         return Canvas(self.mask[part], self.first, self.settled[part], known)
 
 
-def need_text(value: Any, example: str) -> str:
+def need_text(value: object, example: str) -> str:
     """Return a control's text; anything else is an error."""
     if not isinstance(value, str):
         name = example.partition("(")[0]
@@ -77,7 +78,7 @@ def need_text(value: Any, example: str) -> str:
     return value
 
 
-def need_number(value: Any, example: str) -> int:
+def need_number(value: object, example: str) -> int:
     """Return a control's whole number, which may be given as text."""
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value.strip()[:9])  # longer numbers are too large anyway
@@ -96,10 +97,11 @@ class Control(ABC):
     forbids: str = ""  # a word that must not appear
     reads_text: ClassVar[bool] = False  # whether `check` reads the printed text instead of its words
     whole: ClassVar[bool] = False  # whether there must be no other spans than the requested ones
+    keeps_text: ClassVar[bool] = False  # whether text of the user stays as it is
     needs_automaton: ClassVar[bool] = False  # whether no rule for single positions can enforce it
 
     @property
-    def target(self) -> Any:
+    def target(self) -> object:
         """The requested value as JSON: the first field of a dataclass, unless a subclass says otherwise."""
         return getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
 
@@ -156,21 +158,20 @@ class Control(ABC):
         return None
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
-        """The rule that it imposes on every belief; by default, its `prior`, or one that climbs `energy`."""
-        from difflm.controls.rules import ClimbEnergy, WordPrior
-
-        if (prior := self.prior(info)) is not None:
-            return WordPrior(codec, *prior, canvas)
-        if type(self).energy is Control.energy:
-            return None
-        return ClimbEnergy(lambda logits, there: self.energy(logits.softmax(-1), there, info), canvas.mask)
+        """The rule that it imposes on every belief."""
+        return None
 
     def energy(self, words: "Tensor", there: "Tensor", info: ModelInfo) -> "Tensor":
         """log p(it holds), [B], of texts of which each word has a probability, [B, L, V], at the positions `there`
-        [B, L]: any function with a gradient."""
+        [B, L]: any function with a gradient. Without one, there is nothing to climb."""
         raise NotImplementedError
 
-    def wanted(self, info: ModelInfo) -> Any:
+    @classmethod
+    def gives(cls, *parts: str) -> bool:
+        """Whether it defines any of these methods itself."""
+        return any(getattr(cls, part) is not getattr(Control, part) for part in parts)
+
+    def wanted(self, info: ModelInfo) -> Wanted | None:
         """The labels under `head` that guidance aims at, as ids: one for the text, one per word, or [first, last,
         label] for each span, with further labels if any of them will do."""
         return None
@@ -180,11 +181,9 @@ class Control(ABC):
     @property
     def guarantee(self) -> str:
         """What it compiles to ensures: "steered" by an energy, "exact" by anything else, "none" by a check alone."""
-        own = type(self)
-        if self.head or own.energy is not Control.energy:
+        if self.head or self.gives("energy"):
             return "steered"
-        parts = own.length, own.rule, own.automaton, own.verbatim
-        return "none" if parts == (Control.length, Control.rule, Control.automaton, Control.verbatim) else "exact"
+        return "exact" if self.gives("length", "rule", "automaton", "verbatim") else "none"
 
     @abstractmethod
     def check(self, words: Sequence[str]) -> Check:
@@ -213,6 +212,7 @@ class KnownText(Control):
     """A text of which some tokens are known: a template with gaps, or an edited text."""
 
     parts: Sequence[str]  # what is kept of it
+    keeps_text = True
 
     @abstractmethod
     def texts(self, info: ModelInfo) -> Sequence[str]:

@@ -5,10 +5,10 @@ log p(x_s | x_t, c) = log p(x_s | x_t) + log p(c | x_s) + const; the moves climb
 reweighted before the step, by Bayes' rule at every open position: p(w | x_t, c) ∝ p(w | x_t) p(c | x_t, w).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,26 @@ CHART = 128  # width of the vectors that are summed for the two ends of a span
 MOSTLY_NONE = 5.0  # nearly all pairs of positions are not spans: an initial bias, not learned
 
 
-class Classifier(nn.Module):
+class LabelReader(nn.Module):
+    """A network that finds labels in texts; its gradient steers."""
+
+    reads_words: ClassVar[bool] = False  # whether it reads probabilities of words instead of a noisy state
+    labellings: dict[str, Labelling]
+    numbers: dict[str, str]  # of heads, by label
+    word_counts: Mapping[str, Tensor] | nn.ParameterDict  # by the number of a head, how often each word has each label
+    precision: torch.dtype | None = None  # of its arithmetic while it guides
+
+    def guiding(self, dtype: torch.dtype | None) -> Self:
+        """Prepare it for guiding: nothing is trained any more, and it computes in `dtype`."""
+        self.precision = dtype
+        return self.requires_grad_(False)
+
+
+class Classifier(LabelReader):
     """One trunk and a head for each labelling. Its input is the denoiser's view of x_t, without earlier estimates. It
     is trained at all times of the process, so it works with any number of steps."""
 
     causal: ClassVar[bool] = False  # whether it reads clean prefixes, from left to right
-    reads_words: ClassVar[bool] = False  # whether it reads probabilities of words instead of a noisy state
 
     def __init__(
         self,
@@ -46,7 +60,6 @@ class Classifier(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        self.precision: torch.dtype | None = None
         self.labellings = {one.name: one for one in labellings}
         self.numbers = {name: str(number) for number, name in enumerate(self.labellings)}  # of their heads
         sizes = view_dim, hidden, hidden, layers, heads, dropout
@@ -77,10 +90,8 @@ class Classifier(nn.Module):
             features = self.trunk(view, t, mask)
         return ClassifierOutput(self, features.float(), mask)
 
-    def guiding(self, dtype: torch.dtype | None) -> "Classifier":
-        """Prepare it for guiding: nothing is trained any more, and the trunk computes in `dtype`."""
-        self.precision = dtype
-        accelerate(cast_linears(self.requires_grad_(False).trunk, dtype))
+    def guiding(self, dtype: torch.dtype | None) -> Self:
+        accelerate(cast_linears(super().guiding(dtype).trunk, dtype))
         return self
 
 
@@ -181,14 +192,8 @@ Guided = Denoiser | Autoregressive  # the model that a classifier is trained for
 def model_signature(guided: Guided) -> list[float]:
     """Some numbers that are about equal for models whose states mean the same, from the word vectors and the noise
     schedule. Not a digest, since shipped weights are rounded."""
-    noise: Sequence[float] = ()
-    if isinstance(guided, Autoregressive):  # the scale of its vectors is arbitrary
-        table = guided.embedding.weight.detach().float()
-        table = table / table.std()
-    else:
-        table = guided.codec.table().detach().float()
-        noise = guided.process.describe(guided.codec.bias.device)
-    table = table.cpu().flatten()
+    table, noise = guided.describe_states()
+    table = table.detach().float().cpu().flatten()
     return [round(v, 3) for v in (*table[:: max(1, len(table) // 60)][:60].tolist(), *noise)]
 
 
@@ -233,7 +238,7 @@ ORIGINAL = GuidanceSettings("sign", 0.1, 3, True, 0.0475, impose=False)
 class GuidanceTarget:
     """Labels that the texts of a batch should have under one head, which may differ between texts."""
 
-    classifier: Any  # a `Classifier`, or one that reads sentences
+    classifier: LabelReader
     head: str
     labels: Tensor  # on the canvas, NOTHING where nothing is asked: [B], [B, W] or [B, M, 3]
     whole: bool = False  # spans: there must be no others
@@ -319,9 +324,7 @@ class GuidedBelief:
     guidance: Guidance
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        process: object = self.guidance.denoiser.process
-        assert isinstance(process, DiscreteProcess)
-        settings = self.guidance.settings
+        process, settings = cast(DiscreteProcess, self.guidance.denoiser.process), self.guidance.settings
         if not settings.size:  # impossible words would give −∞ · 0
             return belief
         open_ = self.guidance.mask & ((x == process.mask_id) | (not process.settles))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cache, cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,10 +14,10 @@ from difflm.controls.gap_sizes import GAPS, GapFiller, GapSizes, list_options
 from difflm.controls.gaps import Infill
 from difflm.controls.guidance import (
     STANDARD,
-    Classifier,
     Guidance,
     GuidanceSettings,
     GuidanceTarget,
+    LabelReader,
     labels_on_canvas,
 )
 from difflm.controls.patterns.chains import chain_of
@@ -25,8 +25,8 @@ from difflm.controls.patterns.pattern import join_patterns
 from difflm.controls.patterns.token_automata import Template, TokenAutomaton
 from difflm.controls.phrases import choose_phrases, join_given, speaks_of_every_word
 from difflm.controls.pieces import avoid_words, let_end, spaced_pieces
-from difflm.controls.rules import ForbidSpecials, ImposePattern, KeepApart, PlacePhrases
-from difflm.controls.sentence_classifier import SentenceClassifier, read_labels
+from difflm.controls.rules import ForbidSpecials, ImposePattern, KeepApart, PlacePhrases, control_rules
+from difflm.controls.sentence_classifier import read_labels
 from difflm.data.tokenizers import END, SPECIALS, START, UNK
 from difflm.data.words import Given, join_words, split_words
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
@@ -39,6 +39,7 @@ from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, pad_token_rows
 from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_nats
 from difflm.models.sampling import Sampling
+from difflm.runtime.files import Json
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 
@@ -57,14 +58,14 @@ class ControlPlan:
         info: ModelInfo,
         controls: Sequence[Control],
         edit: Edit | None = None,
-        classifiers: Sequence[Classifier | SentenceClassifier] = (),
+        classifiers: Sequence[LabelReader] = (),
         guidance: GuidanceSettings = STANDARD,
     ) -> None:
         self.model, self.denoiser, self.info, self.edit = model, denoiser, info, edit
         self.controls, self.guidance = [control.bind(info) for control in controls], guidance
         for control in self.controls:
             control.prepare(info)
-        infills = [control for control in self.controls if isinstance(control, Infill)]
+        infills = [cast(Infill, control) for control in self.controls if control.keeps_text]
         if len(infills) > 1:
             raise UsageError("infill can be given only once; put all gaps in one text.")
         if edit is not None:
@@ -87,7 +88,7 @@ class ControlPlan:
         self.asked_classifiers = list({id(one): one for one in self.classifiers.values()}.values())
         self.pattern: Template | None = None
         if any(control.needs_automaton for control in asked):
-            self.pattern = join_patterns(asked, info, self.words, self.least, model.denoiser.codec.bias)
+            self.pattern = join_patterns(asked, info, self.words, self.least, model.denoiser.codec.bias, self.known)
         # Whether nothing determines the length, and the model writes its own end.
         free = self.words is None and not self.pattern and END not in model.lengths.forbidden
         self.open_ended = free and (self.continues or (self.least <= 1 and self.infill is None))
@@ -226,7 +227,7 @@ class ControlPlan:
             # A vocabulary of words may contain a newline; a text does not begin or end with it.
             newline = self.info.tokenizer.encode("\n")[0] if self.info.tokenizer.whole_words else UNK
             rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
-        return rules + [rule for c in self.imposed if (rule := c.rule(codec, self.info, canvas)) is not None]
+        return rules + [rule for c in self.imposed for rule in control_rules(c, codec, self.info, canvas)]
 
     def phrase_rules(self, canvas: Canvas) -> list[Transform]:
         """The rule that required words appear, if there are any; for subwords, with nothing that lengthens them."""
@@ -316,13 +317,13 @@ class ControlPlan:
         return self.model.lengths.canvas(*(part.to(device) for part in pad_token_rows(rows, self.info.max_words)))
 
 
-def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[str] = ()) -> list[dict[str, Any]]:
+def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[str] = ()) -> list[Json]:
     """Return the checkers' results for a finished text, one per control, as JSON values. If a template contains words
     that the model does not know, infilling is not judged, because their presence says nothing."""
     words, found = split_words(text), []
     for control in controls:
         check = control.check(text if control.reads_text else words)
-        if unknown_words and check.satisfied and isinstance(control, Infill):
+        if unknown_words and check.satisfied and control.keeps_text:
             check = Check(None, None, "none: the model does not know all words")
         score = None if check.score is None else round(check.score, 4)
         about = {"name": control.name, "target": control.target, "satisfied": check.satisfied, "score": score}
@@ -342,13 +343,10 @@ def agree_on_length(controls: Sequence[Control], info: ModelInfo) -> tuple[int |
         return None, least
     words = asked[0][1]
     for control, n in needed:
-        if words < n and isinstance(control, Infill):
-            raise UsageError(f"the infilled text has at least {n} {info.unit}; a length of {words} is too short.")
-    if words > info.max_words:
-        raise UsageError(f"{words} {info.unit} are requested; this model takes at most {info.max_words}.")
-    for control, n in needed:
         if words < n:
             raise UsageError(f"{control} needs {n} {info.unit}; a length of {words} is too short.")
+    if words > info.max_words:
+        raise UsageError(f"{words} {info.unit} are requested; this model takes at most {info.max_words}.")
     return words, least
 
 

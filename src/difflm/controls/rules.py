@@ -1,6 +1,6 @@
 """What controls ask of single positions, as transforms of the belief: hard rules, and energies that are climbed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from difflm.controls.base import Canvas
+from difflm.controls.base import Canvas, Control, ModelInfo
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Codec
 from difflm.diffusion.forward_backward import TokenChain
 from difflm.diffusion.processes.discrete import CERTAIN
-from difflm.diffusion.samplers.loop import impose_tokens
+from difflm.diffusion.samplers.loop import Transform, impose_tokens
 
 if TYPE_CHECKING:
     from difflm.fast.kernel_chain import KernelChain
@@ -23,6 +23,16 @@ SMOOTH = 0.01  # of a word's count, over all labels: unseen labels are not impos
 LAMBDA = 100.0  # λ per unit of guidance; the paper's are between 100 and 2,000
 
 Energy = Callable[[Tensor, Tensor], Tensor]  # (logits [B, L, V], positions that are written [B, L]) → log p [B]
+
+
+def control_rules(control: Control, codec: Codec, info: ModelInfo, canvas: Canvas) -> Iterator[Transform]:
+    """What a control asks of every belief: its own rule, what words say about it, and steps along its energy."""
+    if (rule := control.rule(codec, info, canvas)) is not None:
+        yield rule
+    if (prior := control.prior(info)) is not None:
+        yield WordPrior(codec, *prior, canvas)
+    if control.gives("energy"):
+        yield ClimbEnergy(lambda logits, there: control.energy(logits.softmax(-1), there, info), canvas.mask)
 
 
 def rule_out(belief: Belief, logits: Tensor, codec: Codec) -> Belief:

@@ -3,12 +3,12 @@ word's tokens are replaced by their mean vectors under the belief, and log f(lab
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from difflm.controls.guidance import GuidanceTarget
+from difflm.controls.guidance import GuidanceTarget, LabelReader
 from difflm.data.labels import NONE, NOTHING, Labelling
 from difflm.data.tokenizers import END, SPECIALS, Tokenizer
 from difflm.data.words import join_words
@@ -16,19 +16,22 @@ from difflm.diffusion.denoiser import autocast_to
 from difflm.errors import UsageError
 from difflm.networks.hf_encoder import LOCAL, explained, transformers
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 OFFSET = 2  # positions before the first that some kinds, such as RoBERTa, do not use
 
 
-class SentenceClassifier(nn.Module):
+class SentenceClassifier(LabelReader):
     """`spellings` are the tokens of each of the model's words, empty for specials. A text is [CLS] tokens [SEP], cut
     after `room` tokens."""
 
-    reads_words: ClassVar[bool] = True
+    reads_words = True
 
     def __init__(
         self,
         name: str,
-        body: Any,
+        body: "PreTrainedModel",
         labels: Sequence[str],
         spellings: Sequence[Sequence[int]],
         ends: Sequence[int],
@@ -36,9 +39,7 @@ class SentenceClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.labellings = {name: Labelling(name, "text", (NONE, *labels))}
-        self.numbers: dict[str, str] = {}  # heads that count words: none
-        self.word_counts: dict[str, Tensor] = {}
-        self.precision: torch.dtype | None = None
+        self.numbers, self.word_counts = {}, {}
         self.body, self.room = body, room
         longest = max(map(len, spellings))
         # If a word has fewer tokens than the likeliest one, its last token is repeated.
@@ -51,17 +52,13 @@ class SentenceClassifier(nn.Module):
     counts: Tensor  # [V]
     ends: Tensor  # [2]
 
-    def guiding(self, dtype: torch.dtype | None) -> "SentenceClassifier":
-        self.precision = dtype
-        return self.requires_grad_(False)
-
     def forward(self, logits: Tensor, there: Tensor) -> Tensor:
         """log p(label | text), [B, labels], for beliefs about words [B, L, V] at the positions `there`. The likeliest
         words determine how many tokens each position has, and where the text ends."""
         words, chances = logits.argmax(-1), logits.softmax(-1)
         before_end = (words == END).cumsum(1) == 0
         counts = self.counts[words] * (there & before_end)
-        table = self.body.get_input_embeddings().weight
+        table = cast(Tensor, self.body.get_input_embeddings().weight)
         vectors = torch.stack([chances @ table[pieces].to(chances.dtype) for pieces in self.pieces], 2).flatten(1, 2)
         used = (torch.arange(len(self.pieces), device=words.device) < counts.unsqueeze(-1)).flatten(1)
         order = (~used).long().argsort(dim=1, stable=True)[:, : self.room]  # used ones first
@@ -103,7 +100,7 @@ def load_sentence_classifier(folder: Path, tokenizer: Tokenizer) -> SentenceClas
         raise UsageError(f"{folder} is not a classifier with one label of several values.")
     if None in ends or pieces("")["input_ids"] != ends:
         raise UsageError(f"{folder}: its tokenizer must put a start and an end token around each text, as BERT's does.")
-    places = getattr(config, "max_position_embeddings", None) or pieces.model_max_length
+    places = config.to_dict().get("max_position_embeddings") or pieces.model_max_length
     room = min(pieces.model_max_length, places - OFFSET) - len(ends)
     labels = [config.id2label[k] for k in range(config.num_labels)]
     name = folder.resolve().name
@@ -113,7 +110,7 @@ def load_sentence_classifier(folder: Path, tokenizer: Tokenizer) -> SentenceClas
     return made
 
 
-def spell_words(tokenizer: Tokenizer, pieces: Any) -> list[list[int]]:
+def spell_words(tokenizer: Tokenizer, pieces: "PreTrainedTokenizerBase") -> list[list[int]]:
     """The classifier's tokens for each of the model's tokens, as in a printed text."""
     texts = ["".join(tokenizer.tokens([token])) for token in range(len(SPECIALS), tokenizer.size)]
     if tokenizer.whole_words:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,7 +108,7 @@ class PerRowTransforms:
 def merge_targets(targets: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:
     """Merge the targets of parts with these numbers of rows: each head is called once, with NOTHING for parts without a
     target."""
-    keyed: list[dict[Any, GuidanceTarget]] = []
+    keyed: list[dict[tuple[object, ...], GuidanceTarget]] = []
     for own in targets:  # by classifier, head and `whole`; equal ones are numbered
         alike = Counter[tuple[int, str, bool]]()
         keyed.append({})

@@ -32,7 +32,7 @@ class Permutation:
         self._mask = np.uint64((1 << int(self._half)) - 1)
         self._keys = [np.uint64(derive_seed(seed, i)) for i in range(_ROUNDS)]
 
-    def __call__(self, positions: NDArray[Any]) -> Ints:
+    def __call__(self, positions: Ints) -> Ints:
         values = self._shuffle(np.asarray(positions).astype(np.uint64))
         outside = np.flatnonzero(values >= self.n)
         while len(outside):
@@ -189,9 +189,9 @@ class Batches:
         """Indices of the texts of a group's batches, [batches, batch_size]."""
         size = self._group_size * self.batch_size
         texts = self.indices[shuffle_epochs(len(self.indices), self.seed, group * size, size)]
-        keys: list[NDArray[Any]] = [self.tokens.lengths[texts]]
+        keys: list[np.ndarray] = [self.tokens.lengths[texts]]
         if self.tokens.sources is not None:  # by the texts' width, and by the sources' lengths among equal ones
-            told: NDArray[Any] = self.tokens.sources.lengths[texts]
+            told: np.ndarray = self.tokens.sources.lengths[texts]
             if self.tokens.texts is not None:  # prompts of one length state the same control: a batch has several
                 told = np.searchsorted(self.source_widths, told)
             keys = [told, np.searchsorted(self.widths, keys[0])]
@@ -216,7 +216,7 @@ class Stream(Protocol):
     def batch(self, step: int) -> Batch: ...
 
 
-def smallest_width(widths: Ints, lengths: NDArray[Any]) -> int:
+def smallest_width(widths: Ints, lengths: np.ndarray) -> int:
     """The smallest of the rising widths that holds all lengths."""
     return int(widths[np.searchsorted(widths, lengths.max())])
 

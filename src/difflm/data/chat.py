@@ -10,11 +10,11 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from difflm.data import template_process
 from difflm.data.open_tokenizer import OpenTokenizer
 from difflm.errors import DifflmError, UsageError
+from difflm.runtime.files import Json
 
 Message = Mapping[str, str]  # "role" and "content"
 ROLES = ("system", "user", "assistant")
@@ -35,7 +35,7 @@ class Template:
         self.source, self.where, self._lock = source, where, threading.Lock()
         self._start()
 
-    def render(self, **values: Any) -> str:
+    def render(self, **values: object) -> str:
         with self._lock:
             if self._process.poll() is not None:
                 self._start()
@@ -49,13 +49,13 @@ class Template:
     def _start(self) -> None:
         # -P: a file jinja2.py in the current directory is not the library.
         program = [sys.executable, "-P", template_process.__file__]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen(program, text=True, encoding="utf-8", **pipes)
+        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+        self._process = subprocess.Popen(program, text=True, encoding="utf-8", stdin=pipe, stdout=pipe, stderr=nowhere)
         weakref.finalize(self, self._process.communicate)  # it ends with its input
         if "error" in (answer := self._ask({"template": self.source})):
             raise DifflmError(f"the chat template of {self.where} cannot be read: {answer['error'].rstrip('.')}.")
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, object]) -> dict[str, str]:
         assert self._process.stdin and self._process.stdout
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
@@ -66,7 +66,7 @@ class Template:
         if not line:
             self._process.wait()
             return {"error": f"it takes more than {template_process.SECONDS} seconds"}
-        answer: dict[str, Any] = json.loads(line)
+        answer: dict[str, str] = json.loads(line)
         return answer
 
 
@@ -74,9 +74,7 @@ class Chat:
     """A template and the tokenizer for its output; `settings` are those of the tokenizer, whose special tokens a
     template may write. A prompt has at most `room` tokens."""
 
-    def __init__(
-        self, source: str, tokenizer: OpenTokenizer, settings: Mapping[str, Any], where: Path, room: int
-    ) -> None:
+    def __init__(self, source: str, tokenizer: OpenTokenizer, settings: Json, where: Path, room: int) -> None:
         spelt = {name: settings.get(name) or "" for name in TOKENS}
         self.tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in spelt.items()}
         self.tokenizer, self.room, self.template = tokenizer, room, Template(source, where)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from http.client import responses
 from pathlib import Path
-from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -156,7 +155,7 @@ def is_safe_address(url: str) -> bool:
     return parts.scheme == "https" and bool(parts.hostname)
 
 
-def check_redirect(answer: requests.Response, *args: Any, **kwargs: Any) -> None:
+def check_redirect(answer: requests.Response, *args: object, **kwargs: object) -> None:
     """Follow redirects to safe addresses only, and from https to https only."""
     if answer.is_redirect:
         target = urljoin(answer.url, answer.headers["Location"])
@@ -185,5 +184,5 @@ def check_answer(url: str, answer: requests.Response, size: int | None, sha256: 
 def explain_network_error(error: requests.RequestException, url: str, timeout: float) -> str:
     host = urlsplit(url).hostname
     cause = error.args[0] if error.args else error
-    kind = type(getattr(cause, "reason", cause)).__name__
+    kind = type(vars(cause).get("reason", cause)).__name__
     return NETWORK_ERRORS.get(kind, "the connection to {host} broke").format(host=host, timeout=timeout)

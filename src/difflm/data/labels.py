@@ -18,6 +18,7 @@ from difflm.errors import UsageError
 from difflm.runtime.files import Json
 
 Kind = Literal["text", "tags", "spans"]
+Ids = Any  # of the labels of a text, by kind: one id; one per word; or (first, last, id) triples
 NONE = "-"  # no label: a text without one, a pair of positions that is no span
 NOTHING = -1  # padding after the tags and spans of a text
 FEW = 10  # texts that may all have different labels; in more texts, these are names or numbers and no labels
@@ -40,7 +41,7 @@ class Labels:
     """One labelling of all texts of a file, in its order."""
 
     labelling: Labelling
-    rows: list[Any]  # an id; ids; or (first, last, id) triples
+    rows: list[Ids]
 
     @property
     def tells(self) -> bool:
@@ -65,7 +66,7 @@ class Labels:
 
 def read_labels(path: Path, text_column: str) -> list[Labels]:
     """Read every labelling of a file; one whose lines differ in kind is refused."""
-    columns: dict[str, list[Any]] = {}
+    columns: dict[str, list[object]] = {}
     numbers: list[int] = []
     for number, row in read_jsonl(path):
         if not str(row.get(text_column, "")).strip():
@@ -81,7 +82,7 @@ def read_labels(path: Path, text_column: str) -> list[Labels]:
     return found
 
 
-def encode_labels(name: str, values: list[Any], path: Path, numbers: list[int]) -> Labels:
+def encode_labels(name: str, values: list[object], path: Path, numbers: list[int]) -> Labels:
     kind = common_kind(name, values, path, numbers)
     found = set[str]()
     for value in values:
@@ -96,7 +97,7 @@ def encode_labels(name: str, values: list[Any], path: Path, numbers: list[int]) 
     return Labels(Labelling(name, kind, (NONE, *names)), rows)
 
 
-def common_kind(name: str, values: list[Any], path: Path, numbers: list[int]) -> Kind:
+def common_kind(name: str, values: list[object], path: Path, numbers: list[int]) -> Kind:
     """The kind that a label has in all lines; an empty list may be tags or spans."""
     given = [(n, kind_of(value)) for n, value in zip(numbers, values, strict=True) if value not in (None, [])]
     if not given:
@@ -111,7 +112,7 @@ def common_kind(name: str, values: list[Any], path: Path, numbers: list[int]) ->
     return kind
 
 
-def kind_of(value: Any) -> Kind | None:
+def kind_of(value: object) -> Kind | None:
     if isinstance(value, str) and value:
         return "text"
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
@@ -119,14 +120,14 @@ def kind_of(value: Any) -> Kind | None:
     return "spans" if isinstance(value, list) and all(map(is_span, value)) else None
 
 
-def is_span(value: Any) -> bool:
+def is_span(value: object) -> bool:
     if not isinstance(value, list) or len(value) != 3:
         return False
     first, last, label = value
     return isinstance(first, int) and isinstance(last, int) and isinstance(label, str) and 0 <= first <= last
 
 
-def map_labels(value: Any, kind: Kind, change: Callable[[str], Any]) -> Any:
+def map_labels(value: Ids, kind: Kind, change: Callable[[str], int | None]) -> Ids:
     """The labels of a text with each name changed; no label is 0."""
     if kind == "text":
         return change(value) if value is not None else 0

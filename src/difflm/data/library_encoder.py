@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from difflm.errors import UsageError, first_line
 from difflm.runtime.files import Json, read_json
@@ -43,7 +43,7 @@ def is_pretrained(path: Path) -> bool:
     return isinstance(found, dict) and "kind" not in found
 
 
-def make_encoder(definition: Any) -> "tokenizers.Tokenizer":
+def make_encoder(definition: Json) -> "tokenizers.Tokenizer":
     """The library's tokenizer of a `tokenizer.json`, without the cutting and padding that it may ask for."""
     from tokenizers import Tokenizer as Encoder
 
@@ -57,7 +57,7 @@ def make_encoder(definition: Any) -> "tokenizers.Tokenizer":
     return encoder
 
 
-def check_parts(definition: Any) -> None:
+def check_parts(definition: Json) -> None:
     """Refuse parts that would take all memory: replacements of replacements, and a table larger than its file."""
     nodes = find_nodes(
         [definition.get(key) for key in ("normalizer", "decoder")] if isinstance(definition, dict) else []
@@ -71,7 +71,7 @@ def check_parts(definition: Any) -> None:
             raise ValueError("its table of characters is damaged")
 
 
-def find_nodes(parts: list[Any]) -> list[Json]:
+def find_nodes(parts: list[object]) -> list[Json]:
     """All objects in some parts of a definition, however deep."""
     found = [*parts]
     for part in found:  # the list grows during the loop

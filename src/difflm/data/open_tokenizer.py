@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from difflm.data.library_encoder import explain_library, make_encoder, unreadable
 from difflm.data.tokenizers import END, SPECIALS, LibraryTokenizer
@@ -31,7 +31,7 @@ class TokenizerFiles:
         self.settings: Json = found if isinstance(found, dict) else {}
 
     @cached_property
-    def definition(self) -> Any:
+    def definition(self) -> Json:
         """The tokenizer in the format of the tokenizers library."""
         if (path := self.folder / "tokenizer.json").is_file():
             return read_json(path)
@@ -66,7 +66,7 @@ class TokenizerFiles:
         return found if isinstance(found, str) else None
 
 
-def load_encoder(definition: Any, where: Path) -> "tokenizers.Tokenizer":
+def load_encoder(definition: Json, where: Path) -> "tokenizers.Tokenizer":
     try:
         return make_encoder(definition)
     except ValueError as error:
@@ -108,7 +108,7 @@ class OpenTokenizer(LibraryTokenizer):
     length_unit = "tokens"
 
     def __init__(
-        self, definition: Any, specials: Sequence[int], left_out: Iterable[int], rows: int, where: Path
+        self, definition: Json, specials: Sequence[int], left_out: Iterable[int], rows: int, where: Path
     ) -> None:
         self.definition, self.where, encoder = definition, where, load_encoder(definition, where)
         beyond = {number for number in encoder.get_vocab(with_added_tokens=True).values() if number >= rows}

@@ -8,9 +8,8 @@ ends with START; so does the empty one.
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from difflm.data.labels import NONE, Labelling, read_labels
+from difflm.data.labels import NONE, Ids, Labelling, read_labels
 from difflm.data.texts import Example, file_kind, read_texts
 from difflm.data.tokenizers import START
 from difflm.data.words import split_words
@@ -95,7 +94,7 @@ def tell_beside(lead: str, others: Sequence[str], draw: random.Random) -> str:
     return BESIDE.join(draw.sample(told, len(told)))
 
 
-def tell_all(labelling: Labelling, row: Any, words: int, draw: random.Random) -> list[str]:
+def tell_all(labelling: Labelling, row: Ids, words: int, draw: random.Random) -> list[str]:
     """The prompts of one labelling of a text, whose labels are ids."""
     name, values = labelling.name, labelling.values
     if labelling.kind == "text":
@@ -108,7 +107,7 @@ def tell_all(labelling: Labelling, row: Any, words: int, draw: random.Random) ->
     return [tell_tree(name, spans, words), *(single or [tell_tags(name, [NONE])] * SPANS)]
 
 
-def check_places(labelling: Labelling, row: Any, words: int, where: str) -> None:
+def check_places(labelling: Labelling, row: Ids, words: int, where: str) -> None:
     """Reject tags that are not one per word, and spans beyond the text."""
     said = f"{where} has {words} words; under {labelling.name!r}"
     if labelling.kind == "tags" and row and len(row) != words:

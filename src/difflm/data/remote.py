@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from difflm.data.texts import FORMATS, ROWS, file_kind
@@ -97,7 +97,7 @@ def copy_dataset(name: str, target: Path, column: str | None, note: Note) -> Non
                 part.unlink()
 
 
-def keep_whole_lines(file: Any) -> int:
+def keep_whole_lines(file: BinaryIO) -> int:
     """Cut off an unfinished line, and count those before it."""
     file.seek(0)
     count = end = 0

@@ -12,7 +12,6 @@ from collections.abc import Hashable, Sequence
 from functools import lru_cache, reduce
 from itertools import combinations, zip_longest
 from operator import or_
-from typing import Any
 
 from difflm.data.text_metrics import ORDERS, Grams, count_ngrams, distinct_n, rouge_l
 from difflm.errors import UsageError
@@ -55,7 +54,7 @@ def corpus_sacrebleu(texts: Sequence[str], references: Sequence[Sequence[str]]) 
     from sacrebleu.metrics import BLEU  # late: few commands need it
 
     check_references(texts, references)
-    streams: Any = list(zip_longest(*references))  # the k-th reference of every text, None where there is none
+    streams = [list(own) for own in zip_longest(*references)]  # the k-th references; None where there is none
     metric = BLEU(tokenize="13a", force=True)  # force: no warning about texts that look tokenized
     return float(metric.corpus_score(texts, streams).score), str(metric.get_signature())
 

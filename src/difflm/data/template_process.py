@@ -5,7 +5,10 @@ import json
 import signal
 import sys
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 SECONDS, MEMORY, CHARACTERS = 5, 1 << 29, 1 << 22  # of a template, and of the text it writes
 
@@ -18,7 +21,7 @@ def refuse(message: str) -> None:
     raise Refused(message)
 
 
-def make_sandbox() -> Any:
+def make_sandbox() -> "Environment":
     """Jinja's sandbox, as other libraries set it up: a template reads the messages, writes a text, and nothing else."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -43,7 +46,7 @@ def limit_memory() -> None:
 def main() -> None:
     sandbox, template = make_sandbox(), None
     limit_memory()
-    alarm = getattr(signal, "alarm", lambda seconds: None)  # it ends the process, whatever that does
+    alarm = vars(signal).get("alarm", lambda seconds: None)  # it ends the process, whatever that does
     for line in sys.stdin:
         request, answer = json.loads(line), {}
         alarm(SECONDS)

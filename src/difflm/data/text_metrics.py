@@ -8,9 +8,12 @@ import random
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from difflm.errors import DifflmError
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics import BLEU
 
 Tokens = Sequence[Hashable]
 Grams = list[Counter[tuple[Hashable, ...]]]  # one counter per order, 1 to ORDERS
@@ -57,7 +60,7 @@ def corpus_bleu(counts: Sequence[float]) -> float:
 
 
 @cache
-def _sacrebleu() -> Any:
+def _sacrebleu() -> "BLEU":
     from sacrebleu.metrics import BLEU  # late: few commands need it
 
     return BLEU(tokenize="none", force=True, effective_order=True)

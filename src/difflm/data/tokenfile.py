@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,8 +62,8 @@ def source_fingerprint(path: Path) -> Json:
 class TokenColumn:
     """Ids of many texts, end to end, and the offset at which each begins, with the end of the last."""
 
-    ids: NDArray[Any]
-    offsets: NDArray[Any]
+    ids: np.ndarray
+    offsets: np.ndarray
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -79,11 +79,11 @@ class TokenColumn:
     def release_pages(self) -> None:
         """Release the memory of what was read so far: otherwise it grows to the whole corpus."""
         for array in (self.ids, self.offsets):
-            mapped = getattr(array.base, "obj", None)
+            mapped = array.base.obj if isinstance(array.base, memoryview) else None
             if isinstance(mapped, mmap.mmap) and is_on("posix"):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
-    def rows(self, indices: NDArray[Any], width: int) -> tuple[Ints, Ints]:
+    def rows(self, indices: np.ndarray, width: int) -> tuple[Ints, Ints]:
         """The texts `indices` [B] as ids [B, width], padded with PAD, and their lengths [B]."""
         begin = self.offsets[indices].astype(np.int64)
         lengths = self.offsets[np.asarray(indices) + 1].astype(np.int64) - begin
@@ -203,7 +203,7 @@ def sum_file(path: Path) -> int:
     return total
 
 
-def _map_column(directory: Path, meta: Json, prefix: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def _map_column(directory: Path, meta: Json, prefix: str) -> tuple[np.ndarray, np.ndarray]:
     ids = _map_file(directory / f"{prefix}ids.bin", np.dtype(meta["dtype"]))
     offsets = _map_file(directory / f"{prefix}offsets.bin", _OFFSET)
     total = meta[f"{prefix}tokens"]
@@ -214,7 +214,7 @@ def _map_column(directory: Path, meta: Json, prefix: str) -> tuple[NDArray[Any],
     return ids, offsets
 
 
-def _map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _map_file(path: Path, dtype: np.dtype) -> np.ndarray:
     # A plain array over the map: np.memmap costs more at every index than the index itself.
     with path.open("rb") as file:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from difflm.data.library_encoder import explain_library, make_encoder, unreadable
 from difflm.data.words import Given, join_words, split_words, word_shape
@@ -129,10 +129,10 @@ class Tokenizer(ABC):
             raise DifflmError(f"{path} is not a tokenizer that difflm wrote: {error}.") from None
 
     @staticmethod
-    def from_json(data: Any) -> "Tokenizer":
+    def from_json(data: object) -> "Tokenizer":
         """The inverse of `to_json`; anything else raises a ValueError that explains it."""
-        kind = data.get("kind") if isinstance(data, dict) else None
-        if kind not in KINDS:
+        data = data if isinstance(data, dict) else {}
+        if (kind := data.get("kind")) not in KINDS:
             raise ValueError(f"its kind is {kind!r}, not {', '.join(map(repr, KINDS))}")
         made = KINDS[kind](data)
         if "for_sources" in data:
@@ -332,7 +332,7 @@ class PretrainedTokenizer(LibraryTokenizer):
 
     kind = "pretrained"
 
-    def __init__(self, definition: Any) -> None:
+    def __init__(self, definition: Json) -> None:
         self.definition, encoder = definition, make_encoder(definition)
         special = {number for number, token in encoder.get_added_tokens_decoder().items() if token.special}
         # The token for unknown words is not always among the special tokens.
@@ -371,11 +371,13 @@ def spell_bytes(pieces: Iterable[str]) -> list[str]:
     ]
 
 
-def _byte_pair_encoder(**model: Any) -> "tokenizers.Tokenizer":
+def _byte_pair_encoder(
+    vocab: dict[str, int] | None = None, merges: list[tuple[str, str]] | None = None
+) -> "tokenizers.Tokenizer":
     from tokenizers import Tokenizer as Encoder
     from tokenizers import decoders, models, pre_tokenizers
 
-    encoder = Encoder(models.BPE(**model))
+    encoder = Encoder(models.BPE(vocab, merges))
     encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     encoder.decoder = decoders.ByteLevel()
     return encoder
@@ -394,9 +396,9 @@ def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
     return left, right
 
 
-KINDS: Mapping[Any, Callable[[Json], Tokenizer]] = {
+KINDS: Mapping[object, Callable[[Json], Tokenizer]] = {
     "words": lambda data: Words(_strings(data, "words")),
     "bpe": lambda data: Bpe(_strings(data, "pieces"), [_pair(merge) for merge in _strings(data, "merges")]),
     "characters": lambda data: Characters(_strings(data, "characters")),
-    "pretrained": lambda data: PretrainedTokenizer(data.get("tokenizer")),
+    "pretrained": lambda data: PretrainedTokenizer(data.get("tokenizer", {})),
 }

@@ -1,7 +1,7 @@
 """A network with its codec and its process, which predicts the clean text behind x_t. A condition reaches the network
 as clean positions of the canvas, before the text, or not at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal, cast
@@ -232,6 +232,10 @@ class Denoiser(nn.Module):
     def view(self, x: Tensor, t: Times) -> Tensor:
         """The input of a classifier for x_t."""
         return self.codec.view(x, self.process.at(t))
+
+    def describe_states(self) -> tuple[Tensor, Sequence[float]]:
+        """What states mean: the word vectors, and numbers that tell the schedule of the noise."""
+        return self.codec.table(), self.process.describe(self.codec.bias.device)
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:

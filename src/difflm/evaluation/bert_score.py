@@ -29,7 +29,7 @@ class BertScore:
         self.body = self.body.to(device).eval()
         config = self.body.config
         # A tokenizer need not know what its encoder reads; RoBERTa's positions begin at 2.
-        self.longest = min(self.pieces.model_max_length, getattr(config, "max_position_embeddings", 514) - 2)
+        self.longest = min(self.pieces.model_max_length, config.to_dict().get("max_position_embeddings", 514) - 2)
         self.name = (
             f"{config.model_type}, {config.num_hidden_layers} layers of {config.hidden_size} ({Path(folder).name})"
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from difflm.evaluation.targets import Target
 from difflm.version import __version__
 
 Words = list[str]
+Found = TypeVar("Found")  # what a tagger or a parser finds in a text
 Texts = Sequence[tuple[Target, Sequence[Words]]]  # targets with their generated texts
 
 
@@ -76,7 +77,7 @@ class Checkers:
 
 
 def compare(
-    made: Texts, annotate: Callable[[Sequence[Words]], list[Any]], success: Callable[[Target, Any, Any], float]
+    made: Texts, annotate: Callable[[Sequence[Words]], list[Found]], success: Callable[[Target, Found, Found], float]
 ) -> list[float]:
     """Return the mean success of each target's texts by the annotations of its sentence and of each text; a text
     without words counts 0. Targets whose own sentence fails by these annotations are left out."""
@@ -96,5 +97,4 @@ def equal_tags(found: Sequence[str], wanted: Sequence[str]) -> float:
 
 def spans_found(target: Target, tree: Tree) -> float:
     """Return 1 if the tree contains all phrases of the target."""
-    spans = [control for control in target.asked.controls() if isinstance(control, Span)]
-    return float(all(span_in_tree(tree, span) for span in spans))
+    return float(all(span_in_tree(tree, Span.parse(span)) for span in target.asked.span))

@@ -10,16 +10,15 @@ import math
 import random
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from difflm.annotators.e2e_fields import verbatim
-from difflm.controls import Contains, Field, Infill, Length
+from difflm.controls import Contains
 from difflm.controls.guidance import ORIGINAL, GuidanceSettings
 from difflm.controls.learned import POS
 from difflm.controls.plan import check_text
@@ -49,6 +48,7 @@ from difflm.generation.jobs import Generation, GenerationJob
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
 from difflm.methods.rivals import DECODERS
+from difflm.runtime.files import Json
 
 COMPARED = 5  # samples of a target for self-BLEU: people wrote about eight sentences per meaning
 Z95 = 1.959964
@@ -64,13 +64,13 @@ class Protocol:
     seed: int = 0
     candidates: int = 1
     guidance: GuidanceSettings | None = None  # None: the model's own, or the decoder's
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of `Sampling`
+    settings: Json = field(default_factory=dict)  # of `Sampling`
     method: str | None = None  # the decoder of a left-to-right model
 
     def make_job(self, lm: TextDiffusion, target: Target, number: int) -> GenerationJob:
         """Return the job that samples one target, with its own noise."""
         controls = target.asked.controls()
-        fills = any(isinstance(one, Infill) for one in controls) and self.method is None and lm.reads_tokens
+        fills = target.asked.infill is not None and self.method is None and lm.reads_tokens
         chooses = fills or any(control.head for control in controls)  # the model, or a classifier
         return lm.make_job(
             self.each,
@@ -147,7 +147,7 @@ def evaluate_control(
     pairs: Sequence[E2EPair] = (),
     options: Options = DEFAULTS,
     on_progress: OnProgress = lambda what, done, total: None,
-    about: Mapping[str, Any] = VALIDATION,
+    about: Json = VALIDATION,
 ) -> Report:
     """Generate texts for every target and measure them. Sentences of one meaning among `pairs` are compared with the
     samples of one target; `about` says where the targets come from. The texts are kept in the file `texts`; if it
@@ -192,7 +192,7 @@ def make_report(
     targets: Sequence[Target],
     measure: "Measure",
     rows: list[Row],
-    about: Mapping[str, Any],
+    about: Json,
     notes: list[str],
 ) -> Report:
     """The report of these rows: what they share, and how the table is read."""
@@ -287,22 +287,22 @@ def fingerprint(targets: Sequence[Target]) -> str:
 
 def outcomes(target: Target, text: Generation) -> dict[str, float]:
     """Return how well one printed text satisfies its target, from 0 to 1."""
-    words = split_words(text.text)
+    words, asked = split_words(text.text), target.asked
     found: dict[str, float] = {}
-    for control, check in zip(target.asked.controls(), text.controls, strict=True):
-        # For users, a template with words that the model does not know is not judged; they are printed as given.
+    for control, check in zip(asked.controls(), text.controls, strict=True):
         satisfied = check["satisfied"]
-        if isinstance(control, Infill):  # whoever wrote it may have spaced it otherwise
+        if control.keeps_text:  # judged even if the model does not know its words, and however it is spaced
             satisfied = any(control.check(spaced).satisfied for spaced in (text.text, join_words(words)))
         for name, figure in CONTROL.items():
             if figure.control == control.name:
                 found[name] = check["score"] if figure.graded else float(bool(satisfied))
-        if isinstance(control, Length):
-            found["length_within_2"] = float(abs(len(words) - control.words) <= 2)
-        if isinstance(control, Field):
-            found["field_verbatim"] = float(verbatim(words, control.label, control.value))
-    if asked := [float(c.stands_in(text.text)) for c in target.asked.controls() if isinstance(c, Contains)]:
-        found["contains_found"] = sum(asked) / len(asked)
+    if asked.length is not None:
+        found["length_within_2"] = float(abs(len(words) - asked.length) <= 2)
+    for field_, value in asked.field.items():
+        found["field_verbatim"] = float(verbatim(words, field_, value))
+    if asked.contains:
+        there = [Contains(phrase).stands_in(text.text) for phrase in asked.contains]
+        found["contains_found"] = sum(there) / len(there)
     if len(text.controls) > 1:
         found["all_at_once"] = float(all(check["satisfied"] for check in text.controls))
     return found

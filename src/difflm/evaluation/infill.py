@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from difflm.evaluation.language import OnProgress, check_judge, describe_tokeniz
 from difflm.evaluation.options import Options
 from difflm.evaluation.reports import PEOPLE, Report, Row
 from difflm.generation.pipeline import TextDiffusion
+from difflm.runtime.files import Json
 
 LEAST_ROOM = 12  # words that every model must have room for in a gap
 BOOTSTRAPS = 1000
@@ -160,9 +160,7 @@ class GapMetrics:
         found = self.overlap(firsts, others)
         return [self.make_row(PEOPLE, "one reference against the others", firsts, found, {"method": "people"})]
 
-    def make_row(
-        self, name: str, how: str, middles: Sequence[Words], drawn: Mapping[str, Floats], about: dict[str, Any]
-    ) -> Row:
+    def make_row(self, name: str, how: str, middles: Sequence[Words], drawn: Mapping[str, Floats], about: Json) -> Row:
         figures: dict[str, float | None] = {k: None if math.isnan(d[0]) else float(d[0]) for k, d in drawn.items()}
         figures["words"] = sum(map(len, middles)) / len(middles)
         intervals = {k: interval(d) for k, d in drawn.items() if len(d) > 1 and figures[k] is not None}

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from difflm.generation.jobs import GenerationJob
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import DECODERS
 from difflm.models.base import Sampling
+from difflm.runtime.files import Json
 
 NEAR = 500  # training gaps with similar sentences around them, from which a gap's length is drawn
 MOST_WORDS = 40  # of a left-to-right model's middle
@@ -93,6 +94,7 @@ class Writer:
     kept: float | None = None  # share of texts whose two sides are unchanged
     counted: list[list[int]] | None = None  # network calls of each candidate, where they were counted
     label: str = ""  # of its rows, without how a candidate was chosen
+    left_only: bool = False  # whether it sees the text before the gap alone
 
     def __init__(self, lm: TextDiffusion, gaps: Set, asked: Options) -> None:
         self.lm, self.set, self.asked = lm, gaps, asked
@@ -113,7 +115,7 @@ class Writer:
         return self.lm.sampling(**self.settings)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Json:
         return settings_for(self.lm, self.asked.settings)
 
     def write(self, name: str, on_progress: OnProgress) -> Iterator[Written]:
@@ -268,7 +270,7 @@ class Answering(Writer):
 class LeftOnly(Answering):
     """Left to right on plain stories: continue the left side for a sentence, without the right side."""
 
-    answers = False
+    answers, left_only = False, True
 
     def prompt(self, gap: Gap) -> str:
         return gap.left
@@ -281,7 +283,7 @@ def writers_for(lm: TextDiffusion, gaps: Set, asked: Options) -> list[Writer]:
     """The model's own way, and those of decoders, which replace that of a model that only sees the left side."""
     own = writer_for(lm, gaps, asked)
     decoded = [Decoded(lm, gaps, asked, m) for m in asked.methods if isinstance(lm.model, DECODERS[m].decodes)]
-    return [*([] if decoded and isinstance(own, LeftOnly) else [own]), *decoded]
+    return [*([] if decoded and own.left_only else [own]), *decoded]
 
 
 def writer_for(lm: TextDiffusion, gaps: Set, asked: Options) -> Writer:

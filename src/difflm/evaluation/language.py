@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import compress, islice
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +39,7 @@ from difflm.methods.ld4lg.model import LatentDiffusion
 from difflm.models.base import Sampling
 from difflm.models.batching import draw_rows, make_batches, pad_token_rows
 from difflm.models.sampling import FAMILIES, understood_by
+from difflm.runtime.files import Json
 
 Nats = NDArray[np.float64]
 OnProgress = Callable[[str, int, int], None]  # description, done, total
@@ -125,7 +125,7 @@ class Texts:
     notes: dict[str, str] = field(default_factory=dict)
 
 
-def write_samples(lm: TextDiffusion, changes: Mapping[str, Any], n: int, seed: int, on_progress: Counted) -> Texts:
+def write_samples(lm: TextDiffusion, changes: Json, n: int, seed: int, on_progress: Counted) -> Texts:
     """Generate the texts of `generate` with their ids: an unknown word is in the ids, not in the text."""
     method, job = lm.config["method"], lm.make_job(n, seed, **settings_for(lm, changes))
     # The first call is slower than the next ones: two steps of one batch are not counted.
@@ -158,7 +158,7 @@ def write_random(lm: TextDiffusion, model: LatentDiffusion, n: int, seed: int) -
     return Texts([lm.tokenizer.decode(row) for row in ids], ids, lm.tokenizer, lm.config["method"])
 
 
-def settings_for(lm: TextDiffusion, changes: Mapping[str, Any]) -> dict[str, Any]:
+def settings_for(lm: TextDiffusion, changes: Json) -> Json:
     """One set of changes serves diffusion models and left-to-right ones, which ignore settings of denoising."""
     families = lm.model.capabilities.settings
     known = understood_by(families) if "left-to-right" in families else FAMILIES

@@ -1,12 +1,13 @@
 """What can be asked of an evaluation: every option once, for the command and for Python, with the tasks it is for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal, get_origin, get_type_hints
 
 from difflm.errors import UsageError
 from difflm.generation.requests import read_guidance
+from difflm.runtime.files import Json
 
 if TYPE_CHECKING:
     from difflm.controls.guidance import GuidanceSettings
@@ -105,7 +106,7 @@ class Options:
     oracle: Annotated[bool, About("Add the candidate closest to the references, as an upper limit.", None, SEQ2SEQ)] = (
         False
     )
-    settings: Mapping[str, Any] = field(default_factory=dict)  # changes to the models' sampling, by SETTINGS
+    settings: Json = field(default_factory=dict)  # changes to the models' sampling, by SETTINGS
 
     def check_task(self, task: str) -> None:
         """Refuse options of other tasks."""
@@ -154,7 +155,7 @@ DEFAULTS = Options()
 def describe_options() -> dict[str, About]:
     """The options that only some tasks have, or that no other command has."""
     hints = get_type_hints(Options, include_extras=True)
-    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
 
 
 def wrong_task(option: str, tasks: Sequence[str]) -> UsageError:

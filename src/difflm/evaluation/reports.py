@@ -6,11 +6,12 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 from rich.table import Table
 from rich.text import Text
+
+from difflm.runtime.files import Json
 
 SENTENCES = "target sentences"  # the control task's row of real text
 PEOPLE = "people"  # the infilling task's row that compares one reference with the others
@@ -50,7 +51,7 @@ class Row:
 
     name: str  # the run, or the name of a row of real text
     figures: dict[str, float | None]
-    about: dict[str, Any] = field(default_factory=dict)  # method, tokenizer, sampling, checkers …
+    about: Json = field(default_factory=dict)  # method, tokenizer, sampling, checkers …
     group: str = ""  # the control, or the set of gaps
     count: int = 0  # targets or gaps
     texts: dict[str, int] = field(default_factory=dict)  # how many texts each figure was measured on
@@ -66,7 +67,7 @@ class Report:
     task: str
     title: str
     rows: list[Row]
-    about: dict[str, Any]  # what all rows share
+    about: Json  # what all rows share
     legend: list[str]  # how to read the table
     notes: list[str] = field(default_factory=list)  # what readers of the table and of the JSON objects must know
     readings: dict[str, str] = field(default_factory=dict)  # texts for people to read, by the name of their file
@@ -74,16 +75,16 @@ class Report:
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
 
-    def records(self, name: str) -> list[dict[str, Any]]:
+    def records(self, name: str) -> list[Json]:
         """Return a metric record for each figure of the rows with this name."""
         found = ((row, figure, row.figures.get(figure)) for row in self.rows for figure in FIGURES[self.task])
         return [
             self._record(row, figure, value) for row, figure, value in found if row.name == name and value is not None
         ]
 
-    def _record(self, row: Row, figure: str, value: float) -> dict[str, Any]:
+    def _record(self, row: Row, figure: str, value: float) -> Json:
         name = f"{row.group}.{figure}".removeprefix(".")
-        record: dict[str, Any] = {"kind": "metric", "task": self.task, "name": name, "value": round(value, 6)}
+        record: Json = {"kind": "metric", "task": self.task, "name": name, "value": round(value, 6)}
         record |= {"unit": FIGURES[self.task][figure].unit, "model": row.name, **self.about, **row.about}
         record["samples"] = row.texts.get(figure, row.count)
         if group_count := KEYS[self.task][1]:
@@ -104,7 +105,7 @@ class Report:
             record["standard_error"] = round(row.errors[figure], 6)
         return record
 
-    def objects(self) -> Iterator[dict[str, Any]]:
+    def objects(self) -> Iterator[Json]:
         """Yield a JSON object per row."""
         group, count = KEYS[self.task]
         for row in self.rows:

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from difflm.generation.jobs import Chosen, Decode, Generation, Ids
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.ranking import Rank, Ranking, check_repairs, make_ranking
 from difflm.generation.reading import Reader
+from difflm.runtime.files import Json
 
 COPY = "copy of the source"
 SAMPLES = 3  # candidates per source for the figures of variety, as in DiffuSeq: both depend on their number
@@ -45,7 +46,7 @@ class Outputs:
     how: str = ""  # how one of the candidates was chosen, in words
     chosen: Sequence[int] = ()  # the index of the chosen candidate of each source; empty: the first of each
     selection: Literal["first", "mbr", "oracle"] = "first"  # "first": the system has ordered its candidates itself
-    about: Mapping[str, Any] = field(default_factory=dict)  # method, sampling …
+    about: Json = field(default_factory=dict)  # method, sampling …
 
     @property
     def texts(self) -> list[str]:
@@ -57,15 +58,15 @@ class Outputs:
 def measure_outputs(
     sources: Sequence[str],
     references: Sequence[Sequence[str]],
-    systems: Mapping[str, Outputs | Sequence[Outputs]],
+    systems: Mapping[str, Sequence[Outputs]],
     similarity: BertScore | None = None,
-    about: Mapping[str, Any] | None = None,
+    about: Json | None = None,
     notes: Iterable[str] = (),
 ) -> Report:
     """Measure the systems' outputs, by the name of their rows, and the copy baseline on the same sources."""
     check_references(sources, references)
     copies = Outputs([[source] for source in sources], calls=0, seconds=0.0)
-    named = [(name, one) for name, made in systems.items() for one in ([made] if isinstance(made, Outputs) else made)]
+    named = [(name, one) for name, made in systems.items() for one in made]
     rows = []
     for name, outputs in [*named, (COPY, copies)]:
         texts = outputs.texts
@@ -165,7 +166,7 @@ def write_outputs(
     that."""
     settings, mbr, seed = settings_for(lm, options.settings), options.mbr, options.seed
 
-    def describe(how: str, **changes: Any) -> dict[str, Any]:
+    def describe(how: str, **changes: object) -> Json:
         sampling = describe_sampling(lm.sampling(**settings, **changes))
         return {"how": how, "about": {"method": lm.config["method"], "sampling": f"{how}: {sampling}"}}
 
@@ -209,7 +210,7 @@ def write_candidates(
     sources: Sequence[str],
     each: int,
     seed: int,
-    settings: Mapping[str, Any],
+    settings: Json,
     on_progress: OnProgress,
 ) -> tuple[list[list[Ids]], list[list[Generation]], float, float]:
     """Return the candidates of each source as ids and as texts, the calls per source, and the seconds for all."""

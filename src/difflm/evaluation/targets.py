@@ -7,11 +7,11 @@ impossible: a field and a length, or a field and tags, come from the same pair o
 import json
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -27,7 +27,7 @@ from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError, suggest
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request, explain_errors
-from difflm.runtime.files import write_atomic
+from difflm.runtime.files import Json, write_atomic
 
 WORDS = "contains"  # words that must appear: such targets are only read from files
 CONTROLS = ("length", "field", "pos", "tree", "span", "infill", "field+length", "field+pos", "field+tree")
@@ -41,7 +41,7 @@ class Target:
     asked: Request
     sentence: str | None = None  # the real one it was drawn from; released fields have none
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         asked = self.asked.model_dump(exclude_defaults=True)
         return {"control": self.control, "asked": asked, "sentence": self.sentence}
 
@@ -148,7 +148,7 @@ def write_targets(path: Path, targets: Iterable[Target]) -> None:
     write_lines(path, (target.to_json() for target in targets))
 
 
-def write_lines(path: Path, objects: Iterable[Mapping[str, Any]]) -> None:
+def write_lines(path: Path, objects: Iterable[Json]) -> None:
     write_atomic(path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in objects))
 
 
@@ -181,7 +181,7 @@ def parse_target(line: str, where: str) -> Target:
     raise UsageError(f'{where} is not a target such as {{"control": "length", "asked": {{"length": 14}}}}.')
 
 
-def parse_own(value: dict[str, Any]) -> Target:
+def parse_own(value: Json) -> Target:
     name, sentence = value["control"], value.get("sentence")
     check_known([name], "control")
     if sentence is not None and not (isinstance(sentence, str) and sentence.strip()):
@@ -200,7 +200,7 @@ def normalise_field(asked: Request) -> Request:
     return asked.model_copy(update={"field": dict(normalise(*one) for one in asked.field.items())})
 
 
-def parse_released_field(words: Any) -> Request:
+def parse_released_field(words: object) -> Request:
     """Parse ["customer", "rating", ":", "5", "out", "of", "5"]."""
     if not isinstance(words, list) or ":" not in words:
         raise UsageError("a field is a list of words with a colon among them.")
@@ -208,9 +208,10 @@ def parse_released_field(words: Any) -> Request:
     return normalise_field(Request(field={" ".join(words[:at]): " ".join(words[at + 1 :])}))
 
 
-def parse_released(value: dict[str, Any]) -> Target:
+def parse_released(value: Json) -> Target:
     """Parse words between START and END with their tags, with tags and a field, or with spans."""
-    words, tags, spans = value["words_"], value.get("pos", value["words_"]), value.get("spans", [])
+    words, spans = value["words_"], value.get("spans", [])
+    tags = value.get("pos", words) or []
     if not all(isinstance(one, list) and all(isinstance(w, str) for w in one) for one in (words, tags)):
         raise UsageError('"pos" and "words_" are lists of words.')
     if len(words) != len(tags):
@@ -228,7 +229,7 @@ def parse_released(value: dict[str, Any]) -> Target:
     return Target("field+pos" if field else "pos", asked, sentence)
 
 
-def check_known(names: Sequence[Any], key: str = "--controls") -> None:
+def check_known(names: Sequence[object], key: str = "--controls") -> None:
     for name in names:
         if name not in (*CONTROLS, WORDS):
             hint = suggest(str(name), CONTROLS)

@@ -8,10 +8,9 @@ from typing import Any, Unpack
 
 from difflm.controls import Control, Infill, ModelInfo
 from difflm.controls.edits import Edit
-from difflm.controls.guidance import STANDARD, TOKENS, Classifier, GuidanceSettings
+from difflm.controls.guidance import STANDARD, TOKENS, GuidanceSettings, LabelReader
 from difflm.controls.patterns.pattern import prepare_together
 from difflm.controls.plan import ControlPlan, check_text
-from difflm.controls.sentence_classifier import SentenceClassifier
 from difflm.data.chat import encode_messages
 from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
@@ -76,7 +75,7 @@ class TextDiffusion(Pretrained):
         if "guidance" in config:
             self.usual_guidance = parse_guidance(config["guidance"], self.usual_guidance)
         self.fixed_dtype, self.guides = inference is not None, []
-        self._classifiers: dict[Path, Classifier | SentenceClassifier] = {}
+        self._classifiers: dict[Path, LabelReader] = {}
         self._heads: dict[Path, set[str] | None] = {}
 
     def guided_by(self, folder: str | Path) -> "TextDiffusion":
@@ -85,7 +84,7 @@ class TextDiffusion(Pretrained):
         self.guides.append(Path(folder))
         return self
 
-    def _load_classifier(self, folder: Path) -> Classifier | SentenceClassifier:
+    def _load_classifier(self, folder: Path) -> LabelReader:
         if folder not in self._classifiers:
             guided: Any = self.model
             if whole := self.model.capabilities.whole_text:
@@ -98,7 +97,7 @@ class TextDiffusion(Pretrained):
             self._classifiers[folder] = made.guiding(dtype if self.device.type != "cpu" else None)
         return self._classifiers[folder]
 
-    def _find_classifiers(self, heads: set[str]) -> list[Classifier | SentenceClassifier]:
+    def _find_classifiers(self, heads: set[str]) -> list[LabelReader]:
         """The classifiers that know these heads, of two that know one the later; all if a head is missing, so that the
         error can name the others."""
         for folder in self.guides:

@@ -1,7 +1,7 @@
 """The autoregressive Transformer of the same size, tokens and data: rival, judge, and likelihood yardstick. Where texts
 have sources, it is an encoder-decoder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -102,6 +102,11 @@ class Autoregressive(WordModel):
         """The input of classifiers: the word vectors, each of unit variance."""
         vectors = self.vectors(words).float()
         return F.layer_norm(vectors, vectors.shape[-1:])
+
+    def describe_states(self) -> tuple[Tensor, Sequence[float]]:
+        """What words are read as: vectors, whose scale is arbitrary."""
+        table = self.embedding.weight.detach().float()
+        return table / table.std(), ()
 
     def read(
         self,

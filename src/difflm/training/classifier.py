@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.controls.guidance import Classifier, Guided, labels_on_canvas, matches_model, model_signature, span_chart
-from difflm.controls.sentence_classifier import SentenceClassifier, load_sentence_classifier
+from difflm.controls.guidance import (
+    Classifier,
+    Guided,
+    LabelReader,
+    labels_on_canvas,
+    matches_model,
+    model_signature,
+    span_chart,
+)
+from difflm.controls.sentence_classifier import load_sentence_classifier
 from difflm.data.batches import Batch, split
 from difflm.data.corpora import corpus_path
 from difflm.data.labels import NONE, NOTHING, Labelling, Labels, read_labels
@@ -274,7 +282,7 @@ def heads_of(folder: Path) -> set[str] | None:
         return None
 
 
-def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> Classifier | SentenceClassifier:
+def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> LabelReader:
     """Load the classifier in a directory; one trained for another model is rejected. A sentence classifier of the
     Hugging Face library works with any model."""
     if not (folder / "config.json").is_file():

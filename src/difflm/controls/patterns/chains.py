@@ -1,7 +1,7 @@
 """Automata over tokens as tensors: in torch operations, and for kernels of a GPU."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -96,16 +96,18 @@ def plain_chain(automaton: TokenAutomaton, device: "torch.device") -> "TokenChai
     arrivals = chunk_lists(ends, states, 1 + 8 * fill // states)
     arrivals[0] = place[arrivals[0]]
     by_class = list_by(kind, classes, len(kind))
-    parts = (
-        (np.append(ends, 0)[by_begin], np.append(kinds, classes + 1)[by_begin], arrivals),
-        (np.append(begin, 0)[by_class], np.append(end, 0)[by_class], by_class < len(kind)),
+    put = partial(torch.tensor, device=device)
+    return TokenChain(
+        put(automaton.classes),
+        put(automaton.accepting),
+        tuple(map(put, chunk_lists(automaton.classes, classes, CHUNK))),
+        put(np.append(ends, 0)[by_begin]),
+        put(np.append(kinds, classes + 1)[by_begin]),
+        tuple(map(put, arrivals)),
+        put(np.append(begin, 0)[by_class]),
+        put(np.append(end, 0)[by_class]),
+        put(by_class < len(kind)),
     )
-
-    def put(part: Any) -> Any:
-        return tuple(map(put, part)) if isinstance(part, list) else torch.tensor(part, device=device)
-
-    chunks = chunk_lists(automaton.classes, classes, CHUNK)
-    return TokenChain(*map(put, (automaton.classes, automaton.accepting, chunks, *parts[0], *parts[1])))
 
 
 def list_by(keys: Array, size: int, fill: int) -> Array:

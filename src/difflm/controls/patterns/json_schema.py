@@ -7,9 +7,8 @@ there are many of them), and numbers have at most fifteen digits and six decimal
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from difflm.controls.patterns.regular import (
     MAX_COUNT,
@@ -23,9 +22,13 @@ from difflm.controls.patterns.regular import (
     parse_pattern,
 )
 from difflm.errors import UsageError
+from difflm.runtime.files import Json
 from difflm.runtime.work import share_budget, spend_work
 
-Schema = Mapping[str, Any]
+if TYPE_CHECKING:
+    from jsonschema_rs import Draft202012Validator as Validator
+
+Schema = Json
 
 UNSPELT = (("\x00", "\x1f"), ('"', '"'), ("\\", "\\"))  # what a string of JSON has to escape
 NOT_SAME = (("\u2028", "\u2029"), ("\ufeff", "\ufeff"))  # some readers treat these as spaces or line ends
@@ -105,11 +108,11 @@ class Compiler:
     def refuse(self, at: str, reason: str) -> NoReturn:
         raise UsageError(f"JSON schema{f', {at[1:]}' if at else ''}: {reason}.")
 
-    def compile(self, schema: Any, at: str, depth: int) -> Node:
+    def compile(self, schema: object, at: str, depth: int) -> Node:
         spend_work(100)  # a name can stand for a schema that holds others twice, and so on
         if depth > MAX_DEPTH:
             self.refuse("", f"more than {MAX_DEPTH} schemas are nested, or one contains itself")
-        if not isinstance(schema, Mapping):
+        if not isinstance(schema, dict):
             self.refuse(at, 'an object such as {"type": "string"} is expected')
         kinds = schema.get("type", [])
         kinds = kinds if isinstance(kinds, list) else [kinds]
@@ -138,7 +141,7 @@ class Compiler:
             tuple(LITERALS.get(kind) or getattr(self, f"compile_{kind}")(schema, at, depth) for kind in kinds)
         )
 
-    def resolve(self, name: Any, at: str) -> Any:
+    def resolve(self, name: object, at: str) -> object:
         """The schema that `#/$defs/NAME` names."""
         named, root = self.root.get("$defs"), "#/$defs/"
         found = named.get(str(name).removeprefix(root)) if isinstance(named, Mapping) else None
@@ -146,7 +149,7 @@ class Compiler:
             self.refuse(at, f"{str(name)[:50]!r} is not a #/$defs/NAME of this schema")
         return found
 
-    def listed(self, schema: Schema, key: str, at: str) -> Sequence[Any]:
+    def listed(self, schema: Schema, key: str, at: str) -> Sequence[object]:
         if not isinstance(schema[key], list) or not schema[key]:
             self.refuse(at, f"{key} must be a list that is not empty")
         return schema[key]
@@ -176,9 +179,9 @@ class Compiler:
             if not isinstance(schema["pattern"], str):
                 self.refuse(at, "pattern must be a string")
             try:
-                if isinstance(parse_pattern(schema["pattern"].strip("^$")), Either):
+                if parse_pattern(schema["pattern"].strip("^$")).alternatives:
                     self.refuse(at, "put the alternatives of the pattern into a group")
-                inner = spell_inside(parse_pattern(whole_pattern(schema["pattern"])))
+                inner = parse_pattern(whole_pattern(schema["pattern"])).map_chars(spell_inside)
             except UsageError as error:
                 self.refuse(at, str(error).removesuffix("."))
         return Sequenced((literal('"'), inner, literal('"')))
@@ -310,13 +313,9 @@ def whole_pattern(pattern: str) -> str:
     return f"{'' if begins else '.*'}({inner}){'' if ends else '.*'}"
 
 
-def spell_inside(node: Node) -> Node:
-    """The same expression without characters that a string of JSON has to escape, and with the sets that all readers
-    of schemas know by their names: digits and letters are those of ASCII."""
-    if isinstance(node, Repeated):
-        return replace(node, part=spell_inside(node.part))
-    if isinstance(node, Sequenced):
-        return replace(node, parts=tuple(map(spell_inside, node.parts)))
+def spell_inside(node: Chars) -> Chars:
+    """A set without characters that a string of JSON has to escape, and with the sets that all readers of schemas know
+    by their names: digits and letters are those of ASCII."""
     ranges = [*node.ranges, *(one for name in node.named for one in NAMED_RANGES.get(name.lower(), ()))]
     others, spaces = any(name.isupper() for name in node.named), "s" in node.named.lower()
     if not (node.negated or others):
@@ -329,12 +328,12 @@ def spell_inside(node: Node) -> Node:
     return Chars((*ranges, *UNSPELT, *NOT_SAME), "s" if spaces else "", True)
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, int | float) and value == value // 1
 
 
 @lru_cache(maxsize=64)
-def make_validator(schema: str) -> Any:
+def make_validator(schema: str) -> "Validator":
     import jsonschema_rs  # late: few commands need it
 
     plain = {key: value for key, value in json.loads(schema).items() if key not in ("$schema", "$id")}

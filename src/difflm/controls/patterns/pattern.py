@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, PydanticUserError
 
@@ -29,6 +29,8 @@ from difflm.runtime.work import Refused, remember_refusal, share_budget
 if TYPE_CHECKING:
     from torch import Tensor
 
+COMPILED = re.Pattern
+
 
 @dataclass(frozen=True)
 class Pattern(Exact):
@@ -39,7 +41,7 @@ class Pattern(Exact):
     needs_automaton = True
 
     def __post_init__(self) -> None:
-        given = self.regex.pattern if isinstance(self.regex, re.Pattern) else self.regex
+        given = self.regex.pattern if isinstance(self.regex, COMPILED) else self.regex
         object.__setattr__(self, "regex", need_text(given, r'Pattern("The .*")'))
 
     @property
@@ -110,7 +112,7 @@ class Json(Pattern):
     """A JSON schema, in a regular subset, or a Pydantic class; the whole text is JSON that follows it."""
 
     regex: str = field(init=False, default="")
-    schema: str | Mapping[str, Any] | type[BaseModel]  # kept as JSON
+    schema: str | Mapping[str, object] | type[BaseModel]  # kept as JSON
     name = "json"
 
     def __post_init__(self) -> None:
@@ -125,7 +127,7 @@ class Json(Pattern):
         object.__setattr__(self, "schema", text)
 
     @cached_property
-    def target(self) -> Any:
+    def target(self) -> dict[str, object]:
         assert isinstance(self.schema, str)
         return json.loads(self.schema)
 
@@ -154,7 +156,7 @@ class Between(Pattern):
         return self.inner.name
 
     @property
-    def target(self) -> Any:
+    def target(self) -> object:
         return self.inner.target
 
     @property
@@ -170,7 +172,7 @@ class Between(Pattern):
 
 
 @contextmanager
-def prepare_together(controls: Sequence[Control], info: ModelInfo, edit: Any = None) -> Iterator[None]:
+def prepare_together(controls: Sequence[Control], info: ModelInfo, edit: object = None) -> Iterator[None]:
     """What is prepared inside for the controls of a request shares one budget of work, and if it is refused, it is
     refused at once the next time."""
     asked = (info.tokenizer, info.max_words, info.first, tuple(controls), edit)
@@ -179,15 +181,19 @@ def prepare_together(controls: Sequence[Control], info: ModelInfo, edit: Any = N
 
 
 def join_patterns(
-    controls: Sequence[Control], info: ModelInfo, words: int | None, least: int, bias: "Tensor"
+    controls: Sequence[Control],
+    info: ModelInfo,
+    words: int | None,
+    least: int,
+    bias: "Tensor",
+    known: KnownText | None = None,
 ) -> Template:
     """Join all of these controls that can be written as an automaton, around the tokens that are known, for texts with
     `words` tokens, or at least `least`. `bias` [V] are the log frequencies of tokens."""
-    known = next((c for c in controls if isinstance(c, KnownText)), None)
     items, most = (known.items(info), known.max_words(info)) if known else ([GAP], info.max_words)
     if UNK in items:
         raise UsageError("pattern: this model does not know all of the words that are given.")
-    patterns_first = sorted(controls, key=lambda control: not isinstance(control, Pattern))
+    patterns_first = sorted(controls, key=lambda control: not control.needs_automaton or control is known)
     automata = [own for control in patterns_first if (own := control.automaton(info)) is not None]
     frequencies = bias.detach().double().softmax(-1).cpu().numpy()
     least, longest = (least, most) if words is None else (words, min(words, most))

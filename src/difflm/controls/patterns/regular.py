@@ -4,12 +4,13 @@ A pattern is about the whole text, as with `re.fullmatch`. A language that is no
 whatever would make too large an automaton is refused, however it is spelt."""
 
 import re
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
@@ -23,7 +24,7 @@ MAX_NODES = 50_000  # of the expression, with all of its repetitions written out
 MAX_STATES = 1000  # of the automaton
 MAX_PATHS = 100_000  # with more ways to read a text, `re` is not used, since it may try them all
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray
 
 NAMED: Mapping[str, Callable[[str], bool]] = {
     "d": str.isdecimal,
@@ -35,18 +36,34 @@ COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
 
 # -- the syntax tree ---------------------------------------------------------------------------------------------------
-# The `size` of a part is its number of nodes with all repetitions written out; `extend` adds what it reads to an
-# automaton, from a state on, and returns the state in which it ends.
+
+
+class Node(ABC):
+    """A part of an expression."""
+
+    size: int  # its number of nodes, with all repetitions written out
+    alternatives: ClassVar[bool] = False  # whether one of its parts is read instead of all
+
+    @abstractmethod
+    def extend(self, automaton: "Thompson", start: int) -> int:
+        """Add what it reads to an automaton, from a state on; return the state in which it ends."""
+
+    @abstractmethod
+    def map_chars(self, change: "Callable[[Chars], Chars]") -> "Node":
+        """The same expression with all of its sets of characters changed."""
 
 
 @dataclass(frozen=True)
-class Chars:
+class Chars(Node):
     """One character: of some ranges or some named sets (a capital for all others), or none of them."""
 
     ranges: tuple[tuple[str, str], ...] = ()
     named: str = ""
     negated: bool = False
     size = 1
+
+    def map_chars(self, change: "Callable[[Chars], Chars]") -> Node:
+        return change(self)
 
     def members(self, alphabet: Sequence[str]) -> Array:
         """Whether each character of a sorted alphabet matches."""
@@ -65,14 +82,17 @@ class Chars:
 
 
 @dataclass(frozen=True)
-class Sequenced:
+class Sequenced(Node):
     """Parts that follow each other."""
 
-    parts: tuple["Node", ...]
+    parts: tuple[Node, ...]
 
     @cached_property
-    def size(self) -> int:
+    def size(self) -> int:  # type: ignore[override]
         return 1 + sum(part.size for part in self.parts)
+
+    def map_chars(self, change: Callable[[Chars], Chars]) -> Node:
+        return replace(self, parts=tuple(part.map_chars(change) for part in self.parts))
 
     def extend(self, automaton: "Thompson", start: int) -> int:
         for part in self.parts:
@@ -83,6 +103,8 @@ class Sequenced:
 class Either(Sequenced):
     """Parts of which one is read."""
 
+    alternatives = True
+
     def extend(self, automaton: "Thompson", start: int) -> int:
         end = automaton.new_state()
         for part in self.parts:
@@ -92,14 +114,17 @@ class Either(Sequenced):
 
 
 @dataclass(frozen=True)
-class Repeated:
-    part: "Node"
+class Repeated(Node):
+    part: Node
     least: int
     most: int | None
 
     @cached_property
-    def size(self) -> int:
+    def size(self) -> int:  # type: ignore[override]
         return 1 + max(1, self.most or self.least + 1) * self.part.size
+
+    def map_chars(self, change: Callable[[Chars], Chars]) -> Node:
+        return replace(self, part=self.part.map_chars(change))
 
     def extend(self, automaton: "Thompson", start: int) -> int:
         for _ in range(self.least):
@@ -115,7 +140,6 @@ class Repeated:
         return end
 
 
-Node = Chars | Sequenced | Repeated
 ANY = Chars((("\n", "\n"),), negated=True)
 
 
