@@ -159,13 +159,13 @@ def test_contradictions_are_refused(models):
     lm = models["difflm"]
     refused(lm, Contains("Cheap food"), Avoid("cheap"), match="avoid 'cheap' contradicts")
     refused(lm, Infill("The Mill ___"), Avoid("mill"), match="avoid 'mill' contradicts")
-    refused(lm, Infill("The ___:1 near"), Contains("coffee shop"), match="does not fit into the gaps")
+    refused(lm, Infill("The ___:1 near"), Contains("coffee shop"), match="does not fit between the words that stay")
     refused(lm, Infill("The ___ near"), Length(3), Contains("coffee shop"), match="has 4 words; there is room for 3")
     refused(lm, Contains("food " * 21), match="longer than a text")
     refused(lm, *(Contains(word) for word in VOCABULARY[8:17]), match="at most 8")
     edit = Edit("The Mill is a pub", keep=("is",))
     refused(lm, Avoid("is"), edit=edit, match="avoid 'is' contradicts")
-    refused(lm, Contains("near the river"), edit=edit, match="does not fit between the kept words")
+    refused(lm, Contains("near the river"), edit=edit, match="does not fit between the words that stay")
     refused(lm, Length(4), edit=edit, match="length asks for 4 words, edit for 5")
 
 

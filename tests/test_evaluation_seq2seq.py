@@ -14,12 +14,11 @@ from tiny import Silent, tiny_runs
 from difflm import TextDiffusion
 from difflm.app.cli import main
 from difflm.data.batches import held_out
-from difflm.data.references import PairSet, read_pair_set
 from difflm.data.seq2seq_metrics import choose_oracle, sentence_bleu_nltk4
 from difflm.data.text_metrics import most_central
 from difflm.data.texts import Example
 from difflm.errors import UsageError
-from difflm.evaluation.corpora import pairs_for
+from difflm.evaluation.corpora import PairSet, pairs_for, read_pair_set
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 

@@ -74,7 +74,7 @@ def test_sizes_are_drawn_by_their_shares() -> None:
 def test_known_words_are_placed_around_gaps_of_these_sizes() -> None:
     tokenizer = Characters([" ", "a", "b"])
     info, infill = ModelInfo(tokenizer, 99, first=0), Infill("a___b a___")
-    assert infill.place_known(info, [2, 1]) == (7, {0: 5, 3: 6, 4: 4, 5: 5}, {})
+    assert infill.known(info).place([2, 1]) == (7, {0: 5, 3: 6, 4: 4, 5: 5}, {})
 
 
 def test_sizes_that_do_not_fit_together_are_drawn_again() -> None:

@@ -15,7 +15,7 @@ from tiny import Silent, write_grammar
 from difflm import TextDiffusion
 from difflm.app.cli import main
 from difflm.data.batches import Batch
-from difflm.data.spans import HIDDEN, cut_span
+from difflm.data.prompts import HIDDEN, cut_span
 from difflm.data.texts import Example
 from difflm.data.tokenfile import Limits, TokenFile, select_texts
 from difflm.data.tokenizers import Words

@@ -118,7 +118,7 @@ def markov() -> Markov:
     return Markov()
 
 
-INFO = ModelInfo(WORDS, LONG, 0, {"topic": TOPIC.values}, {}, {"topic": "text"})
+INFO = ModelInfo(WORDS, LONG, 0, {"topic": TOPIC})
 ODD = torch.where(
     (TEXTS == FIRST).sum(-1) % 2 == 1, 2, 1
 )  # the topic is "yes" where the first word stands once or thrice
@@ -195,8 +195,8 @@ def classifier() -> PrefixClassifier:
     return made.eval().requires_grad_(False)
 
 
-LABELS = {"topic": TOPIC.values, "pos": ("-", "NOUN", "VERB"), "tree": PHRASES}
-FULL = ModelInfo(WORDS, 6, 0, LABELS, {}, {"topic": "text", "pos": "tags", "tree": "spans"})
+TAGGED, PARSED = Labelling("pos", "tags", ("-", "NOUN", "VERB")), Labelling("tree", "spans", PHRASES)
+FULL = ModelInfo(WORDS, 6, 0, {one.name: one for one in (TOPIC, TAGGED, PARSED)})
 
 
 @torch.no_grad()

@@ -338,7 +338,7 @@ def test_texts_are_read_from_right_to_left(twin):
 VOCABULARY_WORDS = Words(["START", "END", "UNK", "PAD", "a", "b", "c", "d", "."])
 INFO = ModelInfo(VOCABULARY_WORDS, 8, 0)
 TOPIC = Labelling("topic", "text", ("-", "no", "yes"))
-LABELLED = ModelInfo(VOCABULARY_WORDS, 8, 0, {"topic": TOPIC.values}, {}, {"topic": "text"})
+LABELLED = ModelInfo(VOCABULARY_WORDS, 8, 0, {"topic": TOPIC})
 
 
 def untrained_classifier() -> PrefixClassifier:

@@ -33,7 +33,7 @@ COUNTS = torch.ones(12, len(SHAPES))
 
 
 def setting(room: int = 10, **changes) -> ModelInfo:
-    labels = {"tree": LABELS, "shape": SHAPES}
+    labels = {"tree": Labelling("tree", "spans", LABELS), "shape": Labelling("shape", "tags", SHAPES)}
     return ModelInfo(Words.build(["a b c"] * 20), room, 0, changes.get("labels", labels), {"shape": COUNTS})
 
 
@@ -57,7 +57,8 @@ def test_a_tree_asks_for_its_length_its_phrases_and_how_words_stand():
     place = Canvas(torch.ones(2, 6, dtype=torch.bool), 0, torch.zeros(2, 6, dtype=torch.bool))
     (rule,) = control_rules(tree, None, setting(), place)  # type: ignore[arg-type]
     assert isinstance(rule, WordPrior) and list(rule.wanted) == [2, 3, 5, 1, 4]
-    assert tree.rule(None, setting(labels={"tree": LABELS}), place) is None  # type: ignore[arg-type]
+    shapeless = setting(labels={"tree": Labelling("tree", "spans", LABELS)})
+    assert not [*control_rules(tree, None, shapeless, place)]  # type: ignore[arg-type]
 
 
 def test_a_span_asks_for_any_chain_that_holds_it_and_for_room():

@@ -13,6 +13,7 @@ from difflm.controls import Avoid, Contains, Control, Field, Length, Tags, Tree
 from difflm.controls.base import ModelInfo
 from difflm.controls.phrases import MOST, choose_phrases
 from difflm.controls.rules import PlacePhrases, best_starts
+from difflm.data.labels import Labelling
 from difflm.data.tokenizers import SPECIALS, Words
 from difflm.data.words import split_words
 from difflm.diffusion.base import Belief
@@ -27,7 +28,7 @@ def setting() -> ModelInfo:
     """Of a model that knows every word of every wording, and the tags of every word."""
     known = {word for texts in WORDINGS.values() for text in texts for word in split_words(text)}
     known |= {word for text in wordings("near", "Café Sicilia") for word in split_words(text)} | {"Japanese"}
-    return ModelInfo(Words([*SPECIALS, *sorted(known)]), 20, 0, {"pos": TAGS})
+    return ModelInfo(Words([*SPECIALS, *sorted(known)]), 20, 0, {"pos": Labelling("pos", "tags", TAGS)})
 
 
 def told(

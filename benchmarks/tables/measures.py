@@ -14,7 +14,7 @@ from benchmarks.tables.sets import ROOM, Texts
 from benchmarks.tables.stats import Features, bleu_of, measure_divergence
 
 if TYPE_CHECKING:
-    from difflm.data.references import PairSet
+    from difflm.evaluation.corpora import PairSet
     from difflm.generation.pipeline import TextDiffusion
 
 TEMPERATURES = {"pairs": (0.2, 0.5, 0.8, 1.0), "language": (0.7, 0.85, 1.0, 1.15)}

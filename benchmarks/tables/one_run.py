@@ -36,7 +36,7 @@ from benchmarks.tables.sets import (
 )
 
 if TYPE_CHECKING:
-    from difflm.data.references import PairSet
+    from difflm.evaluation.corpora import PairSet
     from difflm.training.recipe import Recipe
 
 MARKS = (50, 75)  # percent of the updates after which weights are kept, beside the last

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from benchmarks.tables.timed import UNTIMED, read_results, run_side_by_side, train_for_minutes
 
 if TYPE_CHECKING:
-    from difflm.data.references import PairSet
+    from difflm.evaluation.corpora import PairSet
     from difflm.evaluation.seq2seq import Outputs
     from difflm.generation.pipeline import TextDiffusion
 
@@ -147,7 +147,7 @@ class Asked:
 def write_pairs(asked: Asked) -> None:
     """Write the pairs to train on, those to choose on and those to report, once."""
     from difflm.data.corpora import corpus_examples
-    from difflm.data.references import PairSet
+    from difflm.evaluation.corpora import PairSet
     from difflm.runtime.files import write_atomic
 
     def lines(pairs: "PairSet") -> str:
@@ -312,8 +312,8 @@ def write_repaired(
 def measure(run: str, asked: Asked) -> dict[str, Any]:
     """Choose settings on the pairs that were held back, and measure them once on those to report."""
     from difflm.app.commands.options import load_model
-    from difflm.data.references import read_pair_set
     from difflm.data.seq2seq_metrics import corpus_sacrebleu
+    from difflm.evaluation.corpora import read_pair_set
     from difflm.evaluation.seq2seq import measure_outputs
     from difflm.models import batching
 
@@ -460,7 +460,7 @@ def put_speed(asked: Asked) -> None:
 
 def time_settings(lm: "TextDiffusion", run: str, settings: Mapping[str, Any], asked: Asked) -> None:
     from difflm.app.commands.options import load_model
-    from difflm.data.references import read_pair_set
+    from difflm.evaluation.corpora import read_pair_set
     from difflm.generation import ranking
 
     how, given, usual = dict(settings), dict[str, Any](), ranking.DOUBT

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from benchmarks.tables.ledger import Ledger, Task
 
 if TYPE_CHECKING:
-    from difflm.data.references import PairSet
     from difflm.data.tokenizers import Tokenizer
+    from difflm.evaluation.corpora import PairSet
 
 ROC_DEV = 2500  # of the 5,000 validation stories; the others are test
 PTB_TEST = 2000  # the last lines of training, which are not trained on
@@ -61,7 +61,7 @@ def read_language(corpus: str, root: Path) -> Texts:
 
 def read_pairs(corpus: str, root: Path, tokenizer: "Tokenizer", room: int) -> tuple["PairSet", "PairSet"]:
     """Dev and test: sources that every method can read."""
-    from difflm.data.references import read_pair_set
+    from difflm.evaluation.corpora import read_pair_set
 
     def read(split: str) -> "PairSet":
         pairs = read_pair_set(corpus, None, root, split)  # type: ignore[arg-type]

@@ -4,11 +4,13 @@ single positions), an energy that steers, and a check of the printed text. A pla
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar
 
-from difflm.data.labels import Kind, Labelling
+from difflm.data.labels import Labelling
 from difflm.data.tokenizers import Tokenizer
+from difflm.data.words import Given
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,20 +42,39 @@ class ModelInfo:
     tokenizer: Tokenizer
     max_words: int  # the largest number of words of a text
     first: int  # canvas position of the first word
-    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the labels that its classifiers know
+    labels: Mapping[str, Labelling] = field(default_factory=dict)  # what its classifiers know
     word_labels: "Mapping[str, Tensor]" = field(default_factory=dict)  # how often a word has a tag, [V, labels]
-    kinds: "Mapping[str, Kind]" = field(default_factory=dict)  # whether a label applies to texts, words or spans
     told: Sequence[Labelling] = ()  # labels that it has learned to read in a prompt
 
-    @property
-    def whole_words(self) -> bool:
-        """Whether one token is one word, so that words can be counted in advance."""
-        return self.tokenizer.whole_words
+
+@dataclass(frozen=True)
+class KnownTokens:
+    """The tokens of a text that are known: parts, with gaps between them, in the order of the text."""
+
+    parts: Sequence[Sequence[int]]
+    sizes: Sequence[int]  # tokens of each gap; of a free one, the fewest
+    free: Sequence[bool]  # which gaps may be wider
+    most: int  # tokens of the whole text
+    given: Sequence[Given]  # what each part gives, by places from its beginning
+
+    @cached_property
+    def least(self) -> int:
+        return sum(map(len, self.parts)) + sum(self.sizes)
 
     @property
-    def unit(self) -> str:
-        """The name of its tokens."""
-        return self.tokenizer.unit
+    def length(self) -> int | None:
+        return None if any(self.free) else self.least
+
+    def place(self, widths: Sequence[int]) -> tuple[int, dict[int, int], Given]:
+        """The number of tokens if the free gaps have these widths, the known tokens by position, and what is given."""
+        left, place = iter(widths), 0
+        ids, given = dict[int, int](), dict[int, tuple[str | None, str | None]]()
+        gaps = [next(left) if free else size for size, free in zip(self.sizes, self.free, strict=True)]
+        for part, own, gap in zip(self.parts, self.given, [*gaps, 0], strict=True):
+            ids |= {place + k: token for k, token in enumerate(part)}
+            given |= {place + k: word for k, word in own.items()}
+            place += len(part) + gap
+        return place, ids, given
 
 
 @dataclass(frozen=True)
@@ -98,7 +119,7 @@ class Control(ABC):
     reads_text: ClassVar[bool] = False  # whether `check` reads the printed text instead of its words
     whole: ClassVar[bool] = False  # whether there must be no other spans than the requested ones
     keeps_text: ClassVar[bool] = False  # whether text of the user stays as it is
-    needs_automaton: ClassVar[bool] = False  # whether no rule for single positions can enforce it
+    needs_automaton: bool = False  # whether no rule for single positions can enforce it
 
     @property
     def target(self) -> object:
@@ -115,7 +136,7 @@ class Control(ABC):
     def check_value(self) -> None:  # noqa: B027 (most controls take any value)
         """Reject what no model can do, so that none is loaded for it; `prepare` rejects it, too."""
 
-    def check_labels(self, labels: Mapping[str, Sequence[str]], kinds: "Mapping[str, Kind]") -> None:  # noqa: B027
+    def check_labels(self, labels: Mapping[str, Labelling]) -> None:  # noqa: B027
         """Reject a label that none of the model's classifiers knows, so that no model is loaded for it."""
 
     def bind(self, info: ModelInfo) -> "Control":
@@ -215,17 +236,15 @@ class KnownText(Control):
     keeps_text = True
 
     @abstractmethod
-    def texts(self, info: ModelInfo) -> Sequence[str]:
+    def texts(self, tokenizer: Tokenizer) -> Sequence[str]:
         """The given texts as the model reads them."""
 
     @abstractmethod
-    def known(self, info: ModelInfo) -> list[list[int]]:
-        """Runs of known tokens."""
+    def known(self, info: ModelInfo) -> KnownTokens:
+        """What is known of its tokens."""
 
-    @abstractmethod
-    def items(self, info: ModelInfo) -> list[int]:
-        """The whole text as the items of an automaton's `Template`."""
+    def length(self, info: ModelInfo) -> int | None:
+        return self.known(info).length
 
-    def max_words(self, info: ModelInfo) -> int:
-        """The most tokens of the whole text."""
-        return info.max_words
+    def min_length(self, info: ModelInfo) -> int:
+        return self.known(info).least

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from numbers import Real
 from typing import TYPE_CHECKING
 
-from difflm.controls.base import Canvas, Check, KnownText, ModelInfo
-from difflm.controls.patterns.token_automata import ANY
+from difflm.controls.base import Canvas, Check, KnownText, KnownTokens, ModelInfo
 from difflm.controls.pieces import sort_followers, spaced_pieces
 from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.data.words import Given, space_words, split_words
@@ -50,43 +50,42 @@ class EditedText(KnownText):
     parts: Sequence[str]
     name = "edit"
 
-    def ids(self, info: ModelInfo) -> list[int]:
-        return info.tokenizer.encode(self.text)
-
-    def length(self, info: ModelInfo) -> int:
-        return len(self.ids(info))
-
-    def places(self, info: ModelInfo) -> list[range]:
+    def places(self, tokenizer: Tokenizer) -> list[range]:
         """Positions of the tokens of each kept phrase, wherever it occurs."""
-        return [place for phrase in self.parts for place in find_kept(phrase, self.text, info.tokenizer)]
+        return [place for phrase in self.parts for place in find_kept(phrase, self.text, tokenizer)]
 
-    def texts(self, info: ModelInfo) -> Sequence[str]:
+    def texts(self, tokenizer: Tokenizer) -> Sequence[str]:
         return [self.text]
 
-    def known(self, info: ModelInfo) -> list[list[int]]:
-        ids = self.ids(info)
-        return [[ids[k] for k in place] for place in self.places(info)]
+    def known(self, info: ModelInfo) -> KnownTokens:
+        places, ids = self.places(info.tokenizer), info.tokenizer.encode(self.text)
+        kept = {k for place in places for k in place}
+        parts, sizes = [list[int]()], list[int]()
+        for known, run in groupby(range(len(ids)), kept.__contains__):
+            if known:
+                parts[-1] = [ids[k] for k in run]
+            else:
+                parts.append([])
+                sizes.append(len([*run]))
+        given = [self.given_words(info.tokenizer, places, ids), *[dict[int, tuple[None, None]]()] * len(sizes)]
+        return KnownTokens(parts, sizes, [False] * len(sizes), info.max_words, given)
 
-    def items(self, info: ModelInfo) -> list[int]:
-        kept = {k for place in self.places(info) for k in place}
-        return [token if k in kept else ANY for k, token in enumerate(self.ids(info))]
-
-    def given_words(self, info: ModelInfo) -> Given:
+    def given_words(self, tokenizer: Tokenizer, places: Sequence[range], ids: Sequence[int]) -> Given:
         """What is given at the positions of kept words; pieces have their spaces in them."""
-        places, ids, (words, _) = self.places(info), self.ids(info), space_words(self.text)
-        if not info.whole_words:
-            words = [("", self.text[begin:end]) for begin, end in info.tokenizer.spans(self.text)]
+        words, _ = space_words(self.text)
+        if not tokenizer.whole_words:
+            words = [("", self.text[begin:end]) for begin, end in tokenizer.spans(self.text)]
         inside = {k for place in places for k in place[1:]}
-        given = [k for place in places for k in place if info.whole_words or ids[k] == UNK]
+        given = [k for place in places for k in place if tokenizer.whole_words or ids[k] == UNK]
         return {k: (words[k][0] if k in inside else None, words[k][1]) for k in given}
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
         """For subwords, the rule that nothing lengthens kept words."""
-        if info.whole_words or not self.parts:
+        if info.tokenizer.whole_words or not self.parts:
             return None
         from difflm.controls.rules import KeepApart
 
-        spans, places = info.tokenizer.spans(self.text), self.places(info)
+        spans, places = info.tokenizer.spans(self.text), self.places(info.tokenizer)
         kept = [self.text[spans[place[0]][0] : spans[place[-1]][1]].strip() for place in places]
         followers = tuple(sort_followers(one, info.tokenizer) for one in kept)
         ends = tuple((canvas.first + place[0], canvas.first + place[-1] + 1) for place in places)

@@ -34,11 +34,11 @@ class Length(Control):
 
     def bind(self, info: ModelInfo) -> Control:
         if info.tokenizer.length_unit == "words":
-            return self if info.whole_words else SpacedLength(self.words)
+            return self if info.tokenizer.whole_words else SpacedLength(self.words)
         return TokenLength(self.words, info.tokenizer) if info.tokenizer.length_unit else self
 
     def prepare(self, info: ModelInfo) -> None:
-        if not info.whole_words:
+        if not info.tokenizer.whole_words:
             raise UsageError("length: this model does not say how its tokens are spelt, so words cannot be counted.")
         if not 1 <= self.words <= info.max_words:
             raise UsageError(f"length must be between 1 and {info.max_words} words for this model, not {self.words}.")
@@ -60,7 +60,7 @@ class TokenLength(Length):
 
     def prepare(self, info: ModelInfo) -> None:
         if not 1 <= self.words <= info.max_words:
-            raise UsageError(f"length must be between 1 and {info.max_words} {info.unit} for this model.")
+            raise UsageError(f"length must be between 1 and {info.max_words} {info.tokenizer.unit} for this model.")
 
     def check(self, words: Sequence[str]) -> Check:
         assert isinstance(words, str)
@@ -99,7 +99,7 @@ class Avoid(Exact):
         return BanSequences(codec, tuple(tuple(s) for s in spell_variants(self.word, info)))
 
     def automaton(self, info: ModelInfo) -> TokenAutomaton:
-        if info.whole_words and len(split_words(self.word.strip())) == 1:
+        if info.tokenizer.whole_words and len(split_words(self.word.strip())) == 1:
             return forbid_tokens([token for (token,) in spell_variants(self.word, info)], info.tokenizer.size)
         return avoid_words([self.word], info.tokenizer)
 
@@ -111,7 +111,7 @@ class Avoid(Exact):
 def spell_variants(word: str, info: ModelInfo) -> list[list[int]]:
     """The ways in which the model can spell a word: all of them or, with byte pairs, the usual ones."""
     word = word.strip()
-    if info.whole_words:
+    if info.tokenizer.whole_words:
         known = [*enumerate(info.tokenizer.pieces, len(SPECIALS))]
         ways = [[i for i, other in known if other.lower() == one] for one in split_words(word.lower())]
         return [list(way) for way in product(*ways)]

@@ -12,8 +12,8 @@ from itertools import chain, repeat, takewhile
 import torch
 from torch import Tensor
 
-from difflm.controls.base import Canvas, ModelInfo
-from difflm.controls.gaps import Infill, fits_between
+from difflm.controls.base import Canvas, KnownTokens
+from difflm.controls.gaps import fits_between
 from difflm.controls.patterns.token_automata import ANY, Template
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.base import Belief
@@ -66,27 +66,30 @@ def exchange(sizes: Sequence[int], gap: int, size: int) -> list[int]:
     return [*sizes[:gap], size, *sizes[gap + 1 :]]
 
 
-def list_options(infill: Infill, info: ModelInfo, phrases: Sequence[int], pattern: Template | None = None) -> GapSizes:
-    """The sizes that can hold phrases of these sizes, or that a pattern accepts, with no shares yet."""
-    known, room = infill.known(info), infill.max_words(info)
-    most = max(1, min(MOST, (room - sum(map(len, known))) // len(infill.gaps)))
+def list_options(
+    texts: Sequence[str], text: KnownTokens, phrases: Sequence[int], pattern: Template | None = None
+) -> GapSizes:
+    """The sizes that can hold phrases of these sizes, or that a pattern accepts, with no shares yet; `texts` are those
+    around the gaps."""
+    known, room, gaps = text.parts, text.most, len(text.sizes)
+    most = max(1, min(MOST, (room - sum(map(len, known))) // gaps))
 
     def fits(sizes: Sequence[int]) -> bool:
         if sum(map(len, known)) + sum(sizes) > room:
             return False
         if pattern:
-            gaps = ([ANY] * size for size in (*sizes, 0))
-            return pattern.automaton.accepts([*chain(*chain(*zip(known, gaps, strict=True)))])
+            free = ([ANY] * size for size in (*sizes, 0))
+            return pattern.automaton.accepts([*chain(*chain(*zip(known, free, strict=True)))])
         # A phrase may be lengthened by a part behind it that does not begin with a space.
-        free = [size - (not part[:1].isspace()) for size, part in zip(sizes, infill.parts[1:], strict=True)]
-        return fits_between(phrases, free)
+        room_for = [size - (not part[:1].isspace()) for size, part in zip(sizes, texts[1:], strict=True)]
+        return fits_between(phrases, room_for)
 
-    usual = [min(OTHERS, most)] * len(infill.gaps)
+    usual = [min(OTHERS, most)] * gaps
     if not fits(usual) and pattern:
         usual = pattern.draw_gaps(min(pattern.lengths), repeat(0.5))
         usual = larger if fits(larger := [max(OTHERS, size) for size in usual]) else usual
     elif not fits(usual):
-        usual = [sum(phrases) + 1] * len(infill.gaps)
+        usual = [sum(phrases) + 1] * gaps
     options = []
     for gap in range(len(usual)):
         possible = (n for n in range(1, room) if fits(exchange(usual, gap, n)))

@@ -2,17 +2,17 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING
 
-from difflm.controls.base import CHARACTERS, Canvas, Control, Exact, KnownText, ModelInfo, need_text
+from difflm.controls.base import CHARACTERS, Canvas, Control, Exact, KnownText, KnownTokens, ModelInfo, need_text
 from difflm.controls.patterns.regular import Chars, Either, Node, Repeated, Sequenced, literal, parse_pattern
-from difflm.controls.patterns.token_automata import ANY, GAP, TokenAutomaton, compile_pattern
+from difflm.controls.patterns.token_automata import TokenAutomaton, compile_pattern
 from difflm.controls.pieces import ANYTHING, NOTHING, cut_bytes
-from difflm.data.tokenizers import SPECIALS, UNK
+from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer
 from difflm.data.words import Given, is_letter, space_words, split_words, touches
 from difflm.errors import UsageError
 
@@ -34,26 +34,15 @@ class Infill(Exact, KnownText):
 
     template: str
     most: int | None = None  # the largest number of words in all gaps together
+    spaced: bool = False  # whether words are what spaces separate, as for models of parts of words
+    parts: Sequence[str] = field(init=False, repr=False)  # the texts before, between and after the gaps
+    gaps: Sequence[int | None] = field(init=False, repr=False)  # the number of words of each; None: free
     name = "infill"
 
     def __post_init__(self) -> None:
-        need_text(self.template, 'Infill("The ___ is a ___:4.")')
-
-    @cached_property
-    def gaps(self) -> list[int | None]:
-        """The number of words of each gap; None: free."""
-        found = BLANK.findall(self.template)
-        return [int(n[:9]) if n else None for n in found]  # longer numbers are too large anyway
-
-    @property
-    def sizes(self) -> list[int | None]:
-        """The number of tokens of each gap; None: free."""
-        return self.gaps
-
-    @cached_property
-    def parts(self) -> list[str]:  # type: ignore[override]
-        """The texts before, between and after the gaps."""
-        return BLANK.split(self.template.strip())[::2]
+        parts = BLANK.split(need_text(self.template, 'Infill("The ___ is a ___:4.")').strip())
+        gaps = tuple(int(n[:9]) if n else None for n in parts[1::2])  # longer numbers are too large anyway
+        vars(self).update(parts=tuple(parts[::2]), gaps=gaps, needs_automaton=self.spaced and any(gaps))
 
     @cached_property
     def words(self) -> list[tuple[list[tuple[str, str]], str]]:
@@ -75,105 +64,68 @@ class Infill(Exact, KnownText):
             raise UsageError("infill: two gaps are adjacent; put a word between them or merge them.")
 
     def bind(self, info: ModelInfo) -> Control:
-        return PieceInfill(self.template, self.most) if info.tokenizer.spells else self
+        return replace(self, spaced=info.tokenizer.spells)
 
     def prepare(self, info: ModelInfo) -> None:
         self.check_value()
-        for one in "".join(self.parts) if info.unit == "characters" else "":
+        for one in "".join(self.parts) if info.tokenizer.unit == "characters" else "":
             if info.tokenizer.encode(one) == [UNK]:
                 raise UsageError(f"infill: this model has no character {one!r}.")
-        if not info.whole_words and any(self.sizes):
+        if any(self.gaps) and not info.tokenizer.whole_words and not self.spaced:
             raise UsageError(
                 "infill: this model does not know how its tokens are spelt; use gaps without a size (___)."
             )
-        if self.min_length(info) > info.max_words:
-            raise UsageError(
-                f"infill: it has at least {self.min_length(info)} tokens; this model takes {info.max_words} at most."
-            )
-        if self.min_length(info) > self.max_words(info):
+        known, most = self.known(info), info.max_words
+        if known.least > most:
+            raise UsageError(f"infill: it has at least {known.least} tokens; this model takes {most} at most.")
+        if known.least > known.most:
             raise UsageError(f"infill: the gaps have more than {self.most} words.")
 
     def given(self) -> str:
         return self.template
 
-    def known(self, info: ModelInfo) -> list[list[int]]:
-        """Ids of the parts. If tokens include spaces, the space before a gap belongs to the gap."""
-        return info.tokenizer.encode_batch(self.texts(info))
-
-    def texts(self, info: ModelInfo) -> list[str]:
-        """The parts as the model reads them: between spaces, every word is read as itself."""
-        if info.whole_words:
+    def texts(self, tokenizer: Tokenizer) -> list[str]:
+        """The parts as the model reads them: between spaces, every word is read as itself. If tokens include spaces,
+        the space before a gap belongs to the gap."""
+        if tokenizer.whole_words:
             return [" ".join(word for _, word in words) for words, _ in self.words]
         texts = [part.removesuffix(" ") for part in self.parts]
-        return [part.removeprefix(" ") for part in texts] if info.tokenizer.adds_space else texts
+        return [part.removeprefix(" ") for part in texts] if tokenizer.adds_space else texts
 
-    def items(self, info: ModelInfo) -> list[int]:
-        gaps = [[GAP] if gap is None else [ANY] * gap for gap in [*self.sizes, 0]]
-        return [one for part, gap in zip(self.known(info), gaps, strict=True) for one in (*part, *gap)]
+    def known(self, info: ModelInfo) -> KnownTokens:
+        tokenizer = info.tokenizer
+        parts = tokenizer.encode_batch(self.texts(tokenizer))
+        sizes, free = [gap or 1 for gap in self.gaps], [gap is None for gap in self.gaps]
+        if self.spaced:  # one token, or two if none begins with a space and continues
+            whole = any(piece.startswith(" ") and not piece[-1].isspace() for piece in tokenizer.spellings())
+            sizes, free = [1 if whole or part[-1:] != " " else 2 for part in self.parts[:-1]], [True] * len(sizes)
+        most = info.max_words if self.most is None else min(info.max_words, sum(map(len, parts)) + self.most)
+        given = [self.given_by(number) if tokenizer.whole_words else {} for number in range(len(parts))]
+        return KnownTokens(parts, sizes, free, most, given)
 
-    def fewest(self, info: ModelInfo) -> list[int]:
-        """The fewest tokens of each gap."""
-        return [gap or 1 for gap in self.sizes]
-
-    def min_length(self, info: ModelInfo) -> int:
-        return sum(map(len, self.known(info))) + sum(self.fewest(info))
-
-    def max_words(self, info: ModelInfo) -> int:
-        if self.most is None:
-            return info.max_words
-        return min(info.max_words, sum(map(len, self.known(info))) + self.most)
-
-    def length(self, info: ModelInfo) -> int | None:
-        return None if None in self.sizes else self.min_length(info)
-
-    def cut_gaps(self, info: ModelInfo, words: int, shares: Sequence[float], more: int = 0) -> list[int]:
-        """Sizes of the free gaps in a text of `words` tokens: what is left for them is cut at `shares`, numbers between
-        0 and 1, one fewer than free gaps; `more` words go to the widest one."""
-        cut = split_total(words - self.min_length(info) - more, self.sizes.count(None), shares)
-        if cut:
-            cut[cut.index(max(cut))] += more
-        fewest = [least for least, size in zip(self.fewest(info), self.sizes, strict=True) if size is None]
-        return [least + size for least, size in zip(fewest, cut, strict=True)]
-
-    def place_known(self, info: ModelInfo, free: Sequence[int]) -> tuple[int, dict[int, int], Given]:
-        """The number of tokens if the free gaps have these sizes, the ids of known positions, and what is given."""
-        sizes = iter(free)
-        ids: dict[int, int] = {}
-        given: dict[int, tuple[str | None, str | None]] = {}
-        place = 0
-        for number, (tokens, gap) in enumerate(zip(self.known(info), [*self.sizes, 0], strict=True)):
-            ids |= {place + k: token for k, token in enumerate(tokens)}
-            given |= self.given_at(number, place, info)
-            place += len(tokens) + (next(sizes) if gap is None else gap)
-        return place, ids, given
-
-    def given_at(self, number: int, place: int, info: ModelInfo) -> Given:
-        """What a part gives if its first word is at a position of a text of words: its words with the white space
-        before them, and the white space before a gap."""
-        if not info.whole_words:
-            return {}
+    def given_by(self, number: int) -> Given:
+        """What a part gives to a text of words: its words with the white space before them, and that before a gap."""
         words, behind = self.words[number]
-        given: dict[int, tuple[str | None, str | None]] = {place + k: word for k, word in enumerate(words)}
+        given: dict[int, tuple[str | None, str | None]] = dict(enumerate(words))
         if words and number < len(self.gaps):
-            given[place + len(words)] = behind, None
+            given[len(words)] = behind, None
         return given
 
-    def misfits(self, info: ModelInfo) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
+    def misfits(self, tokenizer: Tokenizer) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
         """For each gap, tokens that do not begin it after a space and those that do not end it before one: marks that
         are written without. For subwords, a gap after a space begins with it, and none ends with white space."""
-        tokenizer, sides = info.tokenizer, [*pairwise(self.parts)]
         if tokenizer.spells:
             pieces = [*enumerate(tokenizer.spellings(), len(SPECIALS))]
             glued = tuple(i for i, piece in pieces if not piece.startswith(" "))
             blank = tuple(i for i, piece in pieces if piece[-1:].isspace())
-            return [(glued if left.endswith(" ") else (), blank) for left, _ in sides]
-        if not info.whole_words:
+            return [(glued if left.endswith(" ") else (), blank) for left in self.parts[:-1]]
+        if not tokenizer.whole_words:
             return []
         words = [*enumerate(tokenizer.pieces, len(SPECIALS))]
         first = [(i, word) for i, word in words if not is_letter(word[0])]
         last = [(i, word) for i, word in words if not is_letter(word[-1])]
         found = []
-        for n, (left, right) in enumerate(sides):
+        for n, (left, right) in enumerate(pairwise(self.parts)):
             # A part that touches the gap may need a letter there: "-25" is one word, "20-25" are three.
             needs = [[word for _, word in self.words[n + k][0]] != split_words(self.parts[n + k]) for k in (0, 1)]
             before = split_words(left)[-1] if left[-1:].isspace() else None
@@ -186,59 +138,47 @@ class Infill(Exact, KnownText):
         """The rule that gaps are apart from the words around them, as they are in the template."""
         from difflm.controls.rules import SeparateGaps
 
-        misfits = self.misfits(info)
+        misfits = self.misfits(info.tokenizer)
         return SeparateGaps(codec, misfits, canvas) if any(chain(*misfits)) else None
 
     def automaton(self, info: ModelInfo) -> TokenAutomaton | None:
-        """Texts whose natural spacing is that of the template, for models of words."""
-        if not info.whole_words:
+        """Texts that have the parts, with natural spacing or, where spaces separate words, as many in each gap."""
+        if not self.spaced and not info.tokenizer.whole_words:
             return None
-        return compile_pattern(self.fill_parts([SOMETHING] * len(self.gaps), literal), info.tokenizer)
+        few = sum(n or 0 for n in self.gaps) <= FEW_WORDS
+        word, space = parse_pattern(WORD) if few else Repeated(Chars(named="S"), 1, None), literal(" ")
+        more = Sequenced((space, word))
+        counted = [n if self.spaced else None for n in self.gaps]
+        gaps = [Sequenced((word, Repeated(more, n - 1, n - 1))) if n else SOMETHING for n in counted]
 
-    def fill_parts(self, gaps: Sequence[Node], spell: Callable[[str], Node]) -> Node:
-        """The pattern of the parts with patterns in their gaps."""
-        return Sequenced(tuple(chain.from_iterable(zip(map(spell, self.parts), [*gaps, NOTHING], strict=True))))
+        def spell(part: str) -> Node:
+            if not self.spaced:
+                return literal(part)
+            return Sequenced(tuple(Either((literal(char), literal(cut_bytes(char)))) for char in part))
+
+        parts = chain.from_iterable(zip(map(spell, self.parts), [*gaps, NOTHING], strict=True))
+        return compile_pattern(Sequenced(tuple(parts)), info.tokenizer, as_bytes=self.spaced)
 
     def judge(self, text: str) -> tuple[bool, str]:
         return matches_parts(self.parts, self.gaps, text, self.find_words(text)), CHARACTERS
 
     def find_words(self, text: str) -> Sequence[int]:
         """Where the words of a text begin."""
+        if self.spaced:
+            return [word.start() for word in re.finditer(r"\S+", text)]
         words, _ = space_words(text)
         sizes = accumulate(len(space) + len(word) for space, word in words)
         return [end - len(word) for end, (_, word) in zip(sizes, words, strict=True)]
 
 
-@dataclass(frozen=True)
-class PieceInfill(Infill):
-    """Gaps between subword tokens: `___:4` means four words between spaces."""
-
-    @property
-    def needs_automaton(self) -> bool:  # type: ignore[override]
-        return any(self.gaps)
-
-    @property
-    def sizes(self) -> list[int | None]:
-        return [None] * len(self.gaps)
-
-    def automaton(self, info: ModelInfo) -> TokenAutomaton:
-        few = sum(n or 0 for n in self.gaps) <= FEW_WORDS
-        word, space = parse_pattern(WORD) if few else Repeated(Chars(named="S"), 1, None), literal(" ")
-        more = Sequenced((space, word))
-        gaps = [Sequenced((word, Repeated(more, n - 1, n - 1))) if n else SOMETHING for n in self.gaps]
-
-        def spell(part: str) -> Node:
-            return Sequenced(tuple(Either((literal(char), literal(cut_bytes(char)))) for char in part))
-
-        return compile_pattern(self.fill_parts(gaps, spell), info.tokenizer, as_bytes=True)
-
-    def fewest(self, info: ModelInfo) -> list[int]:
-        """One, or two if no token begins with a space and continues."""
-        whole = any(piece.startswith(" ") and not piece[-1].isspace() for piece in info.tokenizer.spellings())
-        return [1 if whole or not part.endswith(" ") else 2 for part in self.parts[:-1]]
-
-    def find_words(self, text: str) -> Sequence[int]:
-        return [word.start() for word in re.finditer(r"\S+", text)]
+def cut_gaps(known: KnownTokens, total: int, shares: Sequence[float], more: int = 0) -> list[int]:
+    """Widths of the free gaps in a text of `total` tokens: what is left for them is cut at `shares`, numbers between 0
+    and 1, one fewer than free gaps; `more` tokens go to the widest one."""
+    cut = split_total(total - known.least - more, sum(known.free), shares)
+    if cut:
+        cut[cut.index(max(cut))] += more
+    fewest = [size for size, free in zip(known.sizes, known.free, strict=True) if free]
+    return [least + size for least, size in zip(fewest, cut, strict=True)]
 
 
 def split_total(rest: int, gaps: int, shares: Sequence[float]) -> list[int]:

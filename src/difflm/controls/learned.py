@@ -8,7 +8,7 @@ from typing import ClassVar
 from difflm.annotators.e2e_fields import expresses, normalise, wordings
 from difflm.annotators.tagger import TAGS, Tagger, own_tagger, spacy_tagger
 from difflm.controls.base import Check, Control, ModelInfo, Prior, need_text
-from difflm.data.labels import NONE, Kind
+from difflm.data.labels import NONE, Kind, Labelling
 from difflm.data.tokenizers import UNK
 from difflm.errors import UsageError, suggest
 
@@ -36,15 +36,15 @@ class Label(Control):
         return f"{self.label}={self.value}"
 
     def prepare(self, info: ModelInfo) -> None:
-        self.check_labels(info.labels, info.kinds)
+        self.check_labels(info.labels)
 
-    def check_labels(self, labels: Mapping[str, Sequence[str]], kinds: Mapping[str, Kind]) -> None:
-        known = check_label_known(self.label, self.kind, labels, kinds)
+    def check_labels(self, labels: Mapping[str, Labelling]) -> None:
+        known = check_label_known(self.label, self.kind, labels)
         if self.value not in known:
             raise UsageError(f"{self.label}: unknown value {self.value!r}. {list_names(self.value, known)}")
 
     def wanted(self, info: ModelInfo) -> int:
-        return list(info.labels[self.label]).index(self.value)
+        return info.labels[self.label].values.index(self.value)
 
     def check(self, words: Sequence[str]) -> Check:
         return Check(None, None, "none: no checker but the classifier itself knows this label")
@@ -106,11 +106,8 @@ class Tags(Control):
 
     def prepare(self, info: ModelInfo) -> None:
         self.check_value()
-        if not info.whole_words:
-            raise UsageError("pos: this model writes pieces of words; tags need whole words.")
-        if len(self.tags) > info.max_words:
-            raise UsageError(f"pos: {len(self.tags)} tags are more words than this model can write ({info.max_words}).")
-        known = check_label_known(POS, self.kind, info.labels, info.kinds)
+        check_room(len(self.tags), info, self.name)
+        known = check_label_known(POS, self.kind, info.labels)
         if unseen := [tag for tag in self.tags if tag not in known]:
             raise UsageError(f"pos: this model's classifier never saw {unseen[0]}. Known: {', '.join(known)}.")
 
@@ -122,8 +119,7 @@ class Tags(Control):
         return None if counts is None else (counts, self.wanted(info))
 
     def wanted(self, info: ModelInfo) -> list[int]:
-        values = list(info.labels[POS])
-        return [values.index(tag) for tag in self.tags]
+        return [info.labels[POS].values.index(tag) for tag in self.tags]
 
     def check(self, words: Sequence[str]) -> Check:
         tagger = checking_tagger()
@@ -142,19 +138,25 @@ def checking_tagger() -> Tagger:
         return own_tagger()
 
 
-def check_label_known(
-    head: str, kind: Kind, labels: Mapping[str, Sequence[str]], kinds: Mapping[str, Kind]
-) -> list[str]:
+def check_room(words: int, info: ModelInfo, name: str) -> None:
+    """Refuse more words than a model writes, and one whose tokens are no words."""
+    if not info.tokenizer.whole_words:
+        raise UsageError(f"{name}: it needs whole words; this model writes pieces of words.")
+    if words > info.max_words:
+        raise UsageError(f"{name}: it needs {words} words; this model takes at most {info.max_words}.")
+
+
+def check_label_known(head: str, kind: Kind, labels: Mapping[str, Labelling]) -> list[str]:
     """The values that a classifier knows. A label is of a whole text, tags are of words: one cannot be used as the
     other."""
-    if (known_as := kinds.get(head, kind)) != kind:
-        raise UsageError(f"{head!r} is {MEANING[known_as]} in this classifier, not {MEANING[kind]}.")
     if head not in labels:
         known = ", ".join(labels) or "none"
         raise UsageError(
             f"none of this model's classifiers knows the label {head!r} (known: {known}). Give one with --guide DIR."
         )
-    return [value for value in labels[head] if value != NONE]
+    if (known_as := labels[head].kind) != kind:
+        raise UsageError(f"{head!r} is {MEANING[known_as]} in this classifier, not {MEANING[kind]}.")
+    return [value for value in labels[head].values if value != NONE]
 
 
 def list_names(wrong: str, known: Sequence[str]) -> str:

@@ -4,11 +4,10 @@ import difflib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 
-from difflm.controls.base import WORDS, Control, Exact, ModelInfo, need_text
-from difflm.controls.gaps import Infill, fits_between
-from difflm.controls.patterns.token_automata import ANY, TokenAutomaton, compile_pattern, find_phrase
+from difflm.controls.base import WORDS, Control, Exact, KnownTokens, ModelInfo, need_text
+from difflm.controls.gaps import fits_between
+from difflm.controls.patterns.token_automata import TokenAutomaton, compile_pattern, find_phrase
 from difflm.controls.pieces import Followers, hold_phrase, sort_followers, spaced_pieces
 from difflm.data.tokenizers import UNK
 from difflm.data.words import Given, has_phrase, is_letter, join_words, space_words, split_words, touches
@@ -58,7 +57,7 @@ class Contains(Exact):
         return info.tokenizer.encode(self.phrase.strip()) if info.tokenizer.spells else []
 
     def automaton(self, info: ModelInfo) -> TokenAutomaton:
-        if info.whole_words:
+        if info.tokenizer.whole_words:
             return compile_pattern(hold_phrase(self.phrase), info.tokenizer)
         if not info.tokenizer.spells:
             return find_phrase(self.ids(info), info.tokenizer.size)
@@ -101,26 +100,27 @@ class Phrases:
         # The fewest tokens of a text with all phrases; with subwords, something may come before the first one.
         self.needed = sum(self.sizes) + (info.tokenizer.spells and bool(asked))
 
-    def check_kept(self, items: Sequence[int]) -> None:
-        """Check that all fit between the kept tokens of an edited text; with subwords, not next to these."""
-        runs = [len(list(run)) for free, run in groupby(items, lambda item: item == ANY) if free]
-        if not fits_between(self.sizes, [run - 2 * self.info.tokenizer.spells for run in runs]):
-            raise UsageError(f"contains: {self.named} does not fit between the kept words.")
-
-    def more(self, infill: Infill, words: int | None) -> int:
-        """How much wider than one word the widest free gap must be to hold what fits into no other."""
-        left = list(self.sizes)
-        gaps = [gap for gap in infill.sizes if gap is not None]
+    def more(self, known: KnownTokens, words: int | None, whole: bool) -> int:
+        """How much wider than one word the widest free gap must be to hold what fits into no other. With subwords, they
+        do not touch known tokens. `whole`: there is one gap, which the end of the text closes."""
+        if whole:
+            if self.needed > (room := words or self.info.max_words):
+                what = "this model holds" if words is None else "the length is"
+                raise UsageError(f"contains: {self.needed} words must appear; {what} {room}.")
+            return max(0, self.needed - 1)
+        apart, left = 2 * self.info.tokenizer.spells, list(self.sizes)
+        gaps = [size - apart for size, free in zip(known.sizes, known.free, strict=True) if not free]
+        if not any(known.free):
+            if not fits_between(self.sizes, gaps):
+                raise UsageError(f"contains: {self.named} does not fit between the words that stay.")
+            return 0
         for size in sorted(self.sizes, reverse=True):
             fitting = [i for i, gap in enumerate(gaps) if gap >= size]
             if fitting:
                 gaps[fitting[0]] -= size
                 left.remove(size)
-        if None not in infill.sizes and not fits_between(self.sizes, [gap for gap in infill.sizes if gap is not None]):
-            raise UsageError(f"contains: {self.named} does not fit into the gaps of {infill.template!r}.")
-        more = max(0, sum(left) - 1) if None in infill.sizes else 0
-        more += 2 * (self.info.tokenizer.spells and bool(left))  # tokens that separate their words
-        least, room = infill.min_length(self.info) + more, self.info.max_words if words is None else words
+        more = max(0, sum(left) - 1) + apart * bool(left)
+        least, room = known.least + more, self.info.max_words if words is None else words
         if least > room:
             raise UsageError(
                 f"contains: with {self.named} the infilled text has {least} words; there is room for {room}."

@@ -8,10 +8,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from difflm.controls.base import Canvas, Check, Control, KnownText, ModelInfo
+from difflm.controls.base import Canvas, Check, Control, KnownText, KnownTokens, ModelInfo
 from difflm.controls.edits import Edit, EditedText
 from difflm.controls.gap_sizes import GAPS, GapFiller, GapSizes, list_options
-from difflm.controls.gaps import Infill
+from difflm.controls.gaps import Infill, cut_gaps
 from difflm.controls.guidance import (
     STANDARD,
     Guidance,
@@ -22,7 +22,7 @@ from difflm.controls.guidance import (
 )
 from difflm.controls.patterns.chains import chain_of
 from difflm.controls.patterns.pattern import join_patterns
-from difflm.controls.patterns.token_automata import Template, TokenAutomaton
+from difflm.controls.patterns.token_automata import Template
 from difflm.controls.phrases import choose_phrases, join_given, speaks_of_every_word
 from difflm.controls.pieces import avoid_words, let_end, spaced_pieces
 from difflm.controls.rules import ForbidSpecials, ImposePattern, KeepApart, PlacePhrases, control_rules
@@ -61,25 +61,19 @@ class ControlPlan:
         classifiers: Sequence[LabelReader] = (),
         guidance: GuidanceSettings = STANDARD,
     ) -> None:
-        self.model, self.denoiser, self.info, self.edit = model, denoiser, info, edit
-        self.controls, self.guidance = [control.bind(info) for control in controls], guidance
+        self.model, self.denoiser, self.info, self.edit, self.guidance = model, denoiser, info, edit, guidance
+        self.controls = [control.bind(info) for control in controls]
         for control in self.controls:
             control.prepare(info)
-        infills = [cast(Infill, control) for control in self.controls if control.keeps_text]
-        if len(infills) > 1:
-            raise UsageError("infill can be given only once; put all gaps in one text.")
-        if edit is not None:
-            if infills:
-                raise UsageError("edit and infill cannot be combined: mark gaps, or give a whole text.")
-            edit.check_value()
-        self.infill = infills[0] if infills else None
-        # Whether the model continues a text as far as it likes: a template that ends in its only gap.
-        self.continues = model.lengths.continues and any(c.gaps == [None] and not c.parts[-1] for c in infills)
+        self.infill = find_template(self.controls, edit)
         self.edited = None if edit is None else EditedText(edit.text.strip(), edit.keep)
-        self.known: KnownText | None = self.infill or self.edited
+        keeps: KnownText | None = self.infill or self.edited
+        self.known = keeps.known(info) if keeps else nothing_known(info)
+        # Whether the model continues a text as far as it likes: a template that ends in its only gap.
+        self.continues = model.lengths.continues and ends_open(self.infill) and len(self.known.free) == 1
         asked = [*self.controls, self.edited] if self.edited else self.controls
         self.words, self.least = agree_on_length(asked, info)
-        given = self.known.texts(info) if self.known else ()
+        given = keeps.texts(info.tokenizer) if keeps else ()
         unknown = (word for text in given for word in info.tokenizer.unknown(text.strip()))
         self.unknown_words = list(dict.fromkeys(unknown))  # given words that the model does not know, each once
         # For each head the first classifier that has it; each is called once, however many heads it has.
@@ -92,33 +86,29 @@ class ControlPlan:
         # Whether nothing determines the length, and the model writes its own end.
         free = self.words is None and not self.pattern and END not in model.lengths.forbidden
         self.open_ended = free and (self.continues or (self.least <= 1 and self.infill is None))
-        self.automaton = self.pattern.automaton if self.pattern else None
-        parts = self.known.parts if self.known else ()
-        if avoided := [c.forbids for c in asked if c.forbids]:
-            self.automaton = self.automaton or self.avoid_spellings(avoided)
-            check_avoided(self.controls, info, parts)
+        parts = keeps.parts if keeps else ()
+        self._bind_automaton([c.forbids for c in asked if c.forbids], parts)
         self.imposed = [c for c in asked if guidance.impose or not c.head]
         if self.automaton is not None:  # it takes care of avoided words, and a pattern of phrases
             self.imposed = [c for c in self.imposed if not c.forbids]
-            self.chain_on = cache(partial(chain_of, self.automaton))  # all batches on a device share one
         # Reweighting single words hardly ever makes a phrase appear: docs/log has the figures.
         placed = [] if self.pattern else self.imposed
         self.phrases = choose_phrases(placed, info, parts, self.words, model.denoiser.codec.holds_tokens)
-        self.extra = self.phrases.more(self.infill, self.words) if self.infill and not self.continues else 0
-        if self.edited:
-            self.phrases.check_kept(self.edited.items(info))
-        elif (self.infill is None or self.continues) and self.phrases.needed > (room := self.words or info.max_words):
-            what = "this model holds" if self.words is None else "the length is"
-            raise UsageError(f"contains: {self.phrases.needed} words must appear; {what} {room}.")
+        self.extra = self.phrases.more(self.known, self.words, whole=keeps is None or self.continues)
 
-    def avoid_spellings(self, avoided: Sequence[str]) -> TokenAutomaton | None:
-        """The automaton of texts that spell no avoided word, if tokens are parts of words."""
-        if not self.info.tokenizer.spells:
-            return None
-        automaton = avoid_words(avoided, self.info.tokenizer)
-        if self.known and not all(map(automaton.can_contain, self.known.known(self.info))):
-            raise UsageError(f"avoid {' or '.join(map(repr, avoided))}: the words that are kept contain it.")
-        return let_end(automaton, self.model.lengths.ends) if self.open_ended else automaton
+    def _bind_automaton(self, avoided: Sequence[str], parts: Sequence[str]) -> None:
+        """The automaton of a pattern or, if tokens are parts of words, of texts that spell no avoided word."""
+        self.automaton = self.pattern.automaton if self.pattern else None
+        if avoided and self.automaton is None and self.info.tokenizer.spells:
+            self.automaton = avoid_words(avoided, self.info.tokenizer)
+            if not all(map(self.automaton.can_contain, self.known.parts)):
+                raise UsageError(f"avoid {' or '.join(map(repr, avoided))}: the words that are kept contain it.")
+            if self.open_ended:
+                self.automaton = let_end(self.automaton, self.model.lengths.ends)
+        if avoided:
+            check_avoided(self.controls, self.info, parts)
+        if self.automaton is not None:
+            self.chain_on = cache(partial(chain_of, self.automaton))  # all batches on a device share one
 
     # -- before sampling ----------------------------------------------------------------------------------------
 
@@ -127,43 +117,38 @@ class ControlPlan:
     ) -> tuple[list[Layout], list[Given]]:
         """Layouts of these samples, and for each what is given. With `ranks` [B], lengths that nothing determines are
         the likeliest ones, by rank."""
-        noise, infill, info = Noise(seed, samples), self.infill, self.info
-        if self.edited:
-            ids = self.edited.ids(info)
-            kept = {k: token for k, token in enumerate(self.edited.items(info)) if token >= 0}
-            return [self.layout(len(ids), kept, ids)] * len(samples), [self.edited.given_words(info)] * len(samples)
+        noise = Noise(seed, samples)
         if self.open_ended:
             lay = self.open_layout if self.model.capabilities.always_planned else Layout
-            given = infill.given_at(0, 0, info) if infill else {}
+            given = self.known.given[0]
             return [lay(n) for n in self.model.draw_lengths(noise, condition).tolist()], [given] * len(samples)
-        if infill and self.gap_sizes is not None:
-            return self.fill_layouts(self.gap_sizes.draw_all(noise))
-        totals = self.draw_totals(noise, condition, ranks)
-        if infill is None:
-            return [self.layout(n, {}) for n in totals], [{}] * len(samples)
-        if self.pattern:
+        return self.lay_out(self.draw_widths(noise, condition, ranks))
+
+    def draw_widths(self, noise: Noise, condition: Condition, ranks: Tensor | None) -> Sequence[Sequence[int]]:
+        """The widths of the free gaps of each text; a text of which nothing is known is a gap."""
+        if self.gap_sizes is not None:
+            return self.gap_sizes.draw_all(noise)
+        free, totals = sum(self.known.free), self.draw_totals(noise, condition, ranks)
+        if self.pattern and free > 1:
             shares = noise.uniform(0, 2 * max(totals), stream=GAPS).tolist()
-            cuts = [self.pattern.draw_gaps(n, iter(u)) for n, u in zip(totals, shares, strict=True)]
-        else:
-            shares = noise.uniform(0, len(infill.gaps), stream=GAPS).tolist()
-            cuts = [infill.cut_gaps(info, n, u, self.extra) for n, u in zip(totals, shares, strict=True)]
-        return self.fill_layouts(cuts)
+            return [self.pattern.draw_gaps(n, iter(u)) for n, u in zip(totals, shares, strict=True)]
+        shares = noise.uniform(0, len(self.known.free), stream=GAPS).tolist() if free > 1 else [[]] * len(totals)
+        return [cut_gaps(self.known, n, u, self.extra) for n, u in zip(totals, shares, strict=True)]
 
     def draw_totals(self, noise: Noise, condition: Condition, ranks: Tensor | None) -> list[int]:
         """The number of tokens of each text."""
         if self.words is not None:
             return [self.words] * len(noise.samples)
-        infill, lengths, u = self.infill, self.model.lengths, noise.uniform(0, stream=1)
-        needed = infill.min_length(self.info) + self.extra if infill else self.phrases.needed
-        least = max(needed, self.least)
-        most = max(least, infill.max_words(self.info) if infill else self.info.max_words)
+        lengths, u = self.model.lengths, noise.uniform(0, stream=1)
+        least = max(self.known.least + self.extra, self.least)
+        most = max(least, self.known.most)
         if condition is not UNCONDITIONAL:
             condition = lengths.predict(self.denoiser, condition)
         if self.pattern:
             own = self.pattern.lengths
             own = {n: ways for n, ways in own.items() if n <= max(most, min(own))}
             drawn = lengths.draw_among(u, [*own], [*own.values()], condition)
-        elif ranks is None or infill:
+        elif ranks is None or self.infill:
             drawn = lengths.draw_between(u, least, most, condition)
         else:
             drawn = lengths.rank_between(ranks, least, most, condition)
@@ -174,24 +159,24 @@ class ControlPlan:
         """The sizes for the gaps, if the model can tell: a masked model trained on gaps, whose lengths of whole texts
         say nothing about them. None: drawn from these lengths."""
         infill, info = self.infill, self.info
-        learned = self.model.capabilities.learned_gaps and not info.whole_words
-        if infill is None or not learned or (infill.gaps[-1] is None and not infill.parts[-1]):
+        learned = self.model.capabilities.learned_gaps and not info.tokenizer.whole_words
+        if infill is None or not learned or ends_open(infill):
             return None
-        if self.words is not None or self.least > infill.min_length(info):
+        if self.words is not None or self.least > self.known.least:
             return None
         if self.pattern and not info.tokenizer.byte_level:
             return None
-        sizes = list_options(infill, info, self.phrases.sizes, self.pattern)
-        rows, _ = self.fill_layouts([own for _, own in sizes.tried()])
+        sizes = list_options(infill.parts, self.known, self.phrases.sizes, self.pattern)
+        rows, _ = self.lay_out([own for _, own in sizes.tried()])
         rules = self.token_rules, self.phrase_rules, self.last_rules
         filler = GapFiller(self.denoiser, info.first, self.model.lengths.forbidden, *rules)
-        return filler.share_sizes(sizes, infill.known(info), rows)
+        return filler.share_sizes(sizes, self.known.parts, rows)
 
-    def fill_layouts(self, gaps: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
-        """Layouts of the template with these sizes of its free gaps, and for each what is given."""
-        assert self.infill is not None
-        placed = [self.infill.place_known(self.info, sizes) for sizes in gaps]
-        return [self.layout(total, known) for total, known, _ in placed], [given for *_, given in placed]
+    def lay_out(self, widths: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
+        """Layouts of texts whose free gaps have these widths, and for each what is given."""
+        begin = self.info.tokenizer.encode(self.edited.text) if self.edited else ()
+        placed = [self.known.place(own) for own in widths]
+        return [self.layout(total, known, begin) for total, known, _ in placed], [given for *_, given in placed]
 
     def layout(self, words: int, known: dict[int, int], begin: Sequence[int] = ()) -> Layout:
         positions, settled = self.model.lengths.settled(words)
@@ -206,9 +191,8 @@ class ControlPlan:
 
     def open_layout(self, positions: int) -> Layout:
         """A canvas whose text the model ends itself, after the known words before a gap at the end."""
-        known = [START] * self.info.first
-        if self.continues and self.infill is not None:
-            known += self.infill.known(self.info)[0]
+        known = [*[START] * self.info.first, *self.known.parts[0]]
+        if self.infill is not None:
             positions = self.infill.most or positions
         room = self.info.first + self.info.max_words + 1
         return Layout(min(len(known) + positions, room), dict(enumerate(known)))
@@ -331,12 +315,34 @@ def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[s
     return found
 
 
+def nothing_known(info: ModelInfo) -> KnownTokens:
+    """A text of which nothing is known is one gap."""
+    return KnownTokens([(), ()], [1], [True], info.max_words, [{}, {}])
+
+
+def find_template(controls: Sequence[Control], edit: Edit | None) -> Infill | None:
+    """The only template with gaps, if there is any; a text is not edited as well."""
+    infills = [cast(Infill, control) for control in controls if control.keeps_text]
+    if len(infills) > 1:
+        raise UsageError("infill can be given only once; put all gaps in one text.")
+    if infills and edit is not None:
+        raise UsageError("edit and infill cannot be combined: mark gaps, or give a whole text.")
+    if edit is not None:
+        edit.check_value()
+    return infills[0] if infills else None
+
+
+def ends_open(infill: Infill | None) -> bool:
+    """Whether it is a template that ends in a gap of any length."""
+    return infill is not None and infill.gaps[-1] is None and not infill.parts[-1]
+
+
 def agree_on_length(controls: Sequence[Control], info: ModelInfo) -> tuple[int | None, int]:
     """The number of tokens on which the controls must agree, if any, and the fewest that satisfy all of them."""
     asked = [(c.name, n) for c in controls if (n := c.length(info)) is not None]
     for (one, n), (other, m) in pairwise(asked):
         if n != m:
-            raise UsageError(f"{one} asks for {n} {info.unit}, {other} for {m}: no text has both.")
+            raise UsageError(f"{one} asks for {n} {info.tokenizer.unit}, {other} for {m}: no text has both.")
     needed = [(c, c.min_length(info)) for c in controls]
     least = max([1, *(n for _, n in needed)])
     if not asked:
@@ -344,9 +350,9 @@ def agree_on_length(controls: Sequence[Control], info: ModelInfo) -> tuple[int |
     words = asked[0][1]
     for control, n in needed:
         if words < n:
-            raise UsageError(f"{control} needs {n} {info.unit}; a length of {words} is too short.")
+            raise UsageError(f"{control} needs {n} {info.tokenizer.unit}; a length of {words} is too short.")
     if words > info.max_words:
-        raise UsageError(f"{words} {info.unit} are requested; this model takes at most {info.max_words}.")
+        raise UsageError(f"{words} {info.tokenizer.unit} are requested; this model takes at most {info.max_words}.")
     return words, least
 
 

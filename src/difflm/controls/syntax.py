@@ -8,7 +8,7 @@ from typing import ClassVar
 from difflm.annotators import trees
 from difflm.annotators.trees import CHAIN, agreement, parse_tree, phrases, shapes
 from difflm.controls.base import Check, Control, ModelInfo, Prior, need_number, need_text
-from difflm.controls.learned import check_label_known, list_names
+from difflm.controls.learned import check_label_known, check_room, list_names
 from difflm.data.labels import Kind
 from difflm.errors import UsageError
 
@@ -43,7 +43,7 @@ class Tree(Control):
     def prepare(self, info: ModelInfo) -> None:
         self.check_value()
         check_room(len(self.tree.words()), info, self.name)
-        known = check_label_known(PHRASES, self.kind, info.labels, info.kinds)
+        known = check_label_known(PHRASES, self.kind, info.labels)
         for span in phrases(self.tree):
             if span.label not in known:
                 raise UsageError(
@@ -55,14 +55,14 @@ class Tree(Control):
 
     def prior(self, info: ModelInfo) -> Prior | None:
         """Make words likelier at positions of the tree where they usually occur."""
-        counts, values = info.word_labels.get(SHAPE), list(info.labels.get(SHAPE, ()))
-        wanted = shapes(self.tree)
+        counts, wanted = info.word_labels.get(SHAPE), shapes(self.tree)
+        values = info.labels[SHAPE].values if SHAPE in info.labels else ()
         if counts is None or any(shape not in values for shape in wanted):
             return None
         return counts, [values.index(shape) for shape in wanted]
 
     def wanted(self, info: ModelInfo) -> list[list[int]]:
-        values = list(info.labels[PHRASES])
+        values = info.labels[PHRASES].values
         return [[first, last, values.index(label)] for first, last, label in phrases(self.tree)]
 
     def check(self, words: Sequence[str]) -> Check:
@@ -106,7 +106,7 @@ class Span(Control):
     def prepare(self, info: ModelInfo) -> None:
         self.check_value()
         check_room(self.last + 1, info, self.name)
-        known = check_label_known(PHRASES, self.kind, info.labels, info.kinds)
+        known = check_label_known(PHRASES, self.kind, info.labels)
         if not self.alternatives(info):
             raise UsageError(f"span: this model's classifier never saw {self.label}. {list_names(self.label, known)}")
 
@@ -115,7 +115,7 @@ class Span(Control):
 
     def alternatives(self, info: ModelInfo) -> list[int]:
         """Labels of which any will do: the requested one, and chains that contain it."""
-        return [i for i, label in enumerate(info.labels[PHRASES]) if span_has_label(label, self.label)]
+        return [i for i, label in enumerate(info.labels[PHRASES].values) if span_has_label(label, self.label)]
 
     def wanted(self, info: ModelInfo) -> list[list[int]]:
         return [[self.first, self.last, *self.alternatives(info)]]
@@ -136,13 +136,6 @@ def span_in_tree(tree: trees.Tree, asked: Span) -> bool:
     return any(
         (s.first, s.last) == (asked.first, asked.last) and span_has_label(s.label, asked.label) for s in phrases(tree)
     )
-
-
-def check_room(words: int, info: ModelInfo, name: str) -> None:
-    if not info.whole_words:
-        raise UsageError(f"{name}: this model writes pieces of words; phrases need whole words.")
-    if words > info.max_words:
-        raise UsageError(f"{name}: it needs {words} words; this model takes at most {info.max_words}.")
 
 
 _parsed: dict[tuple[str, ...], trees.Tree] = {}  # trees of texts that are about to be checked

@@ -197,6 +197,12 @@ def corpus_path(name_or_path: str | Path, root: Path | None, split: Split = "tra
     return corpus_paths(str(name_or_path), root, split)[0]
 
 
+def find_pair_files(given: str, root: Path | None) -> list[Path]:
+    """A file with two columns, or parallel files with commas between them."""
+    parts = [given] if Path(given).exists() else given.split(",")  # a name may have a comma
+    return [corpus_path(part.strip(), root) for part in parts]
+
+
 def find_file(name: str, root: Path | None) -> Path:
     """A file or directory of texts, which may be a file in `root`, or a copy of remote ones."""
     if is_remote(name):

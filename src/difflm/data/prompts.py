@@ -16,6 +16,8 @@ from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.runtime.files import Json
 
+HIDDEN = START  # in place of a span that was cut out: no source contains START
+SHARE = 0.3  # of a text's tokens, in a span that is cut out
 SPANS = 2  # prompts for single spans of a text
 BESIDE = " ; "  # separates the statements of a prompt
 LINK = "::"  # joins the labels of phrases over the same words, outermost first
@@ -64,6 +66,14 @@ def cut_gap(ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
     draw = random.Random(number)
     first, last = sorted((draw.randrange(len(ids)), draw.randrange(len(ids))))
     return surround_gap(ids[:first], ids[last + 1 :]), list(ids[first : last + 1])
+
+
+def cut_span(ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
+    """Cut one span out of the text with this number: the source, with HIDDEN in place of the span, and the span, which
+    is written from the rest: continuous paragraph denoising (Lin et al., 2023)."""
+    size = max(1, round(SHARE * len(ids)))
+    first = random.Random(number).randint(0, max(0, len(ids) - size))
+    return [*ids[:first], HIDDEN, *ids[first + size :]], list(ids[first : first + size])
 
 
 def read_prompted(path: Path, column: str | None) -> Iterator[Example]:

@@ -14,7 +14,6 @@ from difflm.errors import DifflmError
 
 if TYPE_CHECKING:
     from sacrebleu.metrics import BLEU
-
 Tokens = Sequence[Hashable]
 Grams = list[Counter[tuple[Hashable, ...]]]  # one counter per order, 1 to ORDERS
 

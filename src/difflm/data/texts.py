@@ -42,7 +42,7 @@ Row = tuple[int, tuple[str, ...]]  # a line's number, and its texts of the colum
 @dataclass(frozen=True)
 class Example:
     """A training text, and the source that it is written from, if there is one. `cut` is the number of a text that is
-    its own source: a span of it is cut out and learned (`data/spans.py`). `prompted`: the source is a prompt, on one
+    its own source: a span of it is cut out and learned (`cut_span`). `prompted`: the source is a prompt, on one
     canvas with the text (`data/prompts.py`). `continues`: it is a further piece of the text before it."""
 
     target: str

@@ -17,8 +17,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from difflm.data.prompts import cut_gap, end_prompt
-from difflm.data.spans import HIDDEN, cut_span
+from difflm.data.prompts import HIDDEN, cut_gap, cut_span, end_prompt
 from difflm.data.texts import LONGEST, MOST_CHARACTERS, MOST_TOKENS, Example, cut_text, text_files
 from difflm.data.tokenizers import END, PAD, Tokenizer
 from difflm.errors import DifflmError

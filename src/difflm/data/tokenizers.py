@@ -28,6 +28,7 @@ class Tokenizer(ABC):
 
     kind: str
     unit = "tokens"  # what one token is
+    whole_words = False  # whether one token is one word, so that words can be counted in advance
     length_unit: str | None = None  # what the length of a text counts; None: it cannot be asked for
     between = ""  # what separates the pieces of a text
     adds_space = False  # whether it adds a space before every text
@@ -45,11 +46,6 @@ class Tokenizer(ABC):
     def size(self) -> int:
         """Number of ids, specials included."""
         return len(SPECIALS) + len(self.pieces)
-
-    @property
-    def whole_words(self) -> bool:
-        """Whether one token is one word, so that words can be counted in advance."""
-        return self.unit == "words"
 
     @property
     def known_words(self) -> list[str]:
@@ -144,6 +140,7 @@ class Words(Tokenizer):
     """One id per word of `split_words`, case kept; a word that is not in `words` is UNK."""
 
     kind = unit = length_unit = "words"
+    whole_words = True
     between = " "
 
     def __init__(self, words: Sequence[str]) -> None:

@@ -1,5 +1,7 @@
-"""The texts that a model is compared with: held-out texts and training texts, and pairs of source and target."""
+"""The texts that a model is compared with: held-out texts and training texts, and sources with all references that
+people wrote for them."""
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice
@@ -9,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from difflm.data.batches import Permutation, held_out
-from difflm.data.corpora import BUNDLED, NAMES, corpus, corpus_examples, file_names
+from difflm.data.corpora import BUNDLED, NAMES, corpus, corpus_examples, file_names, find_pair_files
 from difflm.data.known_corpora import THREE_SPLITS, TWO_SPLITS, Split
-from difflm.data.references import PairSet
-from difflm.data.texts import MOST_CHARACTERS, Example, split_long
+from difflm.data.texts import MOST_CHARACTERS, Example, read_examples, split_long
 from difflm.data.tokenfile import is_new
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.pipeline import TextDiffusion
@@ -27,6 +28,50 @@ class Corpus:
     split: str
     texts: list[str]
     training: Callable[[], Iterator[str]] | None  # all training texts, streamed; None: they are unknown
+
+
+@dataclass(frozen=True)
+class PairSet:
+    """Sources, and the references of each."""
+
+    name: str
+    split: str
+    sources: Sequence[str]
+    references: Sequence[Sequence[str]]
+
+    @classmethod
+    def group(cls, name: str, split: str, examples: Iterable[Example]) -> "PairSet":
+        """Group the targets of each source; repeated ones count once."""
+        found: dict[str, dict[str, None]] = {}
+        for example in examples:
+            found.setdefault(str(example.source), {})[example.target] = None
+        return cls(name, split, list(found), [list(targets) for targets in found.values()])
+
+    def keep(self, chosen: Iterable[bool]) -> "PairSet":
+        marked = list(chosen)
+        return PairSet(
+            self.name, self.split, list(compress(self.sources, marked)), list(compress(self.references, marked))
+        )
+
+    def sample(self, count: int | None, skip: int, seed: int) -> "PairSet":
+        """Keep `count` sources after the first `skip` in the seed's order, which depends on neither number."""
+        if count is None and not skip:
+            return self
+        total = len(self.sources)
+        order = random.Random(seed).sample(range(total), total)
+        chosen = {*order[skip : None if count is None else skip + count]}
+        if not chosen:
+            raise UsageError(f"{self.name} has {total:,} sources: --skip {skip} leaves none.")
+        return self.keep(k in chosen for k in range(total))
+
+
+def read_pair_set(given: str, column: str | None, root: Path | None, split: Split) -> PairSet:
+    """Read a known corpus, a file with two columns, or parallel files SOURCES,TARGETS,MORE_TARGETS… A source may be
+    there several times; a .jsonl file may also have a list of targets."""
+    if given in NAMES:
+        return PairSet.group(given, split, corpus_examples(given, root, split, column))
+    paths = find_pair_files(given, root)
+    return PairSet.group(",".join(path.name for path in paths), "file", read_examples(paths, column))
 
 
 def fits(lm: TextDiffusion, texts: Sequence[str], room: int = 0) -> list[bool]:

@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 
-from difflm.data.references import PairSet
 from difflm.data.seq2seq_metrics import (
     check_references,
     choose_oracle,
@@ -23,6 +22,7 @@ from difflm.data.seq2seq_metrics import (
 from difflm.data.text_metrics import most_central
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
+from difflm.evaluation.corpora import PairSet
 from difflm.evaluation.language import OnProgress, describe_sampling, device_name, settings_for
 from difflm.evaluation.options import Options
 from difflm.evaluation.reports import SEQ2SEQ, Report, Row

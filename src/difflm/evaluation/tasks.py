@@ -10,12 +10,11 @@ from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.learned import checking_tagger
 from difflm.data.corpora import NAMES, corpus, corpus_path
 from difflm.data.known_corpora import E2EPair, anlg_path, e2e_path, read_e2e
-from difflm.data.references import read_pair_set
 from difflm.data.stories import read_anlg, story_gaps, whole
 from difflm.errors import UsageError, suggest
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.control import Protocol, System, evaluate_control
-from difflm.evaluation.corpora import corpus_for, named_corpus, pairs_for
+from difflm.evaluation.corpora import corpus_for, named_corpus, pairs_for, read_pair_set
 from difflm.evaluation.infill import evaluate_infill
 from difflm.evaluation.infill_writers import Lengths, Set
 from difflm.evaluation.language import evaluate_language

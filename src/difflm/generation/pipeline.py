@@ -299,7 +299,7 @@ class TextDiffusion(Pretrained):
         if not task.chooses_by_fit:
             return choose_by_classifiers(plan)
         self.check_reads_tokens()
-        left, *_, right = task.template.known(plan.info) if task.template else ([], [])
+        left, *_, right = task.template.known(plan.info).parts if task.template else ([], [])
         return GapFit(self, len(left), len(right), () if task.messages is None else task.sources[0])
 
     def run_jobs(self, jobs: Sequence[GenerationJob]) -> Iterator[tuple[int, dict[int, Generation]]]:
@@ -371,9 +371,8 @@ class TextDiffusion(Pretrained):
             self.tokenizer,
             most,
             first,
-            {name: one.values for name, one in labellings.items()},
+            labellings,
             {name: c.word_counts[k] for c in classifiers for name, k in c.numbers.items() if k in c.word_counts},
-            {name: one.kind for name, one in labellings.items()},
             [Labelling(**one) for one in self.config.get("labels", ())],
         )
         with prepare_together(controls, info, edit):

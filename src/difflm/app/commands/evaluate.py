@@ -183,7 +183,7 @@ def score(
 def read_given(run: str, given: str, column: str | None, source: str | None) -> tuple[list[str], list[str]]:
     """The texts to score: one that is given, those of a file, or of standard input; and their sources, if they have
     any."""
-    from difflm.data.references import find_pair_files
+    from difflm.data.corpora import find_pair_files
     from difflm.data.texts import read_examples, read_texts
     from difflm.training.run import peek_config
 

@@ -16,6 +16,7 @@ from difflm.app.commands.options import check_reads_sources, load_model
 from difflm.app.console import Bar, note
 from difflm.app.live_view import TerminalView
 from difflm.controls.base import Control
+from difflm.data.labels import Labelling
 from difflm.errors import UsageError, suggest
 from difflm.generation.requests import Request, read_guidance
 from difflm.methods.base import LISTED
@@ -150,10 +151,9 @@ def refuse_by_config(name: str, guides: Sequence[Path], request: Request) -> Non
 def check_labels(guides: Iterable[Path], controls: Iterable[Control]) -> None:
     """Reject labels that none of these classifiers knows, unless one of them does not list its own."""
     found = [read_checked(folder / "config.json").get("labels") for folder in guides]
-    labellings = {one["name"]: one for own in found for one in own or ()}
+    labels = {one["name"]: Labelling(**one) for own in found for one in own or ()}
     for control in controls if None not in found else ():
-        labels = {name: one["values"] for name, one in labellings.items()}
-        control.check_labels(labels, {name: one["kind"] for name, one in labellings.items()})
+        control.check_labels(labels)
 
 
 def refuse_foreign_settings(request: Request, known: Collection[str], name: str, method: str) -> None:

@@ -124,7 +124,7 @@ class Served:
             "span": {"labels": phrases} if phrases and exact else None,
             "contains": {"most": MOST} if steered else None,
             "avoid": {} if steered else None,
-            "pattern": {"unit": self.info.unit} if spelt else None,
+            "pattern": {"unit": self.lm.tokenizer.unit} if spelt else None,
             "json_schema": {} if spelt and UNK not in lm.tokenizer.encode(SOME_JSON) else None,
             "infill": {"sizes": spelt} if steered else None,
             "alternatives": {"most": OTHERS} if self.weighs_words else None,
@@ -140,7 +140,7 @@ class Served:
     def judge_pattern(self, pattern: str) -> dict[str, Any]:
         """The lengths of texts that can match the pattern, or the error in it."""
         model = self.lm.model
-        found: dict[str, Any] = {"message": None, "lengths": [], "unit": self.info.unit}
+        found: dict[str, Any] = {"message": None, "lengths": [], "unit": self.lm.tokenizer.unit}
         try:
             if not model.capabilities.position_beliefs:
                 raise UsageError("pattern: this model cannot follow one.")

@@ -97,17 +97,11 @@ def plain_chain(automaton: TokenAutomaton, device: "torch.device") -> "TokenChai
     arrivals[0] = place[arrivals[0]]
     by_class = list_by(kind, classes, len(kind))
     put = partial(torch.tensor, device=device)
-    return TokenChain(
-        put(automaton.classes),
-        put(automaton.accepting),
-        tuple(map(put, chunk_lists(automaton.classes, classes, CHUNK))),
-        put(np.append(ends, 0)[by_begin]),
-        put(np.append(kinds, classes + 1)[by_begin]),
-        tuple(map(put, arrivals)),
-        put(np.append(begin, 0)[by_class]),
-        put(np.append(end, 0)[by_class]),
-        put(by_class < len(kind)),
-    )
+    chunks, sums = (tuple(map(put, lists)) for lists in (chunk_lists(automaton.classes, classes, CHUNK), arrivals))
+    tokens = put(automaton.classes), put(automaton.accepting), chunks
+    by_state = put(np.append(ends, 0)[by_begin]), put(np.append(kinds, classes + 1)[by_begin])
+    of_class = put(np.append(begin, 0)[by_class]), put(np.append(end, 0)[by_class]), put(by_class < len(kind))
+    return TokenChain(*tokens, *by_state, sums, *of_class)
 
 
 def list_by(keys: Array, size: int, fill: int) -> Array:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, PydanticUserError
 
-from difflm.controls.base import Control, Exact, KnownText, ModelInfo, need_number, need_text
+from difflm.controls.base import Control, Exact, KnownTokens, ModelInfo, need_number, need_text
 from difflm.controls.patterns.json_schema import is_json_of, schema_tree
 from difflm.controls.patterns.regular import (
     MAX_COUNT,
@@ -21,7 +21,7 @@ from difflm.controls.patterns.regular import (
     matches_wholly,
     parse_pattern,
 )
-from difflm.controls.patterns.token_automata import GAP, Template, TokenAutomaton, compile_pattern, intersect
+from difflm.controls.patterns.token_automata import ANY, GAP, Template, TokenAutomaton, compile_pattern, intersect
 from difflm.data.tokenizers import UNK
 from difflm.errors import UsageError
 from difflm.runtime.work import Refused, remember_refusal, share_budget
@@ -180,26 +180,32 @@ def prepare_together(controls: Sequence[Control], info: ModelInfo, edit: object 
         yield
 
 
+def list_items(known: KnownTokens) -> list[int]:
+    """Known tokens and gaps as the items of a `Template`."""
+    gaps = [[GAP] if free else [ANY] * size for size, free in zip(known.sizes, known.free, strict=True)]
+    return [item for part, gap in zip(known.parts, [*gaps, []], strict=True) for item in (*part, *gap)]
+
+
 def join_patterns(
     controls: Sequence[Control],
     info: ModelInfo,
     words: int | None,
     least: int,
     bias: "Tensor",
-    known: KnownText | None = None,
+    known: KnownTokens | None = None,
 ) -> Template:
     """Join all of these controls that can be written as an automaton, around the tokens that are known, for texts with
     `words` tokens, or at least `least`. `bias` [V] are the log frequencies of tokens."""
-    items, most = (known.items(info), known.max_words(info)) if known else ([GAP], info.max_words)
+    items, most = ([GAP], info.max_words) if known is None else (list_items(known), known.most)
     if UNK in items:
         raise UsageError("pattern: this model does not know all of the words that are given.")
-    patterns_first = sorted(controls, key=lambda control: not control.needs_automaton or control is known)
+    patterns_first = sorted(controls, key=lambda control: not control.needs_automaton or control.keeps_text)
     automata = [own for control in patterns_first if (own := control.automaton(info)) is not None]
     frequencies = bias.detach().double().softmax(-1).cpu().numpy()
     least, longest = (least, most) if words is None else (words, min(words, most))
     template = Template(reduce(intersect, automata), tuple(items), frequencies, longest, least)
     if not template.lengths:
         asked = [str(c) for c in controls if not c.head]
-        what = f"with {words} {info.unit}" if words is not None else f"of up to {most} {info.unit}"
+        what = f"with {words} {info.tokenizer.unit}" if words is not None else f"of up to {most} {info.tokenizer.unit}"
         raise Refused(f"{' and '.join(asked)}: no text {what} matches.")
     return template

@@ -52,8 +52,7 @@ class FineTuning(ControlDecoder):
     def __init__(self, model: Any, info: ModelInfo, controls: Sequence[Control], *more: Any) -> None:
         if not info.told:
             raise UsageError("fine-tuning needs a model that has learned prompts: difflm train e2e-fine-tuning.")
-        labels, kinds = ({one.name: getattr(one, key) for one in info.told} for key in ("values", "kind"))
-        super().__init__(model, replace(info, labels=labels, kinds=kinds), controls, *more)
+        super().__init__(model, replace(info, labels={one.name: one for one in info.told}), controls, *more)
         told = [control for control in self.controls if not isinstance(control, Avoid | Infill)]
         if self.infill:
             if others := [one for one in told if not isinstance(one, Length)]:
