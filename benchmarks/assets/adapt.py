@@ -50,7 +50,7 @@ from benchmarks.assets.english import (
 from benchmarks.assets.english_texts import LONGEST, SOURCES, WRITTEN, prepare, unpack
 from benchmarks.tables.timed import read_results
 from difflm.controls import Infill
-from difflm.data.library_encoder import make_encoder
+from difflm.data.encoders import make_encoder
 from difflm.data.open_tokenizer import ENDS, TokenizerFiles
 from difflm.data.text_metrics import distinct_n
 from difflm.data.texts import Example, read_lines

@@ -2,7 +2,7 @@
 single positions), an energy that steers, and a check of the printed text. A plan is their product."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Prior = tuple["Tensor", Sequence[int]]  # how often words have labels, [V, labels], and the label asked of each position
 Wanted = int | Sequence[int] | Sequence[Sequence[int]]  # labels that guidance aims at, as ids
+IMPOSED = ("length", "rule", "automaton", "verbatim")  # methods that ensure what a control asks for
 WORDS, CHARACTERS = "words of the printed text", "characters of the printed text"
 
 
@@ -182,15 +183,9 @@ class Control(ABC):
         """The rule that it imposes on every belief."""
         return None
 
-    def energy(self, words: "Tensor", there: "Tensor", info: ModelInfo) -> "Tensor":
-        """log p(it holds), [B], of texts of which each word has a probability, [B, L, V], at the positions `there`
-        [B, L]: any function with a gradient. Without one, there is nothing to climb."""
-        raise NotImplementedError
-
-    @classmethod
-    def gives(cls, *parts: str) -> bool:
-        """Whether it defines any of these methods itself."""
-        return any(getattr(cls, part) is not getattr(Control, part) for part in parts)
+    # log p(it holds), [B], of texts of which each word has a probability, [B, L, V], at some positions [B, L], for a
+    # ModelInfo: any function with a gradient, which is climbed.
+    energy: ClassVar[Callable[..., "Tensor"] | None] = None
 
     def wanted(self, info: ModelInfo) -> Wanted | None:
         """The labels under `head` that guidance aims at, as ids: one for the text, one per word, or [first, last,
@@ -202,9 +197,10 @@ class Control(ABC):
     @property
     def guarantee(self) -> str:
         """What it compiles to ensures: "steered" by an energy, "exact" by anything else, "none" by a check alone."""
-        if self.head or self.gives("energy"):
+        if self.head or self.energy:
             return "steered"
-        return "exact" if self.gives("length", "rule", "automaton", "verbatim") else "none"
+        own = (getattr(type(self), part) is not getattr(Control, part) for part in IMPOSED)
+        return "exact" if any(own) else "none"
 
     @abstractmethod
     def check(self, words: Sequence[str]) -> Check:

@@ -37,12 +37,14 @@ class Infill(Exact, KnownText):
     spaced: bool = False  # whether words are what spaces separate, as for models of parts of words
     parts: Sequence[str] = field(init=False, repr=False)  # the texts before, between and after the gaps
     gaps: Sequence[int | None] = field(init=False, repr=False)  # the number of words of each; None: free
+    ends_open: bool = field(init=False, repr=False)  # whether the last gap is free, and ends the text
     name = "infill"
 
     def __post_init__(self) -> None:
         parts = BLANK.split(need_text(self.template, 'Infill("The ___ is a ___:4.")').strip())
         gaps = tuple(int(n[:9]) if n else None for n in parts[1::2])  # longer numbers are too large anyway
-        vars(self).update(parts=tuple(parts[::2]), gaps=gaps, needs_automaton=self.spaced and any(gaps))
+        vars(self).update(parts=tuple(parts[::2]), gaps=gaps, ends_open=not parts[-1] and gaps[-1:] == (None,))
+        vars(self).update(needs_automaton=self.spaced and any(gaps))
 
     @cached_property
     def words(self) -> list[tuple[list[tuple[str, str]], str]]:

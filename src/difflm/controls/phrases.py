@@ -100,14 +100,14 @@ class Phrases:
         # The fewest tokens of a text with all phrases; with subwords, something may come before the first one.
         self.needed = sum(self.sizes) + (info.tokenizer.spells and bool(asked))
 
-    def more(self, known: KnownTokens, words: int | None, whole: bool) -> int:
+    def widen(self, known: KnownTokens | None, words: int | None) -> int:
         """How much wider than one word the widest free gap must be to hold what fits into no other. With subwords, they
-        do not touch known tokens. `whole`: there is one gap, which the end of the text closes."""
-        if whole:
+        do not touch known tokens. A text of which nothing is known is only checked."""
+        if known is None:
             if self.needed > (room := words or self.info.max_words):
                 what = "this model holds" if words is None else "the length is"
                 raise UsageError(f"contains: {self.needed} words must appear; {what} {room}.")
-            return max(0, self.needed - 1)
+            return 0
         apart, left = 2 * self.info.tokenizer.spells, list(self.sizes)
         gaps = [size - apart for size, free in zip(known.sizes, known.free, strict=True) if not free]
         if not any(known.free):

@@ -22,7 +22,7 @@ from difflm.controls.guidance import (
 )
 from difflm.controls.patterns.chains import chain_of
 from difflm.controls.patterns.pattern import join_patterns
-from difflm.controls.patterns.token_automata import Template
+from difflm.controls.patterns.token_automata import Template, TokenAutomaton
 from difflm.controls.phrases import choose_phrases, join_given, speaks_of_every_word
 from difflm.controls.pieces import avoid_words, let_end, spaced_pieces
 from difflm.controls.rules import ForbidSpecials, ImposePattern, KeepApart, PlacePhrases, control_rules
@@ -68,9 +68,10 @@ class ControlPlan:
         self.infill = find_template(self.controls, edit)
         self.edited = None if edit is None else EditedText(edit.text.strip(), edit.keep)
         keeps: KnownText | None = self.infill or self.edited
-        self.known = keeps.known(info) if keeps else nothing_known(info)
+        self.known = keeps.known(info) if keeps else None
         # Whether the model continues a text as far as it likes: a template that ends in its only gap.
-        self.continues = model.lengths.continues and ends_open(self.infill) and len(self.known.free) == 1
+        alone = self.infill is not None and self.infill.ends_open and len(self.infill.gaps) == 1
+        self.continues = alone and model.lengths.continues
         asked = [*self.controls, self.edited] if self.edited else self.controls
         self.words, self.least = agree_on_length(asked, info)
         given = keeps.texts(info.tokenizer) if keeps else ()
@@ -87,28 +88,27 @@ class ControlPlan:
         free = self.words is None and not self.pattern and END not in model.lengths.forbidden
         self.open_ended = free and (self.continues or (self.least <= 1 and self.infill is None))
         parts = keeps.parts if keeps else ()
-        self._bind_automaton([c.forbids for c in asked if c.forbids], parts)
+        self.automaton = self.pattern.automaton if self.pattern else None
+        if avoided := [c.forbids for c in asked if c.forbids]:
+            self.automaton = self.automaton or self.avoid_spellings(avoided)
+            check_avoided(self.controls, info, parts)
         self.imposed = [c for c in asked if guidance.impose or not c.head]
         if self.automaton is not None:  # it takes care of avoided words, and a pattern of phrases
             self.imposed = [c for c in self.imposed if not c.forbids]
+            self.chain_on = cache(partial(chain_of, self.automaton))  # all batches on a device share one
         # Reweighting single words hardly ever makes a phrase appear: docs/log has the figures.
         placed = [] if self.pattern else self.imposed
         self.phrases = choose_phrases(placed, info, parts, self.words, model.denoiser.codec.holds_tokens)
-        self.extra = self.phrases.more(self.known, self.words, whole=keeps is None or self.continues)
+        self.extra = self.phrases.widen(None if self.continues else self.known, self.words) if self.phrases.asked else 0
 
-    def _bind_automaton(self, avoided: Sequence[str], parts: Sequence[str]) -> None:
-        """The automaton of a pattern or, if tokens are parts of words, of texts that spell no avoided word."""
-        self.automaton = self.pattern.automaton if self.pattern else None
-        if avoided and self.automaton is None and self.info.tokenizer.spells:
-            self.automaton = avoid_words(avoided, self.info.tokenizer)
-            if not all(map(self.automaton.can_contain, self.known.parts)):
-                raise UsageError(f"avoid {' or '.join(map(repr, avoided))}: the words that are kept contain it.")
-            if self.open_ended:
-                self.automaton = let_end(self.automaton, self.model.lengths.ends)
-        if avoided:
-            check_avoided(self.controls, self.info, parts)
-        if self.automaton is not None:
-            self.chain_on = cache(partial(chain_of, self.automaton))  # all batches on a device share one
+    def avoid_spellings(self, avoided: Sequence[str]) -> TokenAutomaton | None:
+        """The automaton of texts that spell no avoided word, if tokens are parts of words."""
+        if not self.info.tokenizer.spells:
+            return None
+        automaton = avoid_words(avoided, self.info.tokenizer)
+        if self.known and not all(map(automaton.can_contain, self.known.parts)):
+            raise UsageError(f"avoid {' or '.join(map(repr, avoided))}: the words that are kept contain it.")
+        return let_end(automaton, self.model.lengths.ends) if self.open_ended else automaton
 
     # -- before sampling ----------------------------------------------------------------------------------------
 
@@ -120,28 +120,28 @@ class ControlPlan:
         noise = Noise(seed, samples)
         if self.open_ended:
             lay = self.open_layout if self.model.capabilities.always_planned else Layout
-            given = self.known.given[0]
+            given = self.known.given[0] if self.known else {}
             return [lay(n) for n in self.model.draw_lengths(noise, condition).tolist()], [given] * len(samples)
-        return self.lay_out(self.draw_widths(noise, condition, ranks))
-
-    def draw_widths(self, noise: Noise, condition: Condition, ranks: Tensor | None) -> Sequence[Sequence[int]]:
-        """The widths of the free gaps of each text; a text of which nothing is known is a gap."""
+        if self.known is None:
+            return [self.layout(n, {}) for n in self.draw_totals(noise, condition, ranks)], [{}] * len(samples)
         if self.gap_sizes is not None:
-            return self.gap_sizes.draw_all(noise)
-        free, totals = sum(self.known.free), self.draw_totals(noise, condition, ranks)
-        if self.pattern and free > 1:
+            return self.lay_out(self.known, self.gap_sizes.draw_all(noise))
+        totals = self.draw_totals(noise, condition, ranks)
+        if self.pattern:
             shares = noise.uniform(0, 2 * max(totals), stream=GAPS).tolist()
-            return [self.pattern.draw_gaps(n, iter(u)) for n, u in zip(totals, shares, strict=True)]
-        shares = noise.uniform(0, len(self.known.free), stream=GAPS).tolist() if free > 1 else [[]] * len(totals)
-        return [cut_gaps(self.known, n, u, self.extra) for n, u in zip(totals, shares, strict=True)]
+            widths = [self.pattern.draw_gaps(n, iter(u)) for n, u in zip(totals, shares, strict=True)]
+        else:
+            shares = noise.uniform(0, len(self.known.free), stream=GAPS).tolist()
+            widths = [cut_gaps(self.known, n, u, self.extra) for n, u in zip(totals, shares, strict=True)]
+        return self.lay_out(self.known, widths)
 
     def draw_totals(self, noise: Noise, condition: Condition, ranks: Tensor | None) -> list[int]:
         """The number of tokens of each text."""
         if self.words is not None:
             return [self.words] * len(noise.samples)
         lengths, u = self.model.lengths, noise.uniform(0, stream=1)
-        least = max(self.known.least + self.extra, self.least)
-        most = max(least, self.known.most)
+        least = max(self.known.least + self.extra if self.known else self.phrases.needed, self.least)
+        most = max(least, self.known.most if self.known else self.info.max_words)
         if condition is not UNCONDITIONAL:
             condition = lengths.predict(self.denoiser, condition)
         if self.pattern:
@@ -158,24 +158,24 @@ class ControlPlan:
     def gap_sizes(self) -> GapSizes | None:
         """The sizes for the gaps, if the model can tell: a masked model trained on gaps, whose lengths of whole texts
         say nothing about them. None: drawn from these lengths."""
-        infill, info = self.infill, self.info
+        infill, known, info = self.infill, self.known, self.info
         learned = self.model.capabilities.learned_gaps and not info.tokenizer.whole_words
-        if infill is None or not learned or ends_open(infill):
+        if infill is None or known is None or not learned or infill.ends_open:
             return None
-        if self.words is not None or self.least > self.known.least:
+        if self.words is not None or self.least > known.least:
             return None
         if self.pattern and not info.tokenizer.byte_level:
             return None
-        sizes = list_options(infill.parts, self.known, self.phrases.sizes, self.pattern)
-        rows, _ = self.lay_out([own for _, own in sizes.tried()])
+        sizes = list_options(infill.parts, known, self.phrases.sizes, self.pattern)
+        rows, _ = self.lay_out(known, [own for _, own in sizes.tried()])
         rules = self.token_rules, self.phrase_rules, self.last_rules
         filler = GapFiller(self.denoiser, info.first, self.model.lengths.forbidden, *rules)
-        return filler.share_sizes(sizes, self.known.parts, rows)
+        return filler.share_sizes(sizes, known.parts, rows)
 
-    def lay_out(self, widths: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
+    def lay_out(self, known: KnownTokens, widths: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
         """Layouts of texts whose free gaps have these widths, and for each what is given."""
         begin = self.info.tokenizer.encode(self.edited.text) if self.edited else ()
-        placed = [self.known.place(own) for own in widths]
+        placed = [known.place(own) for own in widths]
         return [self.layout(total, known, begin) for total, known, _ in placed], [given for *_, given in placed]
 
     def layout(self, words: int, known: dict[int, int], begin: Sequence[int] = ()) -> Layout:
@@ -191,7 +191,7 @@ class ControlPlan:
 
     def open_layout(self, positions: int) -> Layout:
         """A canvas whose text the model ends itself, after the known words before a gap at the end."""
-        known = [*[START] * self.info.first, *self.known.parts[0]]
+        known = [*[START] * self.info.first, *(self.known.parts[0] if self.known else ())]
         if self.infill is not None:
             positions = self.infill.most or positions
         room = self.info.first + self.info.max_words + 1
@@ -315,11 +315,6 @@ def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[s
     return found
 
 
-def nothing_known(info: ModelInfo) -> KnownTokens:
-    """A text of which nothing is known is one gap."""
-    return KnownTokens([(), ()], [1], [True], info.max_words, [{}, {}])
-
-
 def find_template(controls: Sequence[Control], edit: Edit | None) -> Infill | None:
     """The only template with gaps, if there is any; a text is not edited as well."""
     infills = [cast(Infill, control) for control in controls if control.keeps_text]
@@ -330,11 +325,6 @@ def find_template(controls: Sequence[Control], edit: Edit | None) -> Infill | No
     if edit is not None:
         edit.check_value()
     return infills[0] if infills else None
-
-
-def ends_open(infill: Infill | None) -> bool:
-    """Whether it is a template that ends in a gap of any length."""
-    return infill is not None and infill.gaps[-1] is None and not infill.parts[-1]
 
 
 def agree_on_length(controls: Sequence[Control], info: ModelInfo) -> tuple[int | None, int]:

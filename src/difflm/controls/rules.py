@@ -31,8 +31,8 @@ def control_rules(control: Control, codec: Codec, info: ModelInfo, canvas: Canva
         yield rule
     if (prior := control.prior(info)) is not None:
         yield WordPrior(codec, *prior, canvas)
-    if control.gives("energy"):
-        yield ClimbEnergy(lambda logits, there: control.energy(logits.softmax(-1), there, info), canvas.mask)
+    if (energy := control.energy) is not None:
+        yield ClimbEnergy(lambda logits, there: energy(logits.softmax(-1), there, info), canvas.mask)
 
 
 def rule_out(belief: Belief, logits: Tensor, codec: Codec) -> Belief:

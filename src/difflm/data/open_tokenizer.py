@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from difflm.data.library_encoder import explain_library, make_encoder, unreadable
+from difflm.data.encoders import explain_library, make_encoder, unreadable
 from difflm.data.tokenizers import END, SPECIALS, LibraryTokenizer
 from difflm.errors import DifflmError
 from difflm.runtime.files import Json, read_json

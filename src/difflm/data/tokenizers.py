@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from difflm.data.library_encoder import explain_library, make_encoder, unreadable
+from difflm.data.encoders import explain_library, make_encoder, unreadable
 from difflm.data.words import Given, join_words, split_words, word_shape
 from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import Json, hash_json, read_json, write_atomic

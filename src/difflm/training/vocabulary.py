@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from difflm.data.corpora import corpus_path, counted_texts, plain_texts
-from difflm.data.library_encoder import is_pretrained
+from difflm.data.encoders import is_pretrained
 from difflm.data.prompts import prompt_words
 from difflm.data.texts import cut_text
 from difflm.data.tokenizers import Bpe, Characters, PretrainedTokenizer, Tokenizer, Words

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from difflm.data.library_encoder import is_pretrained
+from difflm.data.encoders import is_pretrained
 from difflm.data.tokenizers import PretrainedTokenizer, Tokenizer
 from difflm.methods.autoregressive.decoder_only import DecoderOnly as Model
 from difflm.methods.base import Method, TextSpec

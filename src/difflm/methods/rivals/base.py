@@ -17,7 +17,7 @@ from difflm.controls.base import Control, ModelInfo
 from difflm.controls.exact import Avoid, Length, spell_variants
 from difflm.controls.gaps import Infill
 from difflm.controls.phrases import Contains, join_given
-from difflm.controls.plan import agree_on_length, check_avoided, nothing_known
+from difflm.controls.plan import agree_on_length, check_avoided
 from difflm.data.tokenizers import END
 from difflm.data.words import Given
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
@@ -81,16 +81,15 @@ class ControlDecoder(ABC):
             raise UsageError(f"{self.name} fills one gap; this text has {len(parts) - 1}.")
         if self.infill and parts[1].strip() and not self.appends:
             raise UsageError(f"{self.name} cannot take words after a gap: it writes from left to right.")
-        self.known = self.infill.known(info) if self.infill else nothing_known(info)
-        self.left, self.right = ([*part] for part in self.known.parts)
+        self.known = self.infill.known(info) if self.infill else None
+        self.left, self.right = ([*part] for part in self.known.parts) if self.known else ([], [])
         unknown = (word for text in parts for word in info.tokenizer.unknown(text.strip()))
         self.unknown_words = list(dict.fromkeys(unknown))
         self.phrases = [tuple(c.ids(info)) for c in self.controls if isinstance(c, Contains)]
         self.avoided = [tuple(s) for c in self.controls if isinstance(c, Avoid) for s in spell_variants(c.word, info)]
         check_avoided(self.controls, info, parts)
-        self.room = (self.words or self.known.most) - len(
-            self.right
-        )  # words that it writes, including those before the gap
+        most = self.known.most if self.known else info.max_words
+        self.room = (self.words or most) - len(self.right)  # words that it writes, including those before the gap
         if (needed := len(self.left) + sum(map(len, self.phrases))) > self.room and self.phrases:
             raise UsageError(f"contains: {needed} words must appear; there is room for {self.room}.")
 
@@ -123,7 +122,7 @@ class ControlDecoder(ABC):
 
     def given_at(self, part: int, first: int) -> Given:
         """What a part of the text gives, by position; its first word is at `first`."""
-        return {first + k: word for k, word in self.known.given[part].items()}
+        return {first + k: word for k, word in self.known.given[part].items()} if self.known else {}
 
     # -- while decoding -------------------------------------------------------------------------------------------
 
