@@ -288,6 +288,26 @@ def test_an_error_of_all_processes_is_said_once(tmp_path, capfd):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+def test_an_error_is_said_once_even_if_the_first_process_has_left(capfd):
+    """It holds the store by which the others would learn that it has reported the error."""
+
+    def work() -> None:
+        while current().rank and answers("127.0.0.1", int(os.environ["MASTER_PORT"])):
+            time.sleep(0.02)
+        raise UsageError("nothing can be done")
+
+    assert run_together(work) == [1, 2]
+    assert capfd.readouterr().err.count("UsageError: nothing can be done") == 1
+
+
+def answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port)).close()
+    except OSError:
+        return False
+    return True
+
+
 @pytest.mark.long
 def test_texts_of_two_processes_are_those_of_one(tmp_path, tiny_runs, capfd, monkeypatch):
     """The same bytes; requests of several texts are divided too, and a killed command continues within one."""

@@ -2,6 +2,7 @@
 
 Torch's modules for that are slow to import, so they are imported only when needed."""
 
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -38,6 +39,8 @@ def shard_model(model: Model, device: torch.device) -> Model:
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
     from torch.utils._pytree import SUPPORTED_NODES, register_dataclass
 
+    # The layers return views, which the warning says must not be changed in place: blocks add them to another tensor.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
     if Losses not in SUPPORTED_NODES:
         register_dataclass(Losses)  # so that FSDP finds the tensors at which backward starts
     mesh = init_device_mesh(device.type, (current().count,))

@@ -119,7 +119,7 @@ def join_processes() -> Iterator[Processes]:
     except Exception as error:
         if is_lost(error):
             report_loss(store, stderr, "another process")
-        if store.add("reported", 1) > 1:  # another process has reported it
+        if not reports(store):
             raise SystemExit(getattr(error, "exit_code", 1)) from None
         raise
     finally:
@@ -170,6 +170,15 @@ def is_lost(error: BaseException) -> bool:
 
 
 on_loss: list[Callable[[], str]] = []  # advice if a process is lost; the last entry applies
+
+
+def reports(store: dist.Store) -> bool:
+    """Whether this process is the one to report an error. If the store is gone, the process that held it has failed,
+    and has reported that."""
+    try:
+        return bool(store.add("reported", 1) == 1)
+    except RuntimeError:
+        return False
 
 
 def report_loss(store: dist.Store, stderr: Any, who: str) -> None:
