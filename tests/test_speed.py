@@ -125,10 +125,10 @@ def test_every_part_has_its_rows(tiny_runs, one_second, monkeypatch, capsys):  #
     assert speed.main([run, "--twin", twin, "--judge", twin, "--steps", "2", "--device", "cpu"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     report = {part: [row for row in rows if row["part"] == part] for part in speed.PARTS}
-    assert [len(report[part]) for part in speed.PARTS] == [2, 2, 2, 4, 4, 3, 11]
-    written, blocks, taught = ["mdlm"] * 3, ["block-diffusion"] * 2, ["mdlm"] * 4 + ["plain torch", "autoregressive"]
+    assert [len(report[part]) for part in speed.PARTS] == [2, 2, 2, 4, 4, 3, 12]
+    written, blocks, taught = ["mdlm"] * 3, ["block-diffusion"] * 2, ["mdlm"] * 5 + ["plain torch", "autoregressive"]
     assert [row["by"] for row in report["large"]] == written + blocks + taught
-    assert [row["words"] for row in report["large"]] == [32, 32, 64, 32, 32, 32, 32, 32, 64, 32, 32]
+    assert [row["words"] for row in report["large"]] == [32, 32, 64, 32, 32, 32, 32, 32, 64, 32, 32, 32]
     assert rows[2]["gb_per_second"] == 0.134  # 2 · 2²⁶ bytes
     assert {row["control"] for row in report["control"]} == {"length"}  # it has no classifier
     read = {row["judge_nats_per_token"] for row in report["sampling"]}
