@@ -213,6 +213,7 @@ def test_a_model_whose_answer_is_not_a_number_writes_no_text(tiny_runs, method):
 
 
 @posix
+@pytest.mark.kept("posix")
 def test_a_removed_lock_is_made_again_unless_another_process_has_it(tmp_path):
     with locked(tmp_path / "run"):
         (tmp_path / "run" / ".lock").unlink()

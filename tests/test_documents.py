@@ -82,6 +82,7 @@ def mapped_megabytes() -> float:
     return int(line.split()[1]) / 1024
 
 
+@pytest.mark.kept("posix")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells which memory belongs to files")
 def test_what_was_read_of_a_corpus_does_not_stay_in_memory(tmp_path):
     """A corpus of 8 MiB, row by row; then, to see that it would be noticed, all at once."""

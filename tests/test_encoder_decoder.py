@@ -358,6 +358,7 @@ def test_the_source_is_encoded_once_a_generation(monkeypatch):
     assert encoded == [3, 3]
 
 
+@pytest.mark.native
 def test_a_decoder_of_cast_weights_follows_the_model():
     """Beams keep the model's own arithmetic unless the model says otherwise; each width has a copy of its own."""
     model, enabled = build(8), torch._C._get_mkldnn_enabled()

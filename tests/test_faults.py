@@ -277,6 +277,7 @@ def not_under_nohup():
 
 
 @posix
+@pytest.mark.kept("posix")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"])
 def test_a_signal_asks_a_run_to_save_and_stop(name, not_under_nohup):
     number = getattr(signal, name)
@@ -289,6 +290,7 @@ def test_a_signal_asks_a_run_to_save_and_stop(name, not_under_nohup):
 
 
 @posix
+@pytest.mark.kept("posix")
 def test_a_run_under_nohup_goes_on_when_its_terminal_closes():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -300,6 +302,7 @@ def test_a_run_under_nohup_goes_on_when_its_terminal_closes():
 
 
 @posix
+@pytest.mark.kept("posix")
 def test_a_run_whose_terminal_closes_saves_before_anything_is_printed_there(not_under_nohup):
     terminal, end = os.openpty()
     child = os.fork()

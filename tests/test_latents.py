@@ -206,6 +206,7 @@ def test_the_noise_of_latents_can_be_drawn(runs):
     assert curve.alpha[0] > 0.99 and curve.alpha[-1] < 0.01
 
 
+@pytest.mark.native
 def test_bfloat16_writes_words(runs):
     enabled = torch._C._get_mkldnn_enabled()
     for method in BOTH:

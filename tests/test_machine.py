@@ -135,6 +135,7 @@ def test_matrix_units_choose_the_dtype_and_the_batches_of_a_cpu(on: bool, tiny_r
     assert fastest_dtype(CUDA) is torch.bfloat16
 
 
+@pytest.mark.native
 @BOTH
 def test_onednn_is_avoided_where_it_has_no_bfloat16(on: bool) -> None:
     torch._C._set_mkldnn_enabled(True)
@@ -146,6 +147,7 @@ def test_onednn_is_avoided_where_it_has_no_bfloat16(on: bool) -> None:
     assert torch._C._get_mkldnn_enabled()
 
 
+@pytest.mark.native
 def test_training_in_bfloat16_on_a_cpu_leaves_onednn_on(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     """Torch warned, and turned oneDNN off for the whole process, on an ARM processor without bfloat16."""
     torch._C._set_mkldnn_enabled(True)

@@ -59,6 +59,7 @@ def test_room_is_what_encode_accepts(models):
 
 
 @pytest.mark.parametrize("method", [pytest.param(METHODS[0], marks=pytest.mark.long), *METHODS[1:]])
+@pytest.mark.native
 def test_half_width_arithmetic_writes_and_scores(models, tiny_runs, method):  # noqa: F811
     """bfloat16 has eight bits: a text's nats agree to a few percent, and the weights stay as they were."""
     half = TextDiffusion.from_pretrained(tiny_runs[method], dtype=torch.bfloat16)
@@ -71,6 +72,7 @@ def test_half_width_arithmetic_writes_and_scores(models, tiny_runs, method):  # 
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.native
 def test_half_width_arithmetic_leaves_that_of_others_as_it_was(tiny_runs, method):  # noqa: F811
     """On ARM without bfloat16, torch gives oneDNN up for the whole process at the first such product."""
     x, weight, bias = torch.randn(192, 32), torch.randn(96, 32), torch.randn(96)

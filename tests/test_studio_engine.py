@@ -436,7 +436,7 @@ def test_a_request_that_is_being_bound_is_not_stuck(lm: TextDiffusion, monkeypat
 def test_health_tells_that_the_model_is_stuck(lm: TextDiffusion, gate: Gate) -> None:
     limits = Limits(seconds=0.3, stuck_seconds=0.5)
     with running(lm, limits) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
-        assert client.post("/api/generate", json=SMALL).status_code == 200
+        wait_for(lambda: client.post("/api/generate", json=SMALL).status_code == 200)
         time.sleep(0.6)
         assert client.get("/health").status_code == 200, "who has nothing to do is not stuck"
         gate.open.clear()

@@ -167,6 +167,7 @@ def test_other_arguments_do_not_continue_a_file(run, sources, tmp_path, complain
     assert "was not started by this command" in complaint(2, *argv, 3)
 
 
+@pytest.mark.kept("posix")
 def test_two_processes_do_not_write_one_file(run, sources, tmp_path, complaint):
     with ResumableLines(tmp_path / "out.txt", {}) as kept:
         kept.put("one")
