@@ -212,3 +212,10 @@ def test_a_foreign_or_cut_tokenizer_file_is_named(content: str, tmp_path: Path) 
 def test_a_missing_tokenizer_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DifflmError, match="does not exist"):
         Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("kind", [None, "pieces", 3, ["words"], {"words": 1}])
+def test_a_kind_that_is_none_is_named(tmp_path, kind):
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": kind, "words": [*SPECIALS]}))
+    with pytest.raises(DifflmError, match="is not a tokenizer that difflm wrote: its kind is"):
+        Tokenizer.load(tmp_path / "tokenizer.json")

@@ -121,14 +121,14 @@ class Tokenizer(ABC):
     def load(path: Path) -> "Tokenizer":
         try:
             return Tokenizer.from_json(read_json(path))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DifflmError(f"{path} is not a tokenizer that difflm wrote: {error}.") from None
 
     @staticmethod
     def from_json(data: object) -> "Tokenizer":
         """The inverse of `to_json`; anything else raises a ValueError that explains it."""
         data = data if isinstance(data, dict) else {}
-        if (kind := data.get("kind")) not in KINDS:
+        if not isinstance(kind := data.get("kind"), str) or kind not in KINDS:
             raise ValueError(f"its kind is {kind!r}, not {', '.join(map(repr, KINDS))}")
         made = KINDS[kind](data)
         if "for_sources" in data:

@@ -21,7 +21,7 @@ def read_decoder(folder: str) -> tuple[dict[str, Any], Shape]:
     """The config in a local directory, and the network shape that it describes."""
     path = Path(folder) / "config.json"
     config = read_json(path) if path.is_file() else None
-    if not isinstance(config, dict) or config.get("model_type") not in CAUSAL:
+    if not isinstance(config, dict) or str(config.get("model_type")) not in CAUSAL:
         raise UsageError(f"{folder}: no config.json of a left-to-right model there. Known: {', '.join(CAUSAL)}.")
     return config, shape_of(config)
 
