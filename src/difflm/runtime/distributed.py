@@ -119,7 +119,7 @@ def join_processes() -> Iterator[Processes]:
     except Exception as error:
         if is_lost(error):
             report_loss(store, stderr, "another process")
-        if not reports(store):
+        if not is_first(store, if_lost=False):  # who held the store has ended, and has reported why
             raise SystemExit(getattr(error, "exit_code", 1)) from None
         raise
     finally:
@@ -172,20 +172,18 @@ def is_lost(error: BaseException) -> bool:
 on_loss: list[Callable[[], str]] = []  # advice if a process is lost; the last entry applies
 
 
-def reports(store: dist.Store) -> bool:
-    """Whether this process is the one to report an error. If the store is gone, the process that held it has failed,
-    and has reported that."""
+def is_first(store: dist.Store, if_lost: bool) -> bool:
+    """Whether no other process has reported an error."""
     try:
         return bool(store.add("reported", 1) == 1)
     except RuntimeError:
-        return False
+        return if_lost
 
 
 def report_loss(store: dist.Store, stderr: Any, who: str) -> None:
     """Report a lost process, unless another one has, and end this one: NCCL would wait for the lost one."""
-    with suppress(RuntimeError):  # the store may be lost too
-        if store.add("reported", 1) > 1:
-            os._exit(1)
+    if not is_first(store, if_lost=True):
+        os._exit(1)
     advice = f" {on_loss[-1]()}" if on_loss else ""
     print(f"difflm: {who} ended, and the others stop.{advice}", file=stderr, flush=True)
     os._exit(1)
