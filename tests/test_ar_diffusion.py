@@ -31,7 +31,7 @@ from difflm.methods import METHODS, TextSpec
 from difflm.methods.ar_diffusion.bound import TwoLevelBound
 from difflm.methods.ar_diffusion.network import TimeAttentionDecoder
 from difflm.methods.ar_diffusion.times import TwoLevelTimes
-from difflm.models.diffusion import DiffusionModel
+from difflm.models.diffusion import DiffusionModel, TrainedTexts
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 
@@ -154,7 +154,7 @@ def test_each_word_is_lost_and_counted_at_its_own_time():
     noise = Noise(3, torch.arange(64))
     t, _ = model.times.sample(noise, mask)
     condition = model.denoiser.prepare(model.condition_of(batch, canvas))
-    corrupted = model.corrupt_batch(canvas, mask, t, noise, condition)
+    corrupted = model.corrupt_batch(TrainedTexts(canvas, mask, condition, noise), t)
     level = model.process.at(t)
     expected = level.alpha.unsqueeze(-1) * corrupted.x0 + level.sigma.unsqueeze(-1) * corrupted.noise
     assert t.shape == (64, 8) and torch.allclose(corrupted.x_t, expected, atol=1e-5)

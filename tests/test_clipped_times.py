@@ -14,7 +14,7 @@ from difflm.diffusion.samplers.loop import Sampler, SamplerInputs, Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.dinoiser.times import ROWS, ClippedTimes, nearest_distances, smallest_sigma
+from difflm.methods.dinoiser import ROWS, ClippedTimes, nearest_distances, smallest_sigma
 
 VOCABULARY = 10_000
 

@@ -15,7 +15,7 @@ from difflm.methods import TextSpec
 from difflm.methods.difflm import DiffLM
 from difflm.methods.mdlm import Mdlm
 from difflm.models.base import Sampling
-from difflm.models.diffusion import DiffusionModel
+from difflm.models.diffusion import DiffusionModel, TrainedTexts
 
 VOCABULARY, LONGEST = 20, 12
 SIZES = {"embedding_dim": 8, "hidden": 16, "layers": 1, "heads": 2, "dropout": 0.0}
@@ -153,7 +153,7 @@ def test_masks_hide_the_stretch_alone():
     assert isinstance(model, DiffusionModel)
     ids, lengths = some_texts(4000)
     mask, noise = torch.arange(LONGEST) < lengths.unsqueeze(1), Noise(0, torch.arange(4000))
-    made = model.corrupt_batch(ids, mask, torch.full((4000,), 0.5), noise, UNCONDITIONAL)
+    made = model.corrupt_batch(TrainedTexts(ids, mask, UNCONDITIONAL, noise), torch.full((4000,), 0.5))
     masked = made.x_t == model.process.mask_id
     assert torch.equal(masked & made.mask, masked)
     # Half of the noised words, of which there are about 8,500: four standard deviations are 0.02.

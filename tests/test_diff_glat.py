@@ -11,7 +11,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.discrete import draw_states
 from difflm.diffusion.samplers.loop import Steering
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.diff_glat.model import GLANCE, GlancingModel, glance
+from difflm.methods.diff_glat import GLANCE, GlancingModel, glance
 from difflm.models.diffusion import DiffusionModel
 from difflm.networks.transformer import Block
 

@@ -12,7 +12,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.samplers.loop import Steering
 from difflm.methods import METHODS, TextSpec
-from difflm.models.diffusion import DiffusionModel
+from difflm.models.diffusion import DiffusionModel, TrainedTexts
 
 WORDS, LENGTH = 12, 4
 SMALL = {"embedding_dim": 16, "hidden": 32, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
@@ -88,7 +88,7 @@ def test_smoothed_labels_give_every_word_a_share():
     model.denoiser.network.head.weight.data.normal_()
     noise, t = Noise(0, torch.arange(4)), torch.full((4,), 0.5)
     mask, condition = torch.ones(4, LENGTH, dtype=torch.bool), prepare(model, batch)
-    corrupted = model.corrupt_batch(batch.ids, mask, t, noise, condition)
+    corrupted = model.corrupt_batch(TrainedTexts(batch.ids, mask, condition, noise), t)
     scores = model.denoiser.codec.readout(corrupted.belief.clean).log_softmax(-1)
     plain = -scores.gather(-1, batch.ids.unsqueeze(-1)).squeeze(-1)
     smooth = Objective({"anchor_ce": 1.0}, label_smoothing=0.1)(corrupted)["anchor_ce"]
@@ -105,7 +105,7 @@ def test_training_has_more_noise_and_sampling_has_not():
     made = []
     for model in (plain, loud):
         condition = prepare(model, batch)
-        corrupted = model.corrupt_batch(batch.ids, mask, t, noise, condition)
+        corrupted = model.corrupt_batch(TrainedTexts(batch.ids, mask, condition, noise), t)
         made.append(corrupted.x_t - (1 - (0.3 + 1e-4) ** 0.5) ** 0.5 * corrupted.x0)
     assert torch.allclose(made[1], 4 * made[0], atol=1e-5)
     assert made[0].std().item() == pytest.approx((0.3 + 1e-4) ** 0.25, abs=0.05)

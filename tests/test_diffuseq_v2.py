@@ -22,7 +22,7 @@ from difflm.diffusion.processes.gaussian import Sqrt
 from difflm.diffusion.samplers.loop import Steering
 from difflm.diffusion.samplers.steps import STEPS, StepState
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.diffuseq.process import SoftAbsorbing
+from difflm.methods.diffuseq import SoftAbsorbing
 from difflm.models.diffusion import DiffusionModel
 from difflm.training.fit import train_run
 from difflm.training.recipe import check

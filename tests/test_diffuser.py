@@ -291,7 +291,7 @@ def test_beams_find_the_likeliest_texts_of_an_enumeration():
             expected[words] = sum(float(nats[k, word]) for k, word in enumerate(steps))
         plan = open_slots(nothing, nothing != PAD, edits, model.slot, PAD)
         sampling = model.sampling.change({"beams": 6, "revisions": 3, "steps": 1})
-        made, fresh, log_p, _ = model.write(plan, memory, noise_of(1), 0, sampling, 6)
+        made, fresh, log_p, _ = model.fill_slots(plan, memory, noise_of(1), 0, sampling, 6)
     found = {tuple(row[1 : row.index(END)]): p for row, p in zip(made.tolist(), log_p[0].tolist(), strict=True)}
     assert found == pytest.approx(expected, abs=1e-4) and sum(map(math.exp, found.values())) == pytest.approx(
         1, abs=1e-3
@@ -345,7 +345,7 @@ class Oracle(EditDiffusion):
         self.asked = text, edits
         return []
 
-    def write(self, plan, memory, noise, step, sampling, beams):
+    def fill_slots(self, plan, memory, noise, step, sampling, beams):
         """Slots that are open now; those of edits that come later are not."""
         text, edits = self.asked
         found = align(text, text != PAD, self.target, self.target != PAD)

@@ -21,7 +21,7 @@ from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, FEW
 from difflm.diffusion.samplers.loop import Steering
 from difflm.diffusion.samplers.steps import StepState
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.diffusion_nat.self_prompting import SelfPrompting, join_texts
+from difflm.methods.diffusion_nat import SelfPrompting, join_texts
 from difflm.models.diffusion import DiffusionModel
 
 WORDS, LENGTH = 12, 6

@@ -15,7 +15,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.gaussian import Gaussian, SigmaTime
 from difflm.diffusion.samplers.loop import Steering
 from difflm.methods import METHODS, TextSpec
-from difflm.models.diffusion import DiffusionModel
+from difflm.models.diffusion import DiffusionModel, TrainedTexts
 
 WORDS, LENGTH = 12, 4
 SMALL = {"embedding_dim": 16, "hidden": 48, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
@@ -66,7 +66,7 @@ def test_a_step_of_training_clips_its_times_and_trains_both_passes():
     t, _ = model.times.sample(noise, mask)
     assert t.min() >= low
     condition = prepare(model, batch)
-    corrupted = model.corrupt_batch(batch.ids, mask, t, noise, condition)
+    corrupted = model.corrupt_batch(TrainedTexts(batch.ids, mask, condition, noise), t)
     first = model.denoiser(corrupted.x_t, t, mask, condition).clean
     second = model.denoiser(corrupted.x_t, t, mask, condition, first.detach()).clean
     errors = [(answer - corrupted.x0).square().mean() for answer in (first, second)]

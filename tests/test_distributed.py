@@ -101,7 +101,7 @@ def test_methods_train_as_one(tmp_path, method, changes, divided):
         if divided:
             divide_weights()
         trainer = start(tmp_path / "two", method, **changes)
-        blocks = next(part.blocks for part in trainer.model.modules() if hasattr(part, "blocks"))
+        blocks = trainer.model.networks()[0].equal_blocks()
         assert all(isinstance(part, FSDPModule) == divided for one in blocks for part in (one.attention, one.feed))
         train(trainer, 4)
 

@@ -22,6 +22,7 @@ from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import TextSpec
 from difflm.methods.difflm import DiffLM
+from difflm.models.diffusion import TrainedTexts
 from difflm.training.fit import train_run
 from difflm.training.recipe import check, load_recipe, read_recipe
 from difflm.training.run import load_run, read_config
@@ -74,7 +75,7 @@ def test_a_student_begins_where_its_teacher_began(monkeypatch):
     begins, ids = asked[0][0], last.tokens[:, :9]
     asked.clear()
     mask, noise = torch.arange(9) < lengths[:, None], Noise(0, torch.arange(3))
-    batch = model.corrupt_batch(ids, mask, torch.ones(3), noise, UNCONDITIONAL, (seeds, samples))
+    batch = model.corrupt_batch(TrainedTexts(ids, mask, UNCONDITIONAL, noise, (seeds, samples)), torch.ones(3))
     signal = float(model.process.at(torch.ones(())).alpha)
     assert signal < 1e-3
     assert (batch.x_t - begins[:, :9]).abs().max() <= signal * batch.clean.abs().max() + 1e-6
@@ -140,7 +141,7 @@ def test_the_last_estimate_comes_from_a_noisier_moment_of_the_same_path(monkeypa
     ids, mask, t = torch.randint(4, 30, (6, 8)), torch.ones(6, 8, dtype=torch.bool), torch.linspace(0, 0.9, 6)
     origin = (torch.full((6,), 2), torch.arange(6)) if coupled else None
     asked = heard(monkeypatch)
-    batch = model.corrupt_batch(ids, mask, t, Noise(0, torch.arange(6)), UNCONDITIONAL, origin)
+    batch = model.corrupt_batch(TrainedTexts(ids, mask, UNCONDITIONAL, Noise(0, torch.arange(6)), origin), t)
     (x, before, none), (x_t, now, previous) = asked
     lag = model.times.share_of(before) - model.times.share_of(t[::2])
     assert before[0] == 0 and (lag[1:] > 0).all() and (lag <= 0.3 + 1e-4).all()

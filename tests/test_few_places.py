@@ -16,6 +16,7 @@ from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.diffusion.timesteps import StepSpan
 from difflm.fast import few_places, recorded
 from difflm.fast.inference import Inference
+from difflm.models.base import TextBatch
 
 WIDTH, ROWS, STEPS = 12, 5, 16
 
@@ -94,7 +95,7 @@ def test_no_step_has_more_places_than_were_counted(few, seed):
     noise = Noise(seed, torch.arange(ROWS))
     lengths = torch.full((ROWS,), WIDTH)
     model, sampling = inference.model, inference.model.sampling.change({"steps": STEPS})
-    inputs = model.sampler_inputs(model.denoiser, noise, lengths, WIDTH, sampling, Steering())
+    inputs = model.sampler_inputs(model.denoiser, TextBatch(noise, lengths, WIDTH, sampling, Steering()))
     states = [torch.full((ROWS, WIDTH), WORDS)] + [frame.state for frame in inputs.frames()]
     written = [((a == WORDS) & (b != WORDS)).sum(-1).max() for a, b in pairwise(states)]
     for drawn in (few_places.MAX_DRAWN, 1, 7 * 3 * ROWS * WIDTH):  # all steps at once, or few

@@ -16,7 +16,8 @@ from torch import nn
 
 from difflm.app.cli import main
 from difflm.data.batches import Batch
-from difflm.diffusion.denoiser import SelfConditioning, autocast_to
+from difflm.diffusion.base import Network
+from difflm.diffusion.denoiser import Denoiser, SelfConditioning, autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.precision import avoid_onednn
@@ -233,7 +234,7 @@ def test_models_are_compared_where_they_are_equally_varied():
 # -- learning ---------------------------------------------------------------------------------------------------------
 
 
-class TwoTimes(nn.Module):
+class TwoTimes(Network):
     """A network of two words, told a time, or a time and the length of a jump."""
 
     def __init__(self) -> None:
@@ -254,9 +255,9 @@ def test_one_jump_learns_to_draw_from_the_joint():
     torch.manual_seed(0)
     lengths = DrawnLength(2)
     lengths.forbidden = ()  # the joint's words have the numbers of PAD and others
-    parts = {"codec": sphere(), "process": PROCESS, "network": TwoTimes(), "objective": Objective({"ce": 1.0})}
-    parts |= {"times": LowDiscrepancy(), "lengths": lengths, "self_conditioning": SelfConditioning()}
-    model = FlowMapModel(**parts, sampling=Sampling("jump", steps=1))
+    denoiser = Denoiser(TwoTimes(), sphere(), PROCESS, self_conditioning=SelfConditioning())
+    parts = {"objective": Objective({"ce": 1.0}), "times": LowDiscrepancy(), "lengths": lengths}
+    model = FlowMapModel(denoiser, **parts, sampling=Sampling("jump", steps=1))
     optimiser = torch.optim.Adam(model.denoiser.network.parameters(), lr=3e-3)
     for update in range(300):
         optimiser.param_groups[0]["lr"] = 3e-3 * min(1, (300 - update) / 200)

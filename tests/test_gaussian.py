@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from difflm.diffusion.base import expand_levels
 from difflm.diffusion.codecs.embedding import X0, Epsilon, V
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Cosine, Linear, LogSnrShift, Sqrt, Table
+from difflm.diffusion.processes.gaussian import Cosine, LinearBeta, LogSnrShift, Sqrt, Table
 
 PROCESSES = [
     Gaussian(schedule, exploding)
-    for schedule in (Sqrt(), Cosine(), Linear(), LogSnrShift(Cosine(), -4.0), Table((0.0, 1.0), (8.0, -12.0)))
+    for schedule in (Sqrt(), Cosine(), LinearBeta(), LogSnrShift(Cosine(), -4.0), Table((0.0, 1.0), (8.0, -12.0)))
     for exploding in (False, True)
 ]
 processes = st.sampled_from(PROCESSES)

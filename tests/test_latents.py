@@ -11,6 +11,7 @@ from torch import nn
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, UNK
+from difflm.diffusion.base import Network
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import BoundDenoiser, Steering
@@ -22,7 +23,7 @@ from difflm.fast import inference
 from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.gpvae.model import kl_from_standard
+from difflm.methods.gpvae import kl_from_standard
 
 assert complaint  # a fixture
 BOTH = ["ld4lg", "gpvae"]
@@ -91,7 +92,7 @@ def test_latents_lie_on_the_sphere_and_know_nothing_of_padding():
 # -- diffusion of latents -------------------------------------------------------------------------------------------
 
 
-class Knowing(nn.Module):
+class Knowing(Network):
     """The v of a denoiser that knows the clean latents."""
 
     def __init__(self, process, clean):

@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.fx import GraphModule
 
-from difflm.diffusion.base import expand_levels
+from difflm.diffusion.base import Network, expand_levels
 from difflm.diffusion.codecs import FixedEmbedding
 from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
@@ -181,7 +181,7 @@ def test_the_network_sees_states_of_unit_scale(exploding):
     assert not denoiser.network.inputs[..., 8:].any()
 
 
-class Echo(nn.Module):
+class Echo(Network):
     """A body that answers with the first numbers of what it is shown, and keeps that."""
 
     def __init__(self, out_dim):
@@ -193,7 +193,7 @@ class Echo(nn.Module):
         return inputs[..., : self.out_dim]
 
 
-class Silent(nn.Module):
+class Silent(Network):
     """A body that has no opinion."""
 
     def forward(self, inputs, t, mask=None):

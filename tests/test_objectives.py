@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import PAD
+from difflm.diffusion.base import Belief, Network
 from difflm.diffusion.bounds import ScoredTexts
 from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.codecs.embedding import X0, Epsilon, Logits, Prediction, V
@@ -23,7 +24,7 @@ from difflm.methods.cmlm import Cmlm
 from difflm.methods.difflm import DiffLM
 from difflm.methods.diffusion_lm import DiffusionLM
 from difflm.models.base import Sampling
-from difflm.models.diffusion import DiffusionModel
+from difflm.models.diffusion import DiffusionModel, TrainedTexts
 from difflm.models.lengths import DrawnLength, PadTokens
 
 WORDS, DIM = 7, 4
@@ -31,7 +32,7 @@ IDS = torch.tensor([[4, 5, 6], [6, 4, PAD], [5, 5, 5]])
 MASK = IDS != PAD
 
 
-class Says(nn.Module):
+class Says(Network):
     """A network that answers the same whatever it is asked."""
 
     def __init__(self, answer: Tensor) -> None:
@@ -168,15 +169,22 @@ def test_pads_as_words_count_every_position():
     """A model that knows nothing pays log V at each position of the canvas, pads included."""
     codec = LearnedEmbedding(WORDS, DIM, norm="sphere", prediction=Logits())
     network, parts = Says(torch.zeros(2, 8, WORDS)), (Objective({"ce": 1.0}), Uniform(), PadTokens(8), Sampling())
-    model = DiffusionModel(codec, Gaussian(Cosine()), network, *parts)
+    model = DiffusionModel(Denoiser(network, codec, Gaussian(Cosine())), *parts)
     losses = model(Batch(torch.tensor([[4, 5], [6, PAD]]), torch.tensor([2, 1]))).means()
     assert float(losses["ce"].detach()) == pytest.approx(math.log(WORDS), rel=1e-5)
+
+
+def first_estimate(model, x, t, mask):
+    """What self-conditioning hears of a state."""
+    codec, process, ids = model.denoiser.codec, model.process, torch.zeros_like(mask, dtype=torch.int64)
+    made = Corrupted(ids, mask, x, x, x, x, process.at(t), Belief(x), codec, process)
+    return model.first_estimate(made, TrainedTexts(ids, mask, Condition(), Noise(0, torch.arange(len(x)))))
 
 
 def test_half_of_the_texts_see_a_first_answer_and_no_gradient_goes_through_it():
     model = tiny()
     x, t, mask = torch.randn(6, 3, 8), torch.rand(6), torch.ones(6, 3, dtype=torch.bool)
-    previous = model.first_estimate(x, x, x, model.process.at(t), mask, Condition(), Noise(0, torch.arange(6)))
+    _, previous = first_estimate(model, x, t, mask)
     assert previous is not None and not previous.requires_grad
     told = previous.abs().amax((1, 2)) > 0
     assert int(told.sum()) == 3
@@ -190,8 +198,8 @@ def test_one_text_alone_is_a_batch_too():
 
 def test_a_model_without_self_conditioning_sees_no_answer():
     model = DiffusionLM(hidden=32, layers=1, heads=2).build(TextSpec(WORDS, 8))
-    x, level, mask = torch.randn(2, 8, 16), model.process.at(torch.rand(2)), torch.ones(2, 8, dtype=torch.bool)
-    assert model.first_estimate(x, x, x, level, mask, Condition(), Noise(0, torch.arange(2))) is None
+    x, t, mask = torch.randn(2, 8, 16), torch.rand(2), torch.ones(2, 8, dtype=torch.bool)
+    assert first_estimate(model, x, t, mask) == (None, None)
 
 
 def test_importance_weights_reach_the_loss_but_not_its_parts():
@@ -269,7 +277,7 @@ def test_masked_words_count_alike_where_the_bound_weighs_them_by_their_time(smoo
     model = Cmlm(hidden=16, layers=1, heads=2, dropout=0.0, label_smoothing=smoothing).build(TextSpec(WORDS, 3))
     ids, t = torch.tensor([[4, 5, 6], [6, 4, 4]]), torch.tensor([0.3, 0.8])
     noise = Noise(3, torch.arange(2))
-    made = model.corrupt_batch(ids, torch.ones_like(ids, dtype=torch.bool), t, noise, Condition())
+    made = model.corrupt_batch(TrainedTexts(ids, torch.ones_like(ids, dtype=torch.bool), Condition(), noise), t)
     masked = made.x_t == model.process.mask_id
     assert masked.any() and not masked.all()
     found = model.objective(made)["masked_ce"]

@@ -194,7 +194,7 @@ def test_networks_have_the_published_sizes(name):
     config, count = SIZES[name]
     family = FAMILIES[name]
     with torch.device("meta"):
-        network = family.layout.build_network(config, family.count_words(config))
+        network = family.layout.read_shape(config).build(family.count_words(config))
     own = [weight.numel() for weight in network.parameters()]
     embedding = network.head.weight.numel() * (not is_tied(config))
     assert sum(own) + embedding == count

@@ -206,7 +206,7 @@ def test_what_is_no_encoder_is_refused(tmp_path):
     [
         ({"model_type": "bart"}, "decoder"),
         ({"model_type": "bert", "is_decoder": True}, "decoder"),
-        ({"model_type": "gpt2"}, "no masked language model"),
+        ({"model_type": "gpt2"}, "AutoModelForMaskedLM"),
         ({"model_type": "bert", "hidden_size": 30, "num_attention_heads": 4}, r"config\.json"),
     ],
 )
@@ -232,14 +232,14 @@ def test_an_encoder_that_cannot_answer_is_refused_before_training(tmp_path):
 @pytest.mark.parametrize("encoder", [{"model_type": "unheard"}, {"hidden_size": 32}])
 def test_a_kept_shape_that_is_not_known_is_refused(encoder):
     """As of a run that a newer library made."""
-    with pytest.raises(UsageError, match="no encoder of the kind") as refused:
+    with pytest.raises(UsageError, match="no model of the kind") as refused:
         METHODS["diffusionbert"](encoder=encoder).build(TextSpec(20, 12))
     assert_short(refused)
 
 
 def test_a_kept_shape_names_no_code():
     """`attn_implementation` may name a repository, whose code the library would fetch and run."""
-    from difflm.networks.hf_encoder import library_config
+    from difflm.networks.pretrained import library_config
 
     names = {"attn_implementation": "some/code", "_attn_implementation": "some/code", "auto_map": {"AutoModel": "a.B"}}
     config = library_config({"model_type": "bert", "hidden_size": 32, **names})

@@ -58,7 +58,7 @@ def built(folder: Path):
     model = method.build(TextSpec(len(WORDS), 24))
 
     class Names:
-        size = len(WORDS)
+        size, kind = len(WORDS), "words"
 
         def tokens(self, ids):
             return [WORDS[i] for i in ids if i > 3]
@@ -116,7 +116,7 @@ def compute_gradients(folder: Path, run: Path, prepare=lambda trainer: None, **c
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_layers_may_be_computed_again(tmp_path, kind):
     folder = make_decoder(tmp_path / "theirs", kind)
-    assert [len([*block.parameters()]) > 4 for block in built(folder).network.blocks] == [True, True]
+    assert [len([*block.parameters()]) > 4 for block in built(folder).network.equal_blocks()] == [True, True]
     kept, again = (compute_gradients(folder, tmp_path, recompute=recompute) for recompute in (False, True))
     assert all(torch.allclose(kept[name], again[name], atol=1e-6) for name in kept)
 
@@ -133,7 +133,7 @@ def test_its_layers_may_be_compiled(tmp_path, kind):
 
     def compile_layers(trainer):
         torch._dynamo.reset()
-        for block in trainer.masters.model.network.blocks:
+        for block in trainer.masters.model.network.equal_blocks():
             block.compile(dynamic=False, backend=keep)
 
     plain = compute_gradients(folder, tmp_path)
@@ -166,7 +166,7 @@ def test_it_is_fine_tuned_and_its_run_needs_no_directory(tmp_path):
 
 
 def test_what_is_no_left_to_right_model_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="of a language model there"):
+    with pytest.raises(UsageError, match="the directory of a language model"):
         METHODS["autoregressive"](pretrained=str(tmp_path))
     folder = make_decoder(tmp_path / "short", "llama")
     with pytest.raises(UsageError, match="reads 128 words at most; texts and prompts may have 161"):

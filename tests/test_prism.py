@@ -28,7 +28,8 @@ from difflm.errors import UsageError
 from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.mdlm.quality import QualityModel
+from difflm.methods.mdlm import QualityModel
+from difflm.models.diffusion import TrainedTexts
 from difflm.training.run import load_run
 
 assert tiny_runs  # a fixture
@@ -73,7 +74,7 @@ def test_the_loss_is_least_at_the_probability_given_all_other_words():
     counts = []
     for logit in (-40.0, 40.0):
         model.denoiser = Table(torch.full((4, 4, 2), logit))
-        model.further_losses(made, None, UNCONDITIONAL, noise)["quality"].backward()
+        model.further_losses(made, TrainedTexts(ids, None, UNCONDITIONAL, noise))["quality"].backward()
         counts.append(model.denoiser.quality.grad.abs() * (x_t == 3).any(-1).sum())
     right, total = counts[0].double(), (counts[0] + counts[1]).double()
     for place, joint in enumerate((JOINT, JOINT.T)):

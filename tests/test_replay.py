@@ -20,6 +20,7 @@ from difflm.fast.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunctio
 from difflm.fast.inference import MAX_RECORDED
 from difflm.fast.recorded import RecordedSampler
 from difflm.generation.pipeline import TextDiffusion
+from difflm.models.base import TextBatch
 from difflm.models.batching import make_batches
 
 assert tiny_runs and guide  # fixtures
@@ -115,8 +116,9 @@ def walk_of(lm: TextDiffusion, seed: int, **asked: Any) -> SamplerInputs:
     (batch,) = make_batches(lm.model, job.make_rows(lm.model), lm.device)
     spans = [StepSpan(job.sampling.steps)] * len(batch.lengths)
     steering = steering_for(batch, [(job.plan, part) for _, part in batch.owners], spans)
-    where = (Noise(batch.seeds, batch.samples), batch.lengths, batch.width, job.sampling, steering)
-    return lm.model.sampler_inputs(lm.inference.denoiser, *where)
+    noise = Noise(batch.seeds, batch.samples)
+    asked = TextBatch(noise, batch.lengths, batch.width, job.sampling, steering)
+    return lm.model.sampler_inputs(lm.inference.denoiser, asked)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

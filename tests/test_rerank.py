@@ -137,9 +137,9 @@ def test_a_bound_given_the_source_is_the_likelihood_of_an_exact_denoiser():
     """With masks it is tight: of 18 cells each is within 4.5 of its standard errors."""
     denoiser = ToldWhich()
     lengths = DrawnFromSource(2, 1)
-    parts = (denoiser.codec, denoiser.process, nn.Identity(), Objective({"ce": 1.0}), TimeSampler(None), lengths)
-    model = DiffusionModel(*parts, Sampling("ancestral"), bound=DiscreteBound())
-    model.denoiser, model.capabilities = denoiser, replace(model.capabilities, source_limit=1)
+    parts = Objective({"ce": 1.0}), TimeSampler(None), lengths, Sampling("ancestral")
+    model = DiffusionModel(denoiser, *parts, bound=DiscreteBound())
+    model.capabilities = replace(model.capabilities, source_limit=1)
     lm = TextDiffusion(model, LETTERS, {"method": "exact"})
     each, draws = 400, 64
     cells = [[a, b] for a in range(3) for b in range(3) for _ in range(each)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from difflm.diffusion.processes.gaussian import (
     LOWEST_LOG_SNR,
     Cosine,
-    Linear,
+    LinearBeta,
     LogSnrShift,
     Schedule,
     Sqrt,
@@ -19,7 +19,7 @@ from difflm.diffusion.processes.gaussian import (
 )
 
 SCHEDULES = [
-    Linear(),
+    LinearBeta(),
     Cosine(),
     Sqrt(),
     Table((0.0, 0.3, 1.0), (9.0, 1.0, -12.0)),
@@ -89,7 +89,7 @@ def test_linear_is_the_limit_of_a_thousand_steps():
     beta = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
     product = torch.cumprod(1 - beta, 0)
     t = torch.arange(1, 1001, dtype=torch.float64) / 1000
-    signal = Linear().signal(t)
+    signal = LinearBeta().signal(t)
     allowed = beta.square().cumsum(0) + beta + 1e-4
     assert bool(((signal.log() - product.log()).abs() <= allowed).all())
     assert float((signal - product).abs().max()) < 0.005

@@ -20,8 +20,7 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.samplers.loop import BoundDenoiser
 from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.sed.codec import ReadoutEmbedding, cooccurrence_vectors, main_directions
-from difflm.methods.sed.word_vectors import read_word_vectors
+from difflm.methods.sed import ReadoutEmbedding, cooccurrence_vectors, main_directions, read_word_vectors
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 from difflm.training.run import load_run, read_config

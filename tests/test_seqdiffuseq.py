@@ -23,7 +23,7 @@ from difflm.diffusion.samplers.loop import Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.seqdiffuseq.schedule import PositionGaussian, PositionLosses, equalise
+from difflm.methods.seqdiffuseq import PositionGaussian, PositionLosses, equalise
 from difflm.networks import EncoderDecoder
 from difflm.runtime.tensors import load_tensors
 

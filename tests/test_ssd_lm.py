@@ -26,7 +26,7 @@ from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Sampling
-from difflm.models.block_diffusion import BlockDiffusion, BlockLengths, BlockwiseDenoiser
+from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths, BlockwiseDenoiser
 from difflm.networks import Transformer
 
 assert tiny_runs  # a fixture
@@ -139,13 +139,13 @@ def simplex_model() -> BlockDiffusion:
 def vector_model() -> BlockDiffusion:
     """Blocks of word vectors, which no method has."""
     torch.manual_seed(0)
+    codec = LearnedEmbedding(WORDS, 8, norm="sphere", prediction=Logits(evidence=True))
+    network, lengths = Transformer(16, WORDS, 16, 2, 2, time="adaptive"), BlockLengths(LONGEST, BLOCK)
     made = BlockDiffusion(
-        codec=LearnedEmbedding(WORDS, 8, norm="sphere", prediction=Logits(evidence=True)),
-        process=Gaussian(Cosine()),
-        network=Transformer(16, WORDS, 16, 2, 2, time="adaptive"),
+        BlockDenoiser(network, codec, Gaussian(Cosine()), None, BLOCK, lengths.widest),
         objective=Objective({"ce": 1.0}),
         times=BlockTimes(BLOCK, 0.0, 1.0),
-        lengths=BlockLengths(LONGEST, BLOCK),
+        lengths=lengths,
         sampling=Sampling(steps=4),
     )
     nn.init.normal_(made.denoiser.network.head.weight, std=0.5)

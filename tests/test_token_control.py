@@ -117,7 +117,7 @@ def test_a_label_is_a_known_word(weight):
     """The first word as the label of the second: p(x | c)^γ p(x)^(1 − γ) with γ = 1 + w, from exact parts."""
     parts = (Objective({"elbo": 1.0}), LowDiscrepancy(), DrawnLength(2), Sampling(contrast=weight))
     exact = ExactTokens(Absorbing(3))
-    model = DiffusionModel(exact.codec, exact.process, exact.network, *parts)
+    model = DiffusionModel(exact, *parts)
     known = torch.tensor([[0, -1], [1, -1], [2, -1]])
     ask = model.bind_denoiser(exact, torch.ones(3, 2, dtype=torch.bool), model.sampling, Steering(known=known))
     x = torch.where(known >= 0, known, 3)

@@ -27,7 +27,7 @@ from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.d3pm.matrix import Matrix, balanced, company, nearest_rate
 from difflm.methods.d3pm.schedule import InformedUniform, MutualInformationAlpha
-from difflm.methods.diffusionbert.spindle import Spindle
+from difflm.methods.diffusionbert import Spindle
 from difflm.methods.gidd import Hybrid
 
 EXACT = -JOINT.flatten().log()

@@ -18,7 +18,7 @@ from difflm.diffusion.samplers.loop import Sampler, Steering
 from difflm.diffusion.samplers.steps import StepState
 from difflm.diffusion.timesteps import StepSpan
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.diffusionbert.spindle import Spindle
+from difflm.methods.diffusionbert import Spindle
 from difflm.methods.gidd import Hybrid
 from difflm.models.base import Sampling
 

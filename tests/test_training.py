@@ -36,7 +36,7 @@ class Watching:
         self.seen.append(now)
 
 
-class Counting(torch.nn.Module):
+class Counting(Trainable):
     """A model that costs one nat a word and notes how often it was asked."""
 
     def __init__(self, likelihood):

@@ -17,7 +17,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -72,8 +71,7 @@ class Plan:
         """Count the weights on the model itself, without memory for them."""
         with torch.device("meta"), SkipInit():
             model = size.recipe("mdlm").build_method().build(TextSpec(size.vocabulary, size.words))
-        blocks: Any = next(part.blocks for part in model.modules() if hasattr(part, "blocks"))
-        divided = [part for block in blocks for part in (block.attention, block.feed)]
+        divided = model.denoiser.network.position_parts()
         parts = [sum(p.numel() for p in part.parameters()) for part in divided]
         total = sum(p.numel() for p in model.parameters())
         return cls(size, accumulate, total, total - sum(parts), max(parts))

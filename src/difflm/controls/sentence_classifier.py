@@ -14,7 +14,7 @@ from difflm.data.tokenizers import END, SPECIALS, Tokenizer
 from difflm.data.words import join_words
 from difflm.diffusion.denoiser import autocast_to
 from difflm.errors import UsageError
-from difflm.networks.hf_encoder import LOCAL, explained, transformers
+from difflm.networks.pretrained import LOCAL, explained, transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -1,4 +1,4 @@
-"""The interfaces between the parts of a diffusion model: noise levels, a belief, a process, a codec."""
+"""The interfaces between the parts of a diffusion model: noise levels, a belief, a process, a codec, a network."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -25,6 +25,11 @@ class Levels:
     def __getitem__(self, index: Any) -> Self:
         """The levels of some steps, rows or positions."""
         return replace(self, **{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+    @property
+    def network_input(self) -> Tensor:
+        """What a network is told of the time."""
+        return self.t
 
 
 # What becomes a text, step by step: `prefix` is a text that grows from left to right.
@@ -250,6 +255,10 @@ class Codec(nn.Module):
         """How near each token is to a clean state, [B, L, V]."""
         return x
 
+    def readout(self, x: Tensor) -> Tensor:
+        """Rounding: log p(w | x_0) up to a constant."""
+        return self.closeness(x)
+
     def picture(self, x: Tensor) -> Tensor | None:
         """States as grey pictures [B, rows, columns] of bytes, if they consist of pixels."""
         return None
@@ -264,3 +273,23 @@ class Codec(nn.Module):
             found = found.to(self.bias.device)
             self._masks = {**(self._masks if len(self._masks) < MAX_MASKS else {}), key: found}
         return found
+
+
+class Network(nn.Module):
+    """Answers from what a codec makes of a noisy state, its times and its mask."""
+
+    capturable = True  # whether its calls can be captured: nothing in it reads the device to decide what to do
+    causal = False  # whether a position sees only those before it
+    encodes_sources = False  # whether `encode` reads sources, to which texts attend
+    has_word_head = False  # whether its last states can be asked for instead of words (`networks/head.py`)
+
+    def equal_blocks(self) -> Sequence[nn.Module]:
+        """Its parts that are alike, one after the other: a trainer compiles them one by one."""
+        return ()
+
+    def position_parts(self) -> Sequence[nn.Module]:
+        """The parts of its blocks that read every position, with the layers that can compute in eight bits."""
+        return ()
+
+    def begin_update(self, update: int) -> None:
+        """Called before each update of training, counted from 0: what it sees may change."""

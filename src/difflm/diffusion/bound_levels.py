@@ -9,13 +9,14 @@ errors there are almost always zero and occasionally huge, which a few draws can
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.diffusion.codecs import Embedding
+from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import interpolate
@@ -32,16 +33,17 @@ KNOTS, WORDS = 65, 64  # of the guess: noise levels, and words at each
 class NoisyWords:
     """Vectors of words under noise: q(x_t | w) = N(α e_w, σ²), where σ includes the spread of x_0 around its word."""
 
-    codec: Any
-    process: Any
+    codec: Embedding
+    process: Gaussian
 
-    def __post_init__(self) -> None:
-        assert isinstance(self.codec, Embedding) and isinstance(self.process, Gaussian), "a bound for word vectors"
+    @classmethod
+    def of(cls, denoiser: Denoiser) -> "NoisyWords":
+        """The words of a denoiser of word vectors."""
+        return cls(cast(Embedding, denoiser.codec), cast(Gaussian, denoiser.process))
 
     def noise_at(self, times: Tensor) -> tuple[Tensor, Tensor]:
         """α and σ."""
-        alpha, sigma = self.codec.word_noise(self.process.at(times))
-        return alpha, sigma
+        return self.codec.word_noise(self.process.at(times))
 
     def snr(self, times: Tensor) -> Tensor:
         """α²/σ² in float64: steps of the chain are small differences of it."""
@@ -69,7 +71,7 @@ class NoisyWords:
     def separates_evidence(self) -> bool:
         """Whether the evidence of context is separate from that of the word's own noisy vector, so that a control
         variate can remove the errors that the vector's noise adds by chance."""
-        return bool(self.codec.adds_evidence and not self.codec.x0_std)
+        return self.codec.adds_evidence and not self.codec.x0_std
 
     @torch.no_grad()
     def place_levels(self) -> Tensor:

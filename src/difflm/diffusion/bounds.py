@@ -61,8 +61,7 @@ class DiscreteBound:
 
     def __call__(self, texts: ScoredTexts, draws: int) -> Tensor:
         """With `draws` times a text, one in each stratum, [B, draws]."""
-        process, ids, steps = texts.denoiser.process, texts.ids, texts.times.steps
-        assert isinstance(process, DiscreteProcess)
+        process, ids, steps = cast(DiscreteProcess, texts.denoiser.process), texts.ids, texts.times.steps
         prior = texts.sum_words(process.prior_nats(ids)).unsqueeze(-1).double()
         offset = texts.noise.uniform(0, stream=10).double()
         found = []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.diffusion.base import Belief, Levels, Process, Times, expand_levels
+from difflm.diffusion.base import Belief, Levels, Network, Process, Times, expand_levels
 from difflm.diffusion.codecs import Codec
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.precision import emulated
@@ -176,10 +176,11 @@ class Denoiser(nn.Module):
     """
 
     passes = 1  # network calls per prediction, while it generates
+    reads_prefixes = False  # whether its classifiers read prefixes of texts instead of noisy texts
 
     def __init__(
         self,
-        network: nn.Module,
+        network: Network,
         codec: Codec,
         process: Process,
         conditioning: Conditioning | None = None,
@@ -213,7 +214,7 @@ class Denoiser(nn.Module):
                 clean, here = canvas.given
                 inputs = [*(torch.where(here, 0, own) for own in inputs), clean, here.to(clean.dtype)]
             whole = torch.cat(inputs, dim=-1) if len(inputs) > 1 else inputs[0]
-            told = getattr(canvas.level, "told", canvas.level.t)  # for a jump, both of its times
+            told = canvas.level.network_input
         with autocast_to(x.device, self.precision):
             if read is not None:
                 return read(self.network(whole, told, canvas.mask, *canvas.memory, answers=False)[:, first:])

@@ -31,6 +31,7 @@ class TimeSampler(nn.Module):
 
     observed_term: str | None = None  # the loss term that it observes; None: the weighted sum of all
     usual = 0.5  # the time of most training
+    learned = False  # whether the map from u to times is
     ignored_token = -1  # a token whose losses it does not observe, such as padding
 
     def __init__(self, steps: int | None = None, limits: tuple[float, float] = (0.0, 1.0)) -> None:
@@ -191,6 +192,8 @@ class LearnedWarp(LowDiscrepancy):
     Times are drawn so that the loss grows linearly in u; `sample` and sampling grids share the map. Both axes are cut
     into bins whose widths are learned: softmax(l_t) along time, exp(l_u) along loss.
     """
+
+    learned = True
 
     def __init__(self, bins: int = 100, floor: float = 1e-3) -> None:
         super().__init__()

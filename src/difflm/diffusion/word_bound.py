@@ -37,7 +37,7 @@ class GaussianBound:
 
     def __call__(self, texts: ScoredTexts, draws: int) -> Tensor:
         codec, pairs = texts.denoiser.codec, count_pairs(texts.denoiser, draws)
-        words, vectors = NoisyWords(codec, texts.denoiser.process), codec.encode(texts.ids)
+        words, vectors = NoisyWords.of(texts.denoiser), codec.encode(texts.ids)
         chain = Chain(texts, words, vectors, words.place_levels(), pairs, self.certain_below)
         coin = texts.noise.uniform(0, stream=15) < 0.5
         found: list[Tensor] = []

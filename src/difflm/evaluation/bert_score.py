@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.errors import UsageError
-from difflm.networks.hf_encoder import LOCAL, explained, read_encoder, transformers
+from difflm.networks.pretrained import LOCAL, explained, read_encoder, transformers
 
 BATCH_SIZE = 256
 

@@ -74,16 +74,16 @@ def draw_at_once(seed: int | Tensor, samples: Tensor, step: Step, shape: tuple[i
     return Noise(seed, samples).uniform(step, *shape, stream=stream)
 
 
-def prepare_blocks(model: nn.Module, compiled: bool, recompute: bool) -> None:
+def prepare_blocks(model: Trainable, compiled: bool, recompute: bool) -> None:
     """Checkpoint or compile blocks of a model's network; also compile its input layers, its last sum and the gradients
     of its head, if they are costly."""
-    network: Any = next((part for part in model.modules() if hasattr(part, "blocks")), None)
+    network: Any = next(iter(model.networks()), None)
     if network is None:
         return
     if compiled:
         # Torch's limit is eight. A first block, to which none hands on, is compiled apart for every width.
         torch._dynamo.config.recompile_limit = max(16, torch._dynamo.config.recompile_limit)
-    for block in network.blocks:
+    for block in network.equal_blocks():
         if recompute:
             block.hands_on = False  # its input is kept: one tensor, not two that it would add
             block.forward = partial(recomputed, block.forward, use_reentrant=False)
@@ -91,6 +91,6 @@ def prepare_blocks(model: nn.Module, compiled: bool, recompute: bool) -> None:
             block.compile(dynamic=False, options=COMPILED)
     slopes = getattr(network, "slopes", None)
     of_head = (slopes, "plain") if isinstance(slopes, FusedSlopes) else (network, "slopes")
-    for owner, name in ((network, "entry"), (network.blocks, "add_rest"), of_head):
+    for owner, name in ((network, "entry"), *((part, "add_rest") for part in network.children()), of_head):
         if compiled and hasattr(owner, name):
             setattr(owner, name, torch.compile(getattr(owner, name), dynamic=False, options=COMPILED))

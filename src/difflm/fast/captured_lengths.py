@@ -20,7 +20,7 @@ class CapturedLengths:
 
     def __call__(self, denoiser: Denoiser, source: Tensor, mask: Tensor) -> Tensor:
         read = partial(LengthPredictor.read_lengths, self.policy, denoiser)
-        if not getattr(denoiser.network, "capturable", True):
+        if not denoiser.network.capturable:
             return read(source, mask)
         found = self.reader  # other threads may replace it
         if found is None or found[0] is not denoiser:

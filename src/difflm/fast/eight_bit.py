@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.diffusion.base import Network
 from difflm.machine import eight_bit_engine, is_on
 
 Product = Callable[[Tensor], Tensor]
-READ_ALL = ("attention", "feed", "self_attn", "mlp")  # parts of a block that read every position
 PACKING = threading.Lock()  # torch's engine and Python's filter of warnings are one for all threads
 
 
@@ -93,12 +93,10 @@ def multiply_plain(weight: tuple[Tensor, Tensor, Tensor, float, int, Tensor], x:
     return torch.fbgemm_linear_int8_weight_fp32_activation(x, *weight)
 
 
-def use_eight_bits(network: nn.Module) -> nn.Module:
-    """The same network with the linear layers of its blocks replaced. Those for the time stay as they are: they read
+def use_eight_bits(network: Network) -> None:
+    """Replace the linear layers of a network's blocks. Those for the time stay as they are: they read
     one row per text."""
-    for block in getattr(network, "blocks", []):
-        for part in (child for name, child in block.named_children() if name in READ_ALL):
-            for name, layer in [*part.named_children()]:
-                if isinstance(layer, nn.Linear):
-                    setattr(part, name, EightBitLinear(layer))
-    return network
+    for part in network.position_parts():
+        for name, layer in [*part.named_children()]:
+            if isinstance(layer, nn.Linear):
+                setattr(part, name, EightBitLinear(layer))

@@ -3,6 +3,7 @@ depends on random numbers alone, so only the logits of these positions are compu
 time. If texts are watched while they form, guesses are shown at all positions, and all logits are computed."""
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -37,8 +38,7 @@ def ask_few_places(inputs: SamplerInputs) -> SamplerInputs:
 
 def most_moved(inputs: SamplerInputs) -> Tensor:
     """The most masks of a text that any one step writes."""
-    process, levels, steps = inputs.process, inputs.levels, len(inputs.grid) - 1
-    assert isinstance(process, Absorbing)
+    process, levels, steps = cast(Absorbing, inputs.process), inputs.levels, len(inputs.grid) - 1
     z = inputs.start(inputs.draw_noise(0))
     most, size = z.new_zeros(()), max(1, MAX_DRAWN // (3 * z.numel()))
     for first in range(0, steps, size):
@@ -55,10 +55,8 @@ def write_places(
     inputs: SamplerInputs, x: Tensor, level: Levels, next_level: Levels, fresh: Tensor
 ) -> tuple[Tensor, Tensor]:
     """x_s, where masks that are not due stay, and the probabilities of new words, 1 elsewhere, [B, L] each."""
-    process, bound = inputs.process, inputs.denoise
-    assert isinstance(process, Absorbing) and isinstance(bound, BoundDenoiser)
-    network = bound.denoiser.network
-    assert isinstance(network, WordHead)
+    process, bound = cast(Absorbing, inputs.process), cast(BoundDenoiser, inputs.denoise)
+    network = cast(WordHead, bound.denoiser.network)
     moves = process.moves(x, level.t, next_level.t, fresh)
     at = moves.long().argsort(dim=-1, descending=True, stable=True)[:, : inputs.places]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import PAD
+from difflm.diffusion.base import Network
 from difflm.diffusion.denoiser import Denoiser, cast_linears
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
 from difflm.fast.accelerate import accelerate
 from difflm.fast.captured_lengths import capture_lengths
@@ -30,7 +30,7 @@ from difflm.fast.recorded_blocks import recorder_of
 from difflm.fast.repairs import GROWTH, Repairs, expect_nearby, unwritten_log_probs
 from difflm.machine import is_on
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.base import DenoisingModel, LanguageModel, Sampling
+from difflm.models.base import DenoisingModel, LanguageModel, PrefixModel, Runner, Sampling, TextBatch
 from difflm.models.batching import WIDTH
 from difflm.networks.transformer import Transformer
 from difflm.runtime.tensors import module_tensors, storage_addresses, submodules
@@ -44,7 +44,7 @@ MAX_TIMES = 128  # steps whose modulations a CPU keeps: for `e2e` 74 KB each, fo
 ALIGNMENT = 8
 
 
-class Inference:
+class Inference(Runner):
     """`dtype` is the network's arithmetic while it generates, unless the model itself gives one; int8 applies only to
     the matrix products in its blocks. `record` captures sampling steps; None: on a GPU. One object may generate several
     batches at once, in one thread or in many.
@@ -78,9 +78,8 @@ class Inference:
     @property
     def denoiser(self) -> Denoiser:
         """The denoiser for generating. Networks of other libraries, which may have other tables, are not copied."""
-        assert isinstance(self.model, DenoisingModel)
         source = self.model.denoiser
-        if not getattr(source.network, "capturable", True):
+        if not source.network.capturable:
             return source
         with self._lock:
             dtype = source.precision or self.dtype
@@ -127,19 +126,15 @@ class Inference:
             model.eval()
         if steering.decode is not None:
             yield from steering.decode(noise, width, sampling, steering)
-        elif isinstance(model, Autoregressive):
-            yield from self._decode(model, noise, width, sampling, steering)
-        elif isinstance(model, DenoisingModel):
-            inputs = model.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
-            recorder = recorder_of(inputs) if self._records(lengths.device) else None
-            frames = inputs.frames() if recorder is None else self._replay(recorder, inputs, steering)
-
-            def decode(part: Autoregressive, how: Sampling, steering: Steering) -> Iterator[Frame]:
-                return self._decode(part, noise, width, how, steering)
-
-            yield from model.follow_frames(frames, lengths, sampling, steering, decode)
         else:
-            yield from model.stream(noise, lengths, width, sampling, steering)
+            yield from model.write(TextBatch(noise, lengths, width, sampling, steering), self)
+
+    def denoiser_of(self, model: LanguageModel) -> Denoiser:
+        return self.denoiser
+
+    def denoise(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
+        recorder = recorder_of(inputs) if self._records(inputs.mask.device) else None
+        return inputs.frames() if recorder is None else self._replay(recorder, inputs, steering)
 
     def _replay(self, recorder: type[RecordedSampler], inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
         compiled = self.compiled and inputs.mask.is_cuda
@@ -159,44 +154,48 @@ class Inference:
             sampler.begin(inputs, states)
             yield sampler
 
-    def _decode(
-        self, model: Autoregressive, noise: Noise, width: int, sampling: Sampling, steering: Steering
-    ) -> Iterator[Frame]:
+    def decode(self, part: PrefixModel, batch: TextBatch) -> Iterator[Frame]:
         """Yield frames of texts that are written from left to right, with captured steps if there are no rules."""
-        batch = len(noise.samples)
-        if sampling.beams and batch > (most := max(1, MAX_BEAM_ROWS // sampling.beams)):
-            yield join_frames([*self._search_in_parts(model, noise, width, sampling, steering, most)])
+        model, texts, sampling, steering = (
+            cast(Autoregressive, part),
+            len(batch.lengths),
+            batch.sampling,
+            batch.steering,
+        )
+        if sampling.beams and texts > (most := max(1, MAX_BEAM_ROWS // sampling.beams)):
+            yield join_frames([*self._search_in_parts(model, batch, most)])
             return
         # On a CPU, where a half width saves less, beams compare sums of log-probabilities in the model's own dtype.
         dtype = None if sampling.beams and not model.banned.is_cuda else self.dtype
         decoder = self._sync_decoder(model, model.precision or dtype, self.compiled)
-        memory = decoder.draw_memory(noise, steering)
-        captured = decoder.captures_words and getattr(decoder.network, "capturable", True)
+        captured = decoder.captures_words and decoder.network.capturable
         if steering.prefix_rules or not captured:
-            yield from left_to_right(decoder, noise, width, sampling, steering.prefix_rules, steering.known, memory)
+            yield from super().decode(decoder, batch)
             return
+        memory = decoder.draw_memory(batch.noise, steering)
         settings = sampling.temperature, sampling.top_k, sampling.top_p, sampling.beams, sampling.length_penalty
-        key = batch, width, settings, storage_addresses(decoder), capture_key(memory)
-        with self._decoders.acquire(key, lambda: RecordedDecoder(decoder, batch, width, sampling, memory)) as recorded:
-            yield from recorded.frames(noise, steering.known, memory)
+        key = texts, batch.width, settings, storage_addresses(decoder), capture_key(memory)
+        create = partial(RecordedDecoder, decoder, texts, batch.width, sampling, memory)
+        with self._decoders.acquire(key, create) as recorded:
+            yield from recorded.frames(batch.noise, steering.known, memory)
 
-    def _search_in_parts(
-        self, model: Autoregressive, noise: Noise, width: int, sampling: Sampling, steering: Steering, most: int
-    ) -> Iterator[Frame]:
+    def _search_in_parts(self, model: Autoregressive, batch: TextBatch, most: int) -> Iterator[Frame]:
         """Yield the frames of `most` texts at a time: each text has one row per beam, and only its words are kept."""
+        noise, steering = batch.noise, batch.steering
         for start in range(0, len(noise.samples), most):
             part = slice(start, start + most)
             tensors = steering.known, steering.source, steering.source_mask, steering.latents
             known, source, mask, latents = (None if tensor is None else tensor[part] for tensor in tensors)
             own = replace(steering, known=known, source=source, source_mask=mask, latents=latents)
             seed = noise.seed if isinstance(noise.seed, int) else noise.seed[part]
-            yield from self._decode(model, Noise(seed, noise.samples[part]), width, sampling, own)
+            few = replace(batch, noise=Noise(seed, noise.samples[part]), lengths=batch.lengths[part], steering=own)
+            yield from self.decode(model, few)
 
     def _sync_decoder(self, model: Autoregressive, dtype: torch.dtype | None, compiled: bool) -> Autoregressive:
         """The model itself if it needs no copy; otherwise a cast copy with the current weights, its blocks compiled if
         requested."""
         # Networks of other libraries have tables that must not be cast.
-        if (dtype is None and not compiled) or not getattr(model.network, "capturable", True):
+        if (dtype is None and not compiled) or not model.network.capturable:
             return model
         with self._lock, torch.no_grad():
             key = dtype, compiled, model.banned.device
@@ -214,7 +213,7 @@ class Inference:
     def captures_nats(self) -> bool:
         """Whether texts are scored by a captured pass; not by subclasses: an autoencoder has other nats."""
         model = self.model
-        if type(model) is not Autoregressive or not getattr(model.network, "capturable", True):
+        if type(model) is not Autoregressive or not model.network.capturable:
             return False
         return self._records(model.banned.device)
 
@@ -229,12 +228,11 @@ class Inference:
         """Like the model's own method. A left-to-right model reads few texts by a captured pass, with padding."""
         if not self._can_capture(batch):
             return self.model.nats_and_error(batch, noise, draws)
-        model, padded = self.model, self._pad(batch)
+        model, padded = cast(Autoregressive, self.model), self._pad(batch)
         if model.training:
             model.eval()
         given = padded.ids, padded.lengths, padded.source, padded.source_lengths
         there = [one for one in given if one is not None]
-        assert isinstance(model, Autoregressive)
         read = self._readers.setdefault(len(there), CapturedCalls(lambda *own: model.nats(Batch(*own)), model))
         nats = read(*there)
         return nats, torch.zeros_like(nats)
@@ -245,8 +243,7 @@ class Inference:
     ) -> Tensor:
         """What a left-to-right model makes of texts (`Repairs`), by captured readings where scores are captured.
         `expect` is the `expect_words` of their writer, if that has a say."""
-        model = self.model
-        assert isinstance(model, Autoregressive)
+        model = cast(Autoregressive, self.model)
         if model.training:
             model.eval()
         room = max(batch.ids.shape[1], min(batch.ids.shape[1] + GROWTH, model.max_words))
@@ -330,7 +327,7 @@ class DenoiserCopy:
         self.denoiser.codec = source.codec.frozen()
         if self.apart:
             self.denoiser.network = prepare_network(source.network, dtype, compiled)
-            if is_on_gpu(source.network) and hasattr(source.network, "encode"):
+            if is_on_gpu(source.network) and source.network.encodes_sources:
                 network: Any = self.denoiser.network  # encoding a source is a single replay, too
                 network.encode = CapturedCalls(network.encode, network)
         self.denoiser.precision = None if dtype is torch.int8 else dtype
@@ -391,29 +388,32 @@ class HalfNorm(nn.LayerNorm):
             return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
-def narrow_norms(network: nn.Module, dtype: torch.dtype) -> None:
+def narrow_norms(network: Network, dtype: torch.dtype) -> None:
     """Replace the norms of a network's blocks by norms in a narrow dtype."""
-    for block in getattr(network, "blocks", []):
+    for block in network.equal_blocks():
         for name, norm in [*block.named_children()]:
             if type(norm) is nn.LayerNorm:
                 setattr(block, name, HalfNorm(norm, dtype))
 
 
-def prepare_network(network: nn.Module, dtype: torch.dtype | None, compiled: bool) -> nn.Module:
+def prepare_network(network: Network, dtype: torch.dtype | None, compiled: bool) -> Network:
     """A copy whose linear layers are in `dtype`. On a CPU its blocks are compiled one by one, since they share their
     code; on a GPU whole steps are compiled. Its weights are copied later."""
     network = copy.deepcopy(network).requires_grad_(False).eval()
-    network = use_eight_bits(network) if dtype is torch.int8 else cast_linears(network, dtype)
+    if dtype is torch.int8:
+        use_eight_bits(network)
+    else:
+        cast_linears(network, dtype)
     if is_on_gpu(network):
         if dtype is not None:
             narrow_norms(network, dtype)
         if isinstance(head := getattr(network, "head", None), nn.Linear) and head.out_features % ALIGNMENT:
             network.head = PaddedLinear(head)
     elif compiled and dtype is not torch.int8:
-        for block in getattr(network, "blocks", [network]):
+        for block in network.equal_blocks() or [network]:
             block.compile(dynamic=False)
     elif packs_weights(network):
-        pack_layers(position_layers(network))
+        pack_layers(position_layers(cast(Transformer, network)))
     if isinstance(network, Transformer) and network.head.weight.device.type == "cpu":
         # A copy on a CPU is replaced when weights change.
         network.modulations_at = remember_times(network.modulations_at)  # type: ignore[method-assign, assignment]
@@ -431,17 +431,16 @@ def remember_times(compute: Callable[[Tensor], T]) -> Callable[[Tensor], T]:
     return lambda t: compute(t) if t.dim() != 1 or is_capturing() else find_answer((*t.tolist(),), t.dtype)
 
 
-def packs_weights(network: nn.Module) -> bool:
+def packs_weights(network: Network) -> bool:
     return isinstance(network, Transformer) and not is_on_gpu(network) and is_on("packed_weights")
 
 
-def position_layers(network: Any) -> Iterator[nn.Module]:
+def position_layers(network: Transformer) -> Iterator[nn.Module]:
     """Layers that are applied to every position, unlike those of the time, which are applied once per text."""
-    blocks = [part for block in network.blocks for part in (block.attention, block.feed)]
-    return (layer for part in (network.input, *blocks, network.head) for layer in part.modules())
+    return (layer for part in (network.input, *network.position_parts(), network.head) for layer in part.modules())
 
 
-def is_on_gpu(network: nn.Module) -> bool:
+def is_on_gpu(network: Network) -> bool:
     return next(network.parameters()).is_cuda
 
 
@@ -450,6 +449,6 @@ def prepare_decoder(model: Autoregressive, dtype: torch.dtype | None, compiled: 
     decoder = copy.deepcopy(model).requires_grad_(False).eval().to(dtype=dtype)
     decoder.set_compute_dtype(None)
     if compiled:
-        for block in decoder.network.blocks:
+        for block in decoder.network.equal_blocks():
             block.compile(dynamic=False)
     return decoder

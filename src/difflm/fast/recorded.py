@@ -11,7 +11,7 @@ from torch import Tensor, nn, zeros_like
 from difflm.diffusion.base import Levels
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.precision import avoid_onednn
-from difflm.diffusion.samplers.left_to_right import BeamState, decoding_state
+from difflm.diffusion.samplers.left_to_right import decoding_state
 from difflm.diffusion.samplers.loop import BoundDenoiser, Frame, Memory, SamplerInputs
 from difflm.fast.cuda_graphs import CapturedFunction, compile_whole
 from difflm.fast.few_places import write_places
@@ -33,7 +33,7 @@ def can_capture(inputs: SamplerInputs) -> bool:
     parts = [inputs.denoise, *sampler.transforms, *([] if sampler.guide is None else [sampler.guide])]
     network = inputs.denoise.denoiser.network if isinstance(inputs.denoise, BoundDenoiser) else None
     known = all(is_dataclass(part) and not getattr(part, "syncs_with_device", False) for part in parts)
-    return known and getattr(network, "capturable", True)
+    return known and (network is None or network.capturable)
 
 
 def capture_key(value: Any, seen: dict[int, int] | None = None) -> Hashable:
@@ -215,10 +215,10 @@ class RecordedDecoder:
             x = network.input(self.model.embedding(state.last))
             x, _ = network.run(x, None, visible, self.caches, 0, angles, self.memory)
             state.append(network.answer(x)[:, -1].float())
-        if isinstance(state, BeamState):
+        if (parents := state.parents) is not None:
             for slots in self.caches:
-                slots.keys.copy_(slots.keys.index_select(0, state.parents))
-                slots.values.copy_(slots.values.index_select(0, state.parents))
+                slots.keys.copy_(slots.keys.index_select(0, parents))
+                slots.values.copy_(slots.values.index_select(0, parents))
 
     def close(self) -> None:
         self.step.close()

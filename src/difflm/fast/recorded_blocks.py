@@ -7,6 +7,7 @@ each position attends to.
 """
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -39,8 +40,7 @@ def recorder_of(inputs: SamplerInputs) -> type[RecordedSampler] | None:
 
 class RecordedBlocks(RecordedSampler):
     def __init__(self, inputs: SamplerInputs, compiled: bool = False, other: RecordedSampler | None = None) -> None:
-        assert isinstance(inputs.denoise, BlockwiseDenoiser)
-        denoiser, device = inputs.denoise.denoiser, inputs.mask.device
+        denoiser, device = cast(BlockwiseDenoiser, inputs.denoise).denoiser, inputs.mask.device
         size, network, (texts, width) = denoiser.size, denoiser.network, inputs.mask.shape
         self.block = torch.arange(size, device=device)
         # Slot j is that of position j − size: before the first block there is another, which is never attended to.
@@ -55,9 +55,9 @@ class RecordedBlocks(RecordedSampler):
 
     def _step(self) -> None:
         inputs, counter = self.inputs, self.inputs.step_counter
-        assert isinstance(inputs.denoise, BlockwiseDenoiser) and inputs.known is not None
-        size = len(self.block)
-        place = torch.div(counter, inputs.denoise.steps, rounding_mode="floor") * size + self.block
+        bound, size = cast(BlockwiseDenoiser, inputs.denoise), len(self.block)
+        assert inputs.known is not None
+        place = torch.div(counter, bound.steps, rounding_mode="floor") * size + self.block
         self.slot.copy_(torch.cat([place, place + size]))
         here, there = (
             self.levels.index_select(0, at).squeeze(0).index_select(-1, place) for at in (counter, counter + 1)
@@ -65,7 +65,7 @@ class RecordedBlocks(RecordedSampler):
         level, next_level = (self.kind(*row.unbind()) for row in (here, there))
         x, known, fresh = (one.index_select(1, place) for one in (self.x, inputs.known, self._noise()))
         others = [one for one in inputs.sampler.transforms if not isinstance(one, ImposeTokens)]
-        sampler = replace(inputs.sampler, transforms=[*others, ImposeTokens(inputs.denoise.denoiser.codec, known)])
+        sampler = replace(inputs.sampler, transforms=[*others, ImposeTokens(bound.denoiser.codec, known)])
         part = replace(inputs, denoise=self._believe, known=known, sampler=sampler)
         x, belief = part.take_step(x, level, next_level, None, None, lambda: fresh, guided=False)
         shown = inputs.process.display_tokens(x, belief.tokens, next_level)
@@ -76,8 +76,7 @@ class RecordedBlocks(RecordedSampler):
 
     def _believe(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
         """The belief about the current block, [B, size], after reading the finished block before it."""
-        bound, size = self.inputs.denoise, len(self.block)
-        assert isinstance(bound, BlockwiseDenoiser)
+        bound, size = cast(BlockwiseDenoiser, self.inputs.denoise), len(self.block)
         denoiser, codec = bound.denoiser, bound.denoiser.codec
         before = self.x.index_select(1, (self.slot[:size] - size).clamp(min=0))
         turn = self.angles[0].index_select(0, self.slot), self.angles[1].index_select(0, self.slot)

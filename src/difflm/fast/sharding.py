@@ -45,8 +45,7 @@ def shard_model(model: Model, device: torch.device) -> Model:
         register_dataclass(Losses)  # so that FSDP finds the tensors at which backward starts
     mesh = init_device_mesh(device.type, (current().count,))
     trained = any(weight.requires_grad for weight in model.parameters())
-    networks: list[Any] = [part for part in model.modules() if hasattr(part, "blocks")]
-    layers = [layer for network in networks for layer in network.blocks]
+    layers = [layer for network in model.networks() for layer in network.equal_blocks()]
     for part in dict.fromkeys(getattr(layer, name, None) for layer in layers for name in ("attention", "feed")):
         if isinstance(part, Attention | nn.Sequential):
             fully_shard(part, mesh=mesh)

@@ -34,8 +34,6 @@ from difflm.methods.rivals import ControlDecoder
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
 from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
-from difflm.networks import Transformer
-from difflm.networks.open_transformer import OpenTransformer
 from difflm.player.frames import Draft
 from difflm.runtime.threads import IsStopped, check_process, run_parallel
 
@@ -89,7 +87,7 @@ def check_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.
 def check_eight_bits(model: LanguageModel) -> None:
     if not is_on("eight_bit"):
         raise UsageError("torch has no fast 8-bit matrix products for this processor: leave dtype out.")
-    if not model.capabilities.denoises or not isinstance(model.denoiser.network, Transformer | OpenTransformer):
+    if not model.capabilities.denoises or not model.denoiser.network.position_parts():
         raise UsageError("dtype int8 is for diffusion models of words whose network is a Transformer: leave it out.")
 
 

@@ -22,6 +22,7 @@ from difflm.diffusion.samplers.discrete_steps import ORDERED
 from difflm.fast.joinable import JoinableSampler, fresh_states
 from difflm.generation.jobs import BatchProgress, GenerationJob, batch_key, run_batch, steer_batch
 from difflm.generation.pipeline import TextDiffusion
+from difflm.models.base import TextBatch
 from difflm.models.batching import ALONE, WIDTH, Row, SampleBatch, batch_rows, max_batch_rows, pad_batch
 from difflm.models.diffusion import DiffusionModel
 
@@ -170,7 +171,8 @@ class Loop:
         steering, sampling = steer_batch(batch, self.jobs), self.jobs[0].sampling
         noise, denoiser = Noise(batch.seeds, batch.samples), self.lm.inference.denoiser
         with torch.no_grad():
-            inputs = model.sampler_inputs(denoiser, noise, batch.lengths, batch.width, sampling, steering)
+            asked = TextBatch(noise, batch.lengths, batch.width, sampling, steering)
+            inputs = model.sampler_inputs(denoiser, asked)
             inputs.step_counter.resize_(size).zero_()  # in place, since transforms hold it too
             kept = torch.tensor(order + order[-1:] * (size - len(order))).to(device, non_blocking=True)
             fresh = fresh_states(inputs)

@@ -9,6 +9,7 @@ a text are written while all others are masked, which BERT never sees.
 
 from pydantic import Field
 
+from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.timesteps import MostlyAt
 from difflm.methods.base import TextSpec
@@ -23,5 +24,5 @@ class BertMouth(TokenMethod):
 
     def build(self, texts: TextSpec) -> LanguageModel:
         process, times = Absorbing(texts.vocabulary), MostlyAt(self.masked, limits=CONTINUOUS)
-        sampling = Sampling("gibbs", steps=100)
-        return self.compose(process, texts, {"ce": 1.0}, sampling, times, time="none", bounded=False)
+        objective, sampling = Objective({"ce": 1.0}), Sampling("gibbs", steps=100)
+        return self.compose(process, texts, objective, sampling, "none", times=times, bound=None)

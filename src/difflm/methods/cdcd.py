@@ -15,7 +15,7 @@ from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling
-from difflm.models.diffusion import DiffusionModel
+from difflm.models.diffusion import DiffusionModel, Noising
 from difflm.models.lengths import PadTokens
 
 
@@ -37,18 +37,16 @@ class Cdcd(Method):
         dim, vocabulary, prediction = self.embedding_dim, texts.vocabulary, Logits()
         read = 2 * dim if texts.source_longest else 3 * dim + 1  # given words and where they are, beside the estimates
         network, reads = build_network(self, texts, read, vocabulary, positions=texts.longest)
+        # A tiny start lets the first updates choose the directions.
+        codec = codecs.LearnedEmbedding(vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
+        process = gaussian.Gaussian(gaussian.LinearSigma(self.sigma_min, self.sigma_max), exploding=True)
         return DiffusionModel(
-            # A tiny start lets the first updates choose the directions.
-            codec=codecs.LearnedEmbedding(vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction),
-            process=gaussian.Gaussian(gaussian.LinearSigma(self.sigma_min, self.sigma_max), exploding=True),
-            network=network,
+            denoiser.Denoiser(network, codec, process, reads or given.MaskStack(), denoiser.SelfConditioning("half")),
             objective=Objective({"ce": 1.0}),
             times=LearnedWarp() if self.warp else LowDiscrepancy(),
             lengths=PadTokens(texts.longest),
             sampling=Sampling("euler", steps=200),
-            conditioning=reads or given.MaskStack(),
-            drop=denoiser.ConditionDrop(self.drop, scores=True),
-            given=None if reads else given.PrefixOrSubset(),
-            self_conditioning=denoiser.SelfConditioning("half"),
             bound=GaussianBound(),
+            drop=denoiser.ConditionDrop(self.drop, scores=True),
+            noising=Noising(given=None if reads else given.PrefixOrSubset()),
         )

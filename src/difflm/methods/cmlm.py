@@ -7,6 +7,7 @@ unlike in the paper, a written word is not masked again.
 
 from pydantic import Field
 
+from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing
 from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
@@ -19,6 +20,6 @@ class Cmlm(TokenMethod):
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        process, objective = Absorbing(texts.vocabulary), {"masked_ce": 1.0}
+        process, objective = Absorbing(texts.vocabulary), Objective({"masked_ce": 1.0}, self.label_smoothing)
         sampling = Sampling("confidence", steps=10, temperature=0.2 if texts.source_longest else 1.0)
-        return self.compose(process, texts, objective, sampling, time="none", label_smoothing=self.label_smoothing)
+        return self.compose(process, texts, objective, sampling, "none")

@@ -6,19 +6,17 @@ time warping (Dieleman et al., 2022), the closed-form evidence of the noisy vect
 tried, with numbers: docs/log.
 """
 
-from typing import Any
-
 from pydantic import Field
 
 from difflm.diffusion import codecs, objectives, timesteps
 from difflm.diffusion.codecs import embedding
-from difflm.diffusion.denoiser import CleanGiven, ConditionDrop, SelfConditioning
+from difflm.diffusion.denoiser import CleanGiven, ConditionDrop, Denoiser, SelfConditioning
 from difflm.diffusion.processes import gaussian
 from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.parts import Lengths, build_lengths, build_network
 from difflm.models.base import LanguageModel, Sampling
-from difflm.models.diffusion import DiffusionModel
+from difflm.models.diffusion import DiffusionModel, ModelParts, Noising
 
 
 class DiffLM(Method):
@@ -41,27 +39,29 @@ class DiffLM(Method):
     behind: float = Field(default=0.0, ge=0, le=1)  # how far the last estimate may lag behind, of the whole way
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        return DiffusionModel(**self.choose_parts(texts))
+        denoiser, parts = self.choose_parts(texts)
+        return DiffusionModel(denoiser, **parts)
 
-    def choose_parts(self, texts: TextSpec) -> dict[str, Any]:
+    @property
+    def schedule(self) -> gaussian.Schedule:
+        return gaussian.LogSnrShift(gaussian.Cosine(), self.log_snr_shift)
+
+    def choose_parts(self, texts: TextSpec) -> tuple[Denoiser, ModelParts]:
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
         prediction, dim = embedding.Logits(self.evidence), self.embedding_dim
         codec = codecs.LearnedEmbedding(texts.vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
         read = 3 if self.evidence else 2  # the state, the last estimate, and the mean word of the evidence
         places = texts.longest if self.positions else 0
         network, reads = build_network(self, texts, read * dim, texts.vocabulary, positions=places)
-        return dict(
-            codec=codec,
-            process=gaussian.Gaussian(gaussian.LogSnrShift(gaussian.Cosine(), self.log_snr_shift)),
-            network=network,
+        process = gaussian.Gaussian(self.schedule)
+        reads_words = reads or (CleanGiven() if self.context else None)
+        denoiser = Denoiser(network, codec, process, reads_words, SelfConditioning("half", lag=self.behind))
+        return denoiser, ModelParts(
             objective=objectives.Objective({"ce": 1.0}),
             times=timesteps.LearnedWarp() if self.warp else timesteps.LowDiscrepancy(),
             lengths=build_lengths(texts, self.hidden, self.lengths),
             sampling=Sampling("ddim", steps=10) if self.coupled else Sampling("ancestral", steps=50),
-            conditioning=reads or (CleanGiven() if self.context else None),
-            drop=ConditionDrop(self.drop_source) if reads else None,
-            self_conditioning=SelfConditioning("half", lag=self.behind),
             bound=GaussianBound(),
-            clean_context=self.context,
-            reflow=self.coupled,
+            drop=ConditionDrop(self.drop_source) if reads else None,
+            noising=Noising(self.context, reflow=self.coupled),
         )

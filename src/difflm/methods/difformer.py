@@ -9,15 +9,16 @@ from typing import Literal
 from pydantic import Field
 
 from difflm.diffusion.codecs import LearnedEmbedding
-from difflm.diffusion.denoiser import SelfConditioning
+from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.processes.gaussian import Sqrt
 from difflm.diffusion.timesteps import Uniform
 from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling
-from difflm.models.diffusion import DiffusionModel
+from difflm.models.diffusion import DiffusionModel, Noising
 from difflm.models.length_predictor import LengthPredictor
 
 
@@ -36,19 +37,15 @@ class Difformer(Method):
     def build(self, texts: TextSpec) -> LanguageModel:
         dim = self.embedding_dim
         network, reads = build_network(self, texts, 2 * dim, dim, time="addition", positions=texts.longest)
+        std = 1.0 if self.norm == "none" else dim**-0.5
+        codec = LearnedEmbedding(texts.vocabulary, dim, norm=self.norm, init_std=std)
         return DiffusionModel(
-            codec=LearnedEmbedding(
-                texts.vocabulary, dim, norm=self.norm, init_std=1.0 if self.norm == "none" else dim**-0.5
-            ),
-            process=Gaussian(Sqrt()),
-            network=network,
-            conditioning=reads,
+            Denoiser(network, codec, Gaussian(Sqrt()), reads, SelfConditioning("coin")),
             objective=Objective({"mse": 1.0, "anchor_ce": 1.0}, label_smoothing=0.1),
             times=Uniform(),
             lengths=LengthPredictor(texts.longest, texts.source_longest, self.hidden),
             # Twenty steps to t = 0, of which the last five are left out.
             sampling=Sampling("ancestral", steps=15, stop_at=0.25, length_beam=5),
-            self_conditioning=SelfConditioning("coin"),
             bound=GaussianBound(),
-            noise_factor=self.noise_factor,
+            noising=Noising(factor=self.noise_factor),
         )

@@ -7,6 +7,9 @@ references are never used for choosing. The encoder starts without BERT's weight
 """
 
 from difflm.diffusion.codecs import LearnedEmbedding
+from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.processes.gaussian import Sqrt
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.diffusion_lm import X0_STD, compose_chain
 from difflm.methods.parts import build_network
@@ -28,4 +31,4 @@ class Genie(Method):
         network, reads = build_network(self, texts, dim, dim, time="addition", positions=texts.longest)
         codec = LearnedEmbedding(texts.vocabulary, dim, x0_std=X0_STD)
         sampling = Sampling("ancestral", steps=2000, clamp=True)
-        return compose_chain(texts, codec, network, sampling, conditioning=reads)
+        return compose_chain(texts, Denoiser(network, codec, Gaussian(Sqrt()), reads), sampling)

@@ -6,8 +6,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import Interpolating
 from difflm.diffusion.processes.discrete import expand_to
-from difflm.diffusion.processes.interpolating import Interpolating, Mix
+from difflm.diffusion.processes.interpolating import Mix
 from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
 from difflm.models.base import LanguageModel
@@ -50,4 +52,4 @@ class Gidd(TokenMethod):
 
     def build(self, texts: TextSpec) -> LanguageModel:
         process = Hybrid(texts.vocabulary, self.random_words)
-        return self.compose(process, texts, {"calmed_elbo": 1.0})
+        return self.compose(process, texts, Objective({"calmed_elbo": 1.0}))

@@ -7,6 +7,7 @@ they are ratios of one distribution, and score entropy is the bound of `udlm` in
 
 from typing import Literal
 
+from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing, Uniform
 from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
@@ -21,4 +22,4 @@ class Sedd(TokenMethod):
 
     def build(self, texts: TextSpec) -> LanguageModel:
         process = Absorbing(texts.vocabulary) if self.noise == "masks" else Uniform(texts.vocabulary)
-        return self.compose(process, texts, {"score_entropy": 1.0})
+        return self.compose(process, texts, Objective({"score_entropy": 1.0}))

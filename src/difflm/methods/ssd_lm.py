@@ -16,7 +16,7 @@ from difflm.methods.base import TextSpec
 from difflm.methods.parts import build_network
 from difflm.methods.tokens import TokenMethod
 from difflm.models.base import LanguageModel, Sampling
-from difflm.models.block_diffusion import BlockDiffusion, BlockLengths
+from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths
 
 
 class SsdLm(TokenMethod):
@@ -27,13 +27,11 @@ class SsdLm(TokenMethod):
 
     def build(self, texts: TextSpec) -> LanguageModel:
         network, reads = build_network(self, texts, self.hidden, texts.vocabulary, time="addition")
+        codec, lengths = Simplex(texts.vocabulary, self.hidden, self.scale), BlockLengths(texts.longest, self.block)
         return BlockDiffusion(
-            codec=Simplex(texts.vocabulary, self.hidden, self.scale),
-            process=Renoised(Cosine(s=1e-4)),
-            network=network,
-            conditioning=reads,
+            BlockDenoiser(network, codec, Renoised(Cosine(s=1e-4)), reads, self.block, lengths.widest),
             objective=Objective({"ce": 1.0}),
             times=BlockTimes(self.block, 0.0, 1.0),
-            lengths=BlockLengths(texts.longest, self.block),
+            lengths=lengths,
             sampling=Sampling("renoise", steps=50, projection="sample", projection_top_p=0.99),
         )

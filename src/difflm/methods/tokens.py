@@ -1,15 +1,15 @@
 """What the methods of the discrete family share: sizes, a Transformer over tokens, and a drawn length."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypedDict, Unpack
 
 from pydantic import model_validator
 from torch import nn
 
 from difflm.data.tokenizers import Tokenizer
-from difflm.diffusion.bounds import DiscreteBound
+from difflm.diffusion.bounds import Bound, DiscreteBound
 from difflm.diffusion.codecs import Tokens
-from difflm.diffusion.denoiser import CrossAttention
+from difflm.diffusion.denoiser import CrossAttention, Denoiser
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import DiscreteProcess
 from difflm.diffusion.timesteps import LowDiscrepancy, TimeSampler
@@ -17,12 +17,21 @@ from difflm.errors import UsageError
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.parts import Lengths, build_lengths, build_network
 from difflm.models.base import LanguageModel, Sampling
-from difflm.models.diffusion import DiffusionModel
+from difflm.models.diffusion import DiffusionModel, Noising
 from difflm.models.lengths import LengthPolicy
 from difflm.models.open_start import build_annealed, read_decoder, take_weights
 from difflm.networks.transformer import TimeInput
 
 CONTINUOUS = (1e-4, 1 - 1e-4)  # times of training: the integrand is not finite at the ends
+
+
+class TokenParts(TypedDict, total=False):
+    """Parts that are usually the same."""
+
+    times: TimeSampler
+    lengths: LengthPolicy
+    bound: Bound | None
+    noising: Noising
 
 
 class TokenMethod(Method):
@@ -49,31 +58,21 @@ class TokenMethod(Method):
         self,
         process: DiscreteProcess,
         texts: TextSpec,
-        objective: dict[str, float],
+        objective: Objective,
         sampling: Sampling | None = None,
-        times: TimeSampler | None = None,
         time: TimeInput = "adaptive",
-        bounded: bool = True,
-        label_smoothing: float = 0.0,
-        lengths: LengthPolicy | None = None,
+        denoiser: Callable[..., Denoiser] = Denoiser,
         model: Callable[..., DiffusionModel] = DiffusionModel,
-        **parts: Any,
+        **parts: Unpack[TokenParts],
     ) -> DiffusionModel:
-        """Compose the parts that a paper chooses, on the body that all share; by default 50 ancestral steps. Without
-        `bounded` the model has no bound. Further `parts` are those of the `model`."""
+        """Compose the parts that a paper chooses, on the body that all share; by default 50 ancestral steps."""
         network, reads = self.body(texts, time)
-        return model(
-            codec=Tokens(process.words, self.word_width, process.states),
-            process=process,
-            network=network,
-            objective=Objective(objective, label_smoothing),
-            times=times or LowDiscrepancy(limits=CONTINUOUS),
-            lengths=lengths or build_lengths(texts, self.hidden, self.lengths),
-            sampling=sampling or Sampling(steps=50),
-            conditioning=reads,
-            bound=DiscreteBound() if bounded else None,
-            **parts,
-        )
+        codec = Tokens(process.words, self.word_width, process.states)
+        if "lengths" not in parts:
+            parts["lengths"] = build_lengths(texts, self.hidden, self.lengths)
+        usual: TokenParts = {"times": LowDiscrepancy(limits=CONTINUOUS), "bound": DiscreteBound()}
+        own = {"objective": objective, "sampling": sampling or Sampling(steps=50), **usual, **parts}
+        return model(denoiser(network, codec, process, reads), **own)
 
 
 class DecoderStart(TokenMethod):

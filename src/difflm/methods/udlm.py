@@ -1,5 +1,6 @@
 """Uniform noise in continuous time: UDLM (Schiff et al., 2024), and Duo (Sahoo et al., 2025) without its curriculum."""
 
+from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Uniform
 from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
@@ -11,4 +12,4 @@ class Udlm(TokenMethod):
     packs = True
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        return self.compose(Uniform(texts.vocabulary), texts, {"elbo": 1.0})
+        return self.compose(Uniform(texts.vocabulary), texts, Objective({"elbo": 1.0}))

@@ -2,6 +2,7 @@
 have sources, it is an encoder-decoder."""
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,8 @@ from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import autocast_to, require_source
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.precision import avoid_onednn
-from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
-from difflm.models.base import Capabilities, Losses, Sampling, WordModel, start_from_frequencies
+from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, WordModel, start_from_frequencies
 from difflm.models.lengths import words_before_end
 from difflm.networks import EncoderDecoder, Transformer
 from difflm.networks.documents import NOTHING, document_ends
@@ -34,6 +34,7 @@ class Autoregressive(WordModel):
     interface of a Transformer of these sizes."""
 
     captures_words = True  # whether the step that writes a word can be captured, if its network allows it
+    reads_prefixes = True  # see `Denoiser`
     start, end, pad = START, END, PAD
 
     def __init__(
@@ -84,11 +85,12 @@ class Autoregressive(WordModel):
 
     def encode_source(self, source: Tensor | None, mask: Tensor | None) -> Memory | None:
         """Keys and values of sources [B, S] in every layer, for `read`; None for a model without sources."""
-        if not isinstance(self.network, EncoderDecoder):
+        if not self.network.encodes_sources:
             return None
         source, mask = require_source(source, mask)
         with autocast_to(source.device, self.precision), avoid_onednn(source.device, self.embedding.weight.dtype):
-            return self.network.split_memory(self.network.encode(source, mask), mask)
+            network = cast(EncoderDecoder, self.network)
+            return network.split_memory(network.encode(source, mask), mask)
 
     def draw_memory(self, noise: Noise, steering: Steering) -> Memory | None:
         """The memory that texts are written from, for `read`: here their sources; a subclass may draw latents."""
@@ -134,7 +136,7 @@ class Autoregressive(WordModel):
     ) -> tuple[Tensor, Caches]:
         """`read` with a mask of what each word attends to; None: all words before it."""
         network, before = self.network, caches[0][0].shape[2] if caches else 0
-        empty = [None] * len(network.blocks)
+        empty = [None] * len(network.equal_blocks())
         with autocast_to(words.device, self.precision), avoid_onednn(words.device, self.embedding.weight.dtype):
             kept = caches if caches is None else caches or empty
             x, grown = network.run(network.input(self.vectors(words)), None, mask, kept, before, memory=memory)
@@ -161,7 +163,7 @@ class Autoregressive(WordModel):
             inputs, memory = start_words(batch.ids), self.encode_source(None, None)
             return inputs, *following_words(inputs, batch.lengths + 1), memory
         position, lengths = torch.arange(batch.source.shape[1], device=batch.ids.device), batch.source_lengths
-        if isinstance(self.network, EncoderDecoder):
+        if self.network.encodes_sources:
             inputs = start_words(batch.ids)
             if memory is None:
                 memory = self.encode_source(batch.source, position < lengths.unsqueeze(1))
@@ -197,12 +199,8 @@ class Autoregressive(WordModel):
         """One per word and one for END, unless the canvas ends first; times the beams."""
         return min(words + 1, self.longest) * max(1, sampling.beams)
 
-    def stream(
-        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
-    ) -> Iterator[Frame]:
-        steering = steering or Steering()
-        memory = self.draw_memory(noise, steering)
-        return left_to_right(self, noise, width, sampling, steering.prefix_rules, steering.known, memory)
+    def write(self, batch: TextBatch, runner: Runner) -> Iterator[Frame]:
+        return runner.decode(self, batch)
 
     def words(self, row: list[int]) -> list[int]:
         return words_before_end(row)

@@ -1,26 +1,26 @@
 """The interface of every model: what the trainer, the evaluation, the command and the server need of it."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.data.tokenfile import Room
-from difflm.diffusion.base import State
+from difflm.diffusion.base import Network, State
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Draw, Noise
-from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
+from difflm.diffusion.samplers.left_to_right import CausalModel, left_to_right
+from difflm.diffusion.samplers.loop import Frame, Memory, SamplerInputs, Steering
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Family, Sampling
 
 Likelihood = Literal["exact", "bound"]
-PartDecoder = Callable[[Any, Sampling, Steering], Iterator[Frame]]  # runs a left-to-right part of a model
 NO_WORDS = "{} writes from {} of a whole text, which no control and no classifier reaches."  # an error message
 
 
@@ -90,6 +90,43 @@ class Capabilities:
         return self.state if self.state in ("latents", "pixels") else ""
 
 
+class PrefixModel(CausalModel, Protocol):
+    """A model that writes from left to right."""
+
+    def draw_memory(self, noise: Noise, steering: Steering) -> Memory | None:
+        """What its texts are written from, beside their own words."""
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """Texts that are written together: their random numbers, their numbers of positions [B], the width of the canvas,
+    how they are sampled, and what steers them."""
+
+    noise: Noise
+    lengths: Tensor
+    width: int
+    sampling: Sampling
+    steering: Steering
+
+
+class Runner:
+    """Runs the parts of a model as they are; `fast.inference` runs faster copies of them."""
+
+    def denoiser_of(self, model: "LanguageModel") -> Denoiser:
+        return model.denoiser
+
+    def denoise(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
+        return inputs.frames()
+
+    def decode(self, part: PrefixModel, batch: TextBatch) -> Iterator[Frame]:
+        steering, memory = batch.steering, part.draw_memory(batch.noise, batch.steering)
+        given = batch.noise, batch.width, batch.sampling, steering.prefix_rules, steering.known, memory
+        return left_to_right(part, *given)
+
+
+PLAIN = Runner()
+
+
 class Trainable(nn.Module):
     """What the trainer needs of a model."""
 
@@ -99,6 +136,10 @@ class Trainable(nn.Module):
     @abstractmethod
     def forward(self, batch: Batch) -> Losses:
         """The losses of a batch of tensors."""
+
+    def networks(self) -> list[Network]:
+        """Its networks, those within others included."""
+        return [part for part in self.modules() if isinstance(part, Network)]
 
     def begin_update(self, update: int) -> None:
         """Called before each update, counted from 0: a schedule may change."""
@@ -171,11 +212,15 @@ class LanguageModel(Trainable):
         """The same by rank [B], where 0 is the likeliest number of positions: for models that have a length beam."""
         raise TypeError("this model has no length beam")
 
-    @abstractmethod
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
     ) -> Iterator[Frame]:
         """Yield the frames of a batch whose texts have `lengths` positions, padded to `width`."""
+        return self.write(TextBatch(noise, lengths, width, sampling, steering or Steering()), PLAIN)
+
+    @abstractmethod
+    def write(self, batch: TextBatch, runner: Runner) -> Iterator[Frame]:
+        """Yield the frames of a batch."""
 
     @abstractmethod
     def words(self, row: list[int]) -> list[int]:
@@ -241,28 +286,16 @@ class DenoisingModel(LanguageModel):
     """A model whose texts come from a denoiser."""
 
     @abstractmethod
-    def sampler_inputs(
-        self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering
-    ) -> SamplerInputs:
+    def sampler_inputs(self, denoiser: Denoiser, batch: TextBatch) -> SamplerInputs:
         """The inputs of the sampling loop."""
 
     @abstractmethod
-    def follow_frames(
-        self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering, decode: PartDecoder
-    ) -> Iterator[Frame]:
+    def follow_frames(self, frames: Iterator[Frame], batch: TextBatch, runner: Runner) -> Iterator[Frame]:
         """The frames of texts, by those of the sampling loop."""
 
-    def stream(
-        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
-    ) -> Iterator[Frame]:
-        """Yield frames with this model's own denoiser."""
-
-        def decode(part: LanguageModel, sampling: Sampling, steering: Steering) -> Iterator[Frame]:
-            return part.stream(noise, lengths, width, sampling, steering)
-
-        steering = steering or Steering()
-        inputs = self.sampler_inputs(self.denoiser, noise, lengths, width, sampling, steering)
-        return self.follow_frames(inputs.frames(), lengths, sampling, steering, decode)
+    def write(self, batch: TextBatch, runner: Runner) -> Iterator[Frame]:
+        frames = runner.denoise(self.sampler_inputs(runner.denoiser_of(self), batch), batch.steering)
+        return self.follow_frames(frames, batch, runner)
 
 
 @torch.no_grad()

@@ -7,22 +7,22 @@ finished blocks are cached, and are exactly those of a pass over the whole text.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.diffusion.base import Belief, Codec, Levels, Process, Times
+from difflm.diffusion.base import Belief, Codec, Levels, Network, Process, Times
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Conditioning, Denoiser, autocast_to, clean_state
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.samplers.loop import Denoise, Frame, Steering, impose_tokens
 from difflm.diffusion.timesteps import BlockTimes
-from difflm.models.base import PartDecoder, Sampling
-from difflm.models.diffusion import DiffusionModel
+from difflm.models.base import Runner, Sampling, TextBatch
+from difflm.models.diffusion import DiffusionModel, ModelParts
 from difflm.models.lengths import DrawnLength, LengthPolicy, observed_counts, put_between_ends
 from difflm.networks import EncoderDecoder, Transformer
 from difflm.networks.cache import Cache, Memory
@@ -49,8 +49,13 @@ class BlockLengths(DrawnLength):
         mask = torch.arange(width, device=ids.device) < (lengths.unsqueeze(1) // self.size + 1) * self.size
         return put_between_ends(ids, lengths, 0, width), mask
 
+    @property
+    def widest(self) -> int:
+        """Positions of the longest texts of training."""
+        return self.positions(self.longest)
+
     def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
-        return torch.full(u.shape, self.positions(self.longest), device=u.device)
+        return torch.full(u.shape, self.widest, device=u.device)
 
     def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
         """Observed lengths, unless more words are needed."""
@@ -90,17 +95,21 @@ class BlockDenoiser(Denoiser):
 
     def __init__(
         self,
-        network: Transformer,
+        network: Network,
         codec: Codec,
         process: Process,
+        conditioning: Conditioning | None,
         size: int,
         window: int,
-        conditioning: Conditioning | None = None,
     ) -> None:
         super().__init__(network, codec, process, conditioning)
         self.size, self.window = size, window
         # Rotary embeddings tell positions apart by their contents; among masks alone, all positions look the same.
-        self.places = nn.Parameter(0.5 * torch.randn(size, network.input.in_features))
+        self.places = nn.Parameter(self.draw_places())
+
+    def draw_places(self) -> Tensor:
+        """What is first added to the network's inputs at each position of a block, [size, D]."""
+        return 0.5 * torch.randn(self.size, self.network.input.in_features)
 
     def read_state(self, x: Tensor, level: Levels) -> Tensor:
         """The network's input for whole blocks, including the positions within them."""
@@ -155,8 +164,7 @@ class BlockDenoiser(Denoiser):
         """Every layer's keys and values of the sources; None without sources."""
         if condition.memory is None or condition.source_mask is None:
             return None
-        assert isinstance(self.network, EncoderDecoder)
-        return self.network.split_memory(condition.memory, condition.source_mask)
+        return cast(EncoderDecoder, self.network).split_memory(condition.memory, condition.source_mask)
 
     def seen_by(self, length: int, device: torch.device) -> Tensor:
         """The attention mask of [noisy; clean], [1, 2L, 2L]."""
@@ -208,25 +216,11 @@ class BlockDiffusion(DiffusionModel):
     times: BlockTimes
     can_hide_known = False  # finished blocks are cached with their known words
 
-    def __init__(
-        self,
-        codec: Codec,
-        process: Process,
-        network: nn.Module,
-        lengths: BlockLengths,
-        denoiser: Callable[..., BlockDenoiser] = BlockDenoiser,
-        **parts: Any,
-    ) -> None:
-        super().__init__(codec, process, network, lengths=lengths, **parts)
-        self.capabilities = replace(
-            self.capabilities,
-            step_rules=tuple(name for name in process.steps if name != "heun"),  # which calls the network twice a step
-            mixed_steps=False,
-            whole_canvas=False,
-            syncs_with_device=True,
-        )
-        window = lengths.positions(lengths.longest)
-        self.denoiser = denoiser(network, codec, process, lengths.size, window, parts.get("conditioning"))
+    def __init__(self, denoiser: BlockDenoiser, **parts: Unpack[ModelParts]) -> None:
+        super().__init__(denoiser, **parts)
+        rules = tuple(name for name in denoiser.process.steps if name != "heun")  # which calls the network twice a step
+        own = replace(self.capabilities, step_rules=rules, mixed_steps=False, whole_canvas=False)
+        self.capabilities = replace(own, syncs_with_device=True)
 
     def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
         """Each block is denoised given the clean ones before it."""
@@ -259,8 +253,8 @@ class BlockDiffusion(DiffusionModel):
     # -- generation ---------------------------------------------------------------------------------------------
 
     def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
-        assert isinstance(denoiser, BlockDenoiser)
-        usual, back = self.lengths.positions(self.longest), None
+        denoiser = cast(BlockDenoiser, denoiser)
+        usual, back = self.lengths.widest, None
         if mask.shape[1] > usual:  # by the text's length, not its batch's: a text does not depend on its neighbours
             back = torch.where(mask.sum(-1) > usual, self.lengths.seen_back, denoiser.window)
         condition = denoiser.prepare(Condition(steering.source, steering.source_mask))
@@ -274,11 +268,9 @@ class BlockDiffusion(DiffusionModel):
         blocks = self.lengths.positions(words) // self.denoiser.size
         return blocks * (sampling.steps + 1) - 1  # one more call for the cache of each block except the last
 
-    def follow_frames(
-        self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering, decode: PartDecoder
-    ) -> Iterator[Frame]:
+    def follow_frames(self, frames: Iterator[Frame], batch: TextBatch, runner: Runner) -> Iterator[Frame]:
         """Yield the frames until the last block that is needed; blocks not reached yet are shown as PAD."""
-        size, steps = self.denoiser.size, sampling.steps
+        size, steps, lengths = self.denoiser.size, batch.sampling.steps, batch.lengths
         ended, calls = torch.zeros_like(lengths, dtype=torch.bool), torch.zeros_like(lengths)
         waiting = ~ended  # texts with masks
         all_ended, tokens = DelayedFlag(), torch.zeros(0)
@@ -324,7 +316,7 @@ class BlockwiseDenoiser:
 
     def __post_init__(self) -> None:
         self.calls = self.done = 0
-        self.caches: Sequence[Cache | None] = [None] * len(self.denoiser.network.blocks)
+        self.caches: Sequence[Cache | None] = [None] * len(self.denoiser.network.equal_blocks())
         self.written: list[Tensor] = []  # words of finished blocks
 
     def __call__(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:

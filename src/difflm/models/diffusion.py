@@ -1,21 +1,21 @@
 """One model for every diffusion method: a denoiser and the parts around it."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from difflm.data.batches import Batch
 from difflm.data.tokenfile import Room
 from difflm.data.tokenizers import END, PAD
 from difflm.diffusion.base import Belief, Levels, Process, State
 from difflm.diffusion.bounds import Bound, ScoredTexts, standard_error
-from difflm.diffusion.codecs import Codec, Embedding, Simplex
+from difflm.diffusion.codecs import Simplex
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import ConditionDrop, Conditioning, Denoiser, SelfConditioning
+from difflm.diffusion.denoiser import ConditionDrop, Denoiser
 from difflm.diffusion.given import GivenPositions
 from difflm.diffusion.noise import Noise, StepNoise
 from difflm.diffusion.objectives import Corrupted, Objective, cross_entropy
@@ -44,8 +44,9 @@ from difflm.models.base import (
     DenoisingModel,
     LanguageModel,
     Losses,
-    PartDecoder,
+    Runner,
     Sampling,
+    TextBatch,
     source_of,
     start_from_frequencies,
 )
@@ -59,37 +60,72 @@ OF_STATE: dict[State, Family] = {"vectors": "vectors", "pixels": "vectors", "sim
 STRETCH, LAG, X0_NOISE, TEXT_NOISE, DROP, COIN = 21, 22, 23, 24, 25, 26  # random streams in training
 
 
-class DiffusionModel(DenoisingModel):
-    """`clean_context` is the share of training texts that are clean except for one stretch. `reflow` trains each text
-    from the noise that a teacher made it from (Liu et al., 2023); such a model has no bound. `given` draws the
-    positions of a training text that are given and have no loss. `noise_factor` multiplies the noise in training only
-    (Gao et al., 2022)."""
+@dataclass(frozen=True)
+class Noising:
+    """What differs from the plain noise of all positions in training. A share `clean_context` of the texts is clean
+    except for one stretch. `given` draws the positions of a text that are given and have no loss. With `reflow`, each
+    text is trained from the noise that a teacher made it from (Liu et al., 2023): such a model has no bound. The noise
+    is multiplied by a `factor` (Gao et al., 2022)."""
 
+    clean_context: float = 0.0
+    given: GivenPositions | None = None
+    reflow: bool = False
+    factor: float = 1.0
+
+
+PLAIN_NOISE = Noising()
+
+
+class ModelParts(TypedDict):
+    """The parts of a model around its denoiser."""
+
+    objective: Objective
+    times: TimeSampler
+    lengths: LengthPolicy
+    sampling: Sampling
+    bound: NotRequired[Bound | None]
+    drop: NotRequired[ConditionDrop | None]
+    noising: NotRequired[Noising]
+
+
+@dataclass(frozen=True)
+class TrainedTexts:
+    """Texts in training: on their canvas, with what is given of them and their random numbers. With an `origin`, the
+    seeds and sample numbers of a teacher's noise, they are on the teacher's paths: these hardly cross, so few steps can
+    follow them. On a `full` canvas nothing is padding, and attention needs no mask."""
+
+    ids: Tensor  # [B, L]
+    mask: Tensor  # [B, L]
+    condition: Condition
+    noise: Noise
+    origin: tuple[Tensor, Tensor] | None = None
+    dropped: Tensor | None = None  # [B] texts whose condition is dropped
+    full: bool = False
+
+    @property
+    def seen(self) -> Tensor | None:
+        """The mask of attention."""
+        return None if self.full else self.mask
+
+
+class DiffusionModel(DenoisingModel):
     def __init__(
         self,
-        codec: Codec,
-        process: Process,
-        network: nn.Module,
+        denoiser: Denoiser,
         objective: Objective,
         times: TimeSampler,
         lengths: LengthPolicy,
         sampling: Sampling,
-        conditioning: Conditioning | None = None,
-        self_conditioning: SelfConditioning | None = None,
         bound: Bound | None = None,
-        clean_context: float = 0.0,
-        reflow: bool = False,
         drop: ConditionDrop | None = None,
-        given: GivenPositions | None = None,
-        noise_factor: float = 1.0,
+        noising: Noising = PLAIN_NOISE,
     ) -> None:
         super().__init__()
-        self.denoiser = Denoiser(network, codec, process, conditioning, self_conditioning)
-        self.objective, self.times, self.lengths, self.bound = objective, times, lengths, bound
-        self.clean_context, self.given, self.drop = clean_context, given, drop or ConditionDrop()
-        self.noise_factor = noise_factor
+        codec, process = denoiser.codec, denoiser.process
+        self.denoiser, self.objective, self.times, self.lengths, self.bound = denoiser, objective, times, lengths, bound
+        self.drop, self.noising = drop or ConditionDrop(), noising
         self._rows: dict[torch.Size, int] = {}  # rows of the head, by the shape of a batch
-        if reflow:
+        if noising.reflow:
             codec.requires_grad_(False)  # paths end at the teacher's words, which its classifiers know
         self.sampling, self.longest, self.vocabulary = sampling, lengths.longest, lengths.vocabulary or codec.vocabulary
         settings: list[Family] = ["any", "diffusion", OF_STATE.get(codec.state, "any")]
@@ -101,13 +137,13 @@ class DiffusionModel(DenoisingModel):
             settings=tuple(settings),
             source_limit=self.denoiser.conditioning.source_longest,
             # A bound needs noise that is independent of the text.
-            likelihood="bound" if bound is not None and not reflow else None,
+            likelihood="bound" if bound is not None and not noising.reflow else None,
             predicts_words=codec.predicts_tokens,
             length_beam=END in lengths.forbidden,
             always_planned=lengths.continues,
             mixed_steps=True,
-            coupled=reflow,
-            learned_gaps=process.masks and clean_context > 0,
+            coupled=noising.reflow,
+            learned_gaps=process.masks and noising.clean_context > 0,
             whole_canvas=True,
             syncs_with_device=codec.holds_tokens,
         )
@@ -146,34 +182,38 @@ class DiffusionModel(DenoisingModel):
             t, weight = self.times.sample(noise, mask)
         prepared = self.denoiser.prepare(self.give_positions(self.condition_of(batch, ids), ids, mask, noise))
         condition, dropped = self.drop_condition(prepared, noise)
-        full = batch.full and ids is batch.ids
-        corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin, dropped, weight, full)
-        counted, further = corrupted.mask, self.further_losses(corrupted, None if full else mask, condition, noise)
+        texts = TrainedTexts(ids, mask, condition, noise, batch.origin, dropped, batch.full and ids is batch.ids)
+        corrupted = self.corrupt_batch(texts, t, weight)
+        others = self.further_losses(corrupted, texts)
         with torch.autocast(ids.device.type, enabled=False):
-            terms = self.objective(corrupted)
-            if corrupted.first is not None:  # both predictions are trained
-                first = self.objective(replace(corrupted, belief=corrupted.first))
-                terms = {name: (first[name] + value) / 2 for name, value in terms.items()}
-            total = self.objective.total(terms)
-            count = counted.sum().clamp(min=1)
-            weighted = total * (weight if weight.dim() == 2 else weight.unsqueeze(1))
-            sums = (torch.stack([*terms.values(), weighted]) * counted).sum((-2, -1)).unbind()
-            named = dict(zip(terms, sums[:-1], strict=True))
-            watched = total if self.times.observed_term is None else terms[self.times.observed_term]
-            ignored = self.times.ignored_token
-            self.times.observe(t, watched.detach(), counted & (ids != ignored) if ignored >= 0 else counted)
-            descended = sums[-1] if corrupted.belief.total is None else corrupted.belief.total
-            fit, length_ce = self.times.fit_loss(t, total, counted), self.lengths.fit_loss(batch.lengths, prepared)
-            for name, mean in {"warp": fit, "length_ce": length_ce, **further}.items():
-                if mean is not None:
-                    named[name] = mean * count
-                    descended = descended + (self.lengths.weight if name == "length_ce" else 1.0) * named[name]
-            return Losses(descended, named, count)
+            others = {"length_ce": self.lengths.fit_loss(batch.lengths, prepared), **others}
+            return self.weigh_losses(corrupted, t, weight, others)
 
-    def further_losses(
-        self, corrupted: Corrupted, seen: Tensor | None, condition: Condition, noise: Noise
-    ) -> dict[str, Tensor]:
-        """Means of other losses of a corrupted batch, by name; `seen` is the network's attention mask."""
+    def weigh_losses(
+        self, corrupted: Corrupted, t: Tensor, weight: Tensor, others: Mapping[str, Tensor | None]
+    ) -> Losses:
+        """The losses of a batch by the weights of its times, which observe them, and the means of others."""
+        terms, counted, ids = self.objective(corrupted), corrupted.mask, corrupted.ids
+        if corrupted.first is not None:  # both predictions are trained
+            first = self.objective(replace(corrupted, belief=corrupted.first))
+            terms = {name: (first[name] + value) / 2 for name, value in terms.items()}
+        total = self.objective.total(terms)
+        count = counted.sum().clamp(min=1)
+        weighted = total * (weight if weight.dim() == 2 else weight.unsqueeze(1))
+        sums = (torch.stack([*terms.values(), weighted]) * counted).sum((-2, -1)).unbind()
+        named = dict(zip(terms, sums[:-1], strict=True))
+        watched = total if self.times.observed_term is None else terms[self.times.observed_term]
+        ignored = self.times.ignored_token
+        self.times.observe(t, watched.detach(), counted & (ids != ignored) if ignored >= 0 else counted)
+        descended = sums[-1] if corrupted.belief.total is None else corrupted.belief.total
+        for name, mean in {"warp": self.times.fit_loss(t, total, counted), **others}.items():
+            if mean is not None:
+                named[name] = mean * count
+                descended = descended + (self.lengths.weight if name == "length_ce" else 1.0) * named[name]
+        return Losses(descended, named, count)
+
+    def further_losses(self, corrupted: Corrupted, texts: TrainedTexts) -> Mapping[str, Tensor | None]:
+        """Means of other losses of a corrupted batch, by name."""
         return {}
 
     @property
@@ -182,8 +222,7 @@ class DiffusionModel(DenoisingModel):
 
     def begin_update(self, update: int) -> None:
         self.times.adapt(self.process, update)
-        if begin := getattr(self.denoiser.network, "begin_update", None):
-            begin(update)
+        self.denoiser.network.begin_update(update)
 
     def condition_of(self, batch: Batch, ids: Tensor) -> Condition:
         """The condition of a batch with these `ids` on its canvas: everything given besides the noisy state."""
@@ -191,11 +230,11 @@ class DiffusionModel(DenoisingModel):
 
     def give_positions(self, condition: Condition, ids: Tensor, mask: Tensor, noise: Noise) -> Condition:
         """The condition with some words of the texts as given. Padding is given if the END before it is."""
-        if self.given is None:
+        if self.noising.given is None:
             return condition
         place = torch.arange(ids.shape[1], device=ids.device)
         last = torch.where(mask & (ids != PAD), place, 0).amax(-1, keepdim=True)
-        here = self.given.draw(last.squeeze(1) + 1, ids.shape[1], noise)
+        here = self.noising.given.draw(last.squeeze(1) + 1, ids.shape[1], noise)
         here = torch.where(place > last, here.gather(1, last), here)
         return replace(condition, given=torch.where(here & mask, ids, FREE))
 
@@ -206,52 +245,34 @@ class DiffusionModel(DenoisingModel):
         dropped = noise.uniform(0, stream=DROP) < self.drop.share
         return condition.null(dropped), dropped
 
-    def corrupt_batch(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        t: Tensor,
-        noise: Noise,
-        condition: Condition,
-        origin: tuple[Tensor, Tensor] | None = None,
-        dropped: Tensor | None = None,
-        weight: Tensor | None = None,
-        full: bool = False,
-    ) -> Corrupted:
-        """The batch at times t, and the belief about it. With an `origin`, the seeds and sample numbers of a teacher's
-        noise, texts are on the teacher's paths: these hardly cross, so few steps can follow them. With the `weight` of
-        their times the belief may be reduced to what the loss needs, `WordNats`. On a `full` canvas nothing is padding,
-        and attention needs no mask."""
-        codec, process = self.denoiser.codec, self.process
-        with torch.autocast(ids.device.type, enabled=False):
-            at, counted = (t, mask) if not self.clean_context else self.noise_one_stretch(t, mask, noise)
-            if self.given is not None and condition.given is not None:
-                counted = counted & (condition.given == FREE)
+    def corrupt_batch(self, texts: TrainedTexts, t: Tensor, weight: Tensor | None = None) -> Corrupted:
+        """The texts at times t, and the belief about them. With the `weight` of their times the belief may be reduced
+        to what the loss needs, `WordNats`."""
+        codec, process, noising, noise = self.denoiser.codec, self.process, self.noising, texts.noise
+        with torch.autocast(t.device.type, enabled=False):
+            at, counted = self.noise_one_stretch(t, texts.mask, noise) if noising.clean_context else (t, texts.mask)
+            if noising.given is not None and texts.condition.given is not None:
+                counted = counted & (texts.condition.given == FREE)
             level = process.at(at)
-            x0 = clean = codec.encode(ids)
+            x0 = clean = codec.encode(texts.ids)
             if codec.x0_std:  # x_0 ~ N(e_w, x0_std²), if the codec spreads words
                 x0 = clean + codec.x0_std * noise.normal(0, *clean.shape[1:], stream=X0_NOISE)
-            shape = codec.state_shape(ids.shape[1])
-            own = process.draw_noise(noise if origin is None else Noise(*origin), 0, shape, 0 if origin else TEXT_NOISE)
-            own = own if self.noise_factor == 1 else self.noise_factor * own
+            source, stream = (noise, TEXT_NOISE) if texts.origin is None else (Noise(*texts.origin), 0)
+            own = process.draw_noise(source, 0, codec.state_shape(texts.ids.shape[1]), stream)
+            own = own if noising.factor == 1 else noising.factor * own
             x_t = process.corrupt(x0, level, own)
-        first, previous, settings = None, None, self.denoiser.self_conditioning
-        seen = None if full else mask
-        if settings is not None and settings.mode == "both":
-            first = self.denoiser(x_t, level, seen, condition)
-            previous = first.clean.detach()
-        else:
-            previous = self.first_estimate(x0, x_t, own, level, mask, condition, noise)
-        if previous is not None and dropped is not None and self.drop.self_condition:
-            previous = torch.where(dropped.view(-1, *(1,) * (previous.dim() - 1)), 0, previous)
-        more = codec, process, self.times.steps, first
+        made = Corrupted(texts.ids, counted, clean, x0, x_t, own, level, Belief(x_t), codec, process, self.times.steps)
+        first, previous = self.first_estimate(made, texts)
+        made = replace(made, first=first)
+        if previous is not None and texts.dropped is not None and self.drop.self_condition:
+            previous = torch.where(texts.dropped.view(-1, *(1,) * (previous.dim() - 1)), 0, previous)
+        given = x_t, level, texts.seen, texts.condition, previous
         if weight is None or not self.trains_masked_words:
-            belief = self.denoiser(x_t, level, seen, condition, previous)
-            return Corrupted(ids, counted, clean, x0, x_t, own, level, belief, *more)
+            return replace(made, belief=self.denoiser(*given))
         one = WordNats((counted & (x_t == process.mask_id)).float())  # the loss of 1 nat is the weight
-        made = Corrupted(ids, counted, clean, x0, x_t, own, level, one, *more)
-        read = partial(read_masked, self.denoiser, self.objective, self.times, self._rows, made, weight)
-        return replace(made, belief=self.denoiser(x_t, level, seen, condition, previous, read))
+        known = replace(made, belief=one)
+        read = partial(read_masked, self.denoiser, self.objective, self.times, self._rows, known, weight)
+        return replace(made, belief=self.denoiser(*given, read))
 
     def noise_one_stretch(self, t: Tensor, mask: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         """Times of all positions [B, L] and the mask of those that count. In a share of the texts one random span is at
@@ -260,28 +281,30 @@ class DiffusionModel(DenoisingModel):
         one, other = (ends[:2] * mask.sum(-1, keepdim=True)).long()
         first, last = torch.minimum(one, other), torch.maximum(one, other)
         place = torch.arange(mask.shape[1], device=t.device)
-        free = (place >= first) & (place <= last) | (ends[2] >= self.clean_context)
+        free = (place >= first) & (place <= last) | (ends[2] >= self.noising.clean_context)
         return torch.where(free, t.unsqueeze(1), 0.0), mask & free
 
-    def first_estimate(
-        self, x0: Tensor, x_t: Tensor, own: Tensor, level: Levels, mask: Tensor, condition: Condition, noise: Noise
-    ) -> Tensor | None:
-        """The input of self-conditioning: a first estimate for every second text, or for all or none; else zeros."""
-        settings = self.denoiser.self_conditioning
+    def first_estimate(self, made: Corrupted, texts: TrainedTexts) -> tuple[Belief | None, Tensor | None]:
+        """The input of self-conditioning, a first estimate: for every second text, or for all or none, zeros elsewhere;
+        or for all, with the belief that is trained, too."""
+        settings, x_t, level = self.denoiser.self_conditioning, made.x_t, made.level
         if settings is None:
-            return None
+            return None, None
+        if settings.mode == "both":
+            first: Belief = self.denoiser(x_t, level, texts.seen, texts.condition)
+            return first, first.clean.detach()
         if settings.lag:
             with torch.autocast(x_t.device.type, enabled=False):
-                level = self.process.at(self.lagged_times(level.t, settings.lag, noise))
-                x_t = self.process.corrupt(x0, level, own)
+                level = self.process.at(self.lagged_times(level.t, settings.lag, texts.noise))
+                x_t = self.process.corrupt(made.x0, level, made.noise)
         if settings.mode == "coin":
             with torch.no_grad():
-                found = self.denoiser(x_t, level, mask, condition).clean
-            return torch.where(noise.uniform(0, stream=COIN)[0] < 0.5, found, torch.zeros_like(found))
+                found = self.denoiser(x_t, level, texts.mask, texts.condition).clean
+            return None, torch.where(texts.noise.uniform(0, stream=COIN)[0] < 0.5, found, torch.zeros_like(found))
         previous = torch.zeros_like(x_t)
         with torch.no_grad():
-            previous[::2] = self.denoiser(x_t[::2], level[::2], mask[::2], condition[::2]).clean
-        return previous
+            previous[::2] = self.denoiser(x_t[::2], level[::2], texts.mask[::2], texts.condition[::2]).clean
+        return None, previous
 
     def lagged_times(self, t: Tensor, lag: float, noise: Noise) -> Tensor:
         """The times one step earlier in sampling. Clean positions (t = 0) stay clean."""
@@ -320,7 +343,7 @@ class DiffusionModel(DenoisingModel):
         condition = self.denoiser.prepare(self.condition_of(batch, ids))
         if self.capabilities.coupled:  # along the teacher's path
             t = self.times.time_of(noise.uniform(0))
-            corrupted = self.corrupt_batch(ids, mask, t, noise, condition, batch.origin)
+            corrupted = self.corrupt_batch(TrainedTexts(ids, mask, condition, noise, batch.origin), t)
             return (cross_entropy(corrupted.belief.logits, ids) * corrupted.mask).sum(-1)
         # At the time of most training. Of masked words there are then as many as words; of vectors, all are noisy.
         t = self.times.time_of(torch.full((len(ids),), self.times.usual, device=ids.device))
@@ -363,12 +386,11 @@ class DiffusionModel(DenoisingModel):
         twice = [sampling.sampler == "heun", bool(sampling.contrast and self.drop.share)]
         return steps * 2 ** sum(twice) * self.denoiser.passes
 
-    def sampler_inputs(
-        self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering
-    ) -> SamplerInputs:
+    def sampler_inputs(self, denoiser: Denoiser, batch: TextBatch) -> SamplerInputs:
         """What the loop needs: the time grid, the step rule, transforms in their order, noise, the bound denoiser."""
+        lengths, width, sampling, steering = batch.lengths, batch.width, batch.sampling, batch.steering
         codec, device = denoiser.codec, lengths.device
-        noise = Noise(noise.seed, noise.samples, sampling.noise_temperature, sampling.noise_top_p)
+        noise = Noise(batch.noise.seed, batch.noise.samples, sampling.noise_temperature, sampling.noise_top_p)
         mask = torch.arange(width, device=device) < lengths.unsqueeze(1)
         counter, known, order = torch.zeros(1, dtype=torch.int64, device=device), None, None
         grid = self.times.grid(steering.spans or [StepSpan(sampling.steps)], width, device)
@@ -378,17 +400,17 @@ class DiffusionModel(DenoisingModel):
         banned = codec.token_mask(self.lengths.forbidden)
         transforms: list[Transform] = [ClipPixels()] if codec.state == "pixels" else [BanTokens(banned)]
         transforms += [Temperature(sampling.temperature)] if sampling.temperature not in (0, 1) else []
-        if isinstance(codec, Embedding):
-            if sampling.draw:
-                transforms.append(Draw(codec, StepNoise(noise, counter, width, stream=2)))
-            if sampling.clamp:
-                # Otherwise words are the network's prediction; with rules, the nearest words, which rules can change.
-                rounds = not codec.predicts_tokens and not steering.rules
-                transforms.append(Clamp(codec, sampling.clamp_below, banned, rounds))
+        uniform = StepNoise(noise, counter, width, stream=2)
+        if "vectors" in self.capabilities.settings and sampling.draw:
+            transforms.append(Draw(codec, uniform))
+        if "vectors" in self.capabilities.settings and sampling.clamp:
+            # Otherwise words are the network's prediction; with rules, the nearest words, which rules can change.
+            rounds = not codec.predicts_tokens and not steering.rules
+            transforms.append(Clamp(codec, sampling.clamp_below, banned, rounds))
         transforms += [TopP(sampling.top_p)] if codec.holds_tokens and sampling.top_p < 1 else []
         transforms += steering.rules
-        if isinstance(codec, Simplex):
-            transforms += self.projection(codec, sampling, StepNoise(noise, counter, width, stream=2))
+        if "simplex" in self.capabilities.settings:
+            transforms += self.projection(cast(Simplex, codec), sampling, uniform)
         transforms += [] if steering.known is None else [ImposeTokens(codec, steering.known)]
         if codec.holds_tokens:  # positions outside the text are not masks to be written
             known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
@@ -444,15 +466,13 @@ class DiffusionModel(DenoisingModel):
 
         return contrast
 
-    def follow_frames(
-        self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering, decode: PartDecoder
-    ) -> Iterator[Frame]:
+    def follow_frames(self, frames: Iterator[Frame], batch: TextBatch, runner: Runner) -> Iterator[Frame]:
         """Count the network calls of a token model for each text; the frames end when no mask is left."""
         if not self.denoiser.codec.holds_tokens:
             yield from frames
             return
-        ordered = sampling.sampler in ORDERED
-        calls = torch.zeros_like(lengths)
+        lengths, sampling, steering = batch.lengths, batch.sampling, batch.steering
+        ordered, calls = sampling.sampler in ORDERED, torch.zeros_like(lengths)
         cost = self.denoiser.passes * (2 if sampling.contrast and steering.known is not None else 1)
         waiting, all_written = torch.ones_like(lengths, dtype=torch.bool), DelayedFlag()
         steps = max(span.steps for span in steering.spans or [StepSpan(sampling.steps)])

@@ -1,7 +1,7 @@
 """An open model with its released weights: masks or random words over a text, after a prompt."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Unpack, cast
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from difflm.diffusion.condition import Condition
 from difflm.diffusion.denoiser import Canvas, Conditioning, Denoiser
 from difflm.diffusion.samplers.loop import BoundDenoiser, Denoise, Steering
 from difflm.models.base import Sampling
-from difflm.models.diffusion import DiffusionModel
+from difflm.models.diffusion import DiffusionModel, ModelParts
+from difflm.networks.dit import Dit
 from difflm.networks.open_transformer import OpenTransformer
 
 
@@ -26,9 +27,9 @@ class Prompt(Conditioning):
         length = int(condition.source_mask.sum(-1).max())  # synchronises, once per batch
         source, there = condition.source[:, :length], condition.source_mask[:, :length]
         network, memory = denoiser.network, None
-        if isinstance(network, OpenTransformer) and (kept := network.shape.count_kept(length)):
+        if kept := cast(OpenTransformer | Dit, network).shape.count_kept(length):
             (vectors,) = denoiser.codec.inputs(source[:, :kept], denoiser.process.at(there[:, 0].float()), None)
-            memory = network.read_prompt(vectors)
+            memory = cast(OpenTransformer, network).read_prompt(vectors)
             source, there = source[:, kept:], there[:, kept:]
         return replace(condition, source=source, source_mask=there, memory=memory)
 
@@ -46,10 +47,10 @@ class Prompt(Conditioning):
 
 
 class OpenDiffusion(DiffusionModel):
-    def __init__(self, block: int, **parts: Any) -> None:
+    def __init__(self, denoiser: Denoiser, block: int, **parts: Unpack[ModelParts]) -> None:
         """`block`: positions per block, for a network that does not attend to later ones; 0: it attends to all."""
         self.block = block
-        super().__init__(conditioning=Prompt(), **parts)
+        super().__init__(denoiser, **parts)
         self.capabilities = replace(self.capabilities, greedy=self.process.mask_id >= 0, one_by_one=True)
 
     @property

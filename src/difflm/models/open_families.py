@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from torch import Tensor, nn
+from torch import Tensor
 
 from difflm.errors import UsageError
 from difflm.models.sampling import Sampling
-from difflm.networks.dit import Dit, DitShape
-from difflm.networks.open_transformer import OpenTransformer, Shape
+from difflm.networks.dit import DitShape
+from difflm.networks.open_transformer import Shape
 
 Config = Mapping[str, Any]
 Names = str | float | Sequence[str | float]  # settings of a config, of which the first that is set counts; or a number
@@ -94,10 +94,6 @@ class Layout:
         found["head_dim"] = found.get("head_dim") or hidden // heads
         found["window"] = found.get("window", 0) // 2  # on either side
         return Shape(**found)
-
-    def build_network(self, config: Config, words: int) -> nn.Module:
-        shape = self.read_shape(config)
-        return Dit(shape, words) if isinstance(shape, DitShape) else OpenTransformer(shape, words)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,14 @@ from difflm.diffusion.base import Codec, Process
 from difflm.diffusion.bounds import DiscreteBound
 from difflm.diffusion.codecs import Tokens
 from difflm.diffusion.codecs.embedding import Logits, SkipEmbedding
-from difflm.diffusion.denoiser import SelfConditioning
+from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing, Gaussian, Uniform
 from difflm.diffusion.processes.gaussian import Gumbel
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import DifflmError, UsageError
 from difflm.models.lengths import OwnEnd
-from difflm.models.open_diffusion import OpenDiffusion
+from difflm.models.open_diffusion import OpenDiffusion, Prompt
 from difflm.models.open_families import (
     BUFFERS,
     EMBEDDING,
@@ -39,6 +39,8 @@ from difflm.models.open_families import (
     Family,
     Layout,
 )
+from difflm.networks.dit import Dit, DitShape
+from difflm.networks.open_transformer import OpenTransformer, Shape
 from difflm.runtime.files import read_json
 from difflm.runtime.hub import fetch_from_hub
 from difflm.runtime.tensors import load_tensors
@@ -132,7 +134,7 @@ def explain_config(folder: Path, family: Family) -> Iterator[None]:
 
 def load_network(
     folder: Path, dtype: torch.dtype, device: torch.device, rows: Sequence[int] | None = None, mask: int | None = None
-) -> tuple[nn.Module, Tensor]:
+) -> tuple[OpenTransformer | Dit, Tensor]:
     """Load the network of a directory and its token embedding. `rows` are the tokens to keep, in this order, followed
     by the `mask` in the embedding; None: all as they are."""
     weights = read_weights(folder)
@@ -140,7 +142,8 @@ def load_network(
     if family.noise == "gaussian":
         config["gumbel"] = take_gumbel(folder, weights)
     with explain_config(folder, family), torch.device("meta"):  # allocates nothing, whatever a damaged config says
-        network = family.layout.build_network(config, family.count_words(config))
+        shape = family.layout.read_shape(config)
+        network = shape.build(family.count_words(config))
     found = collect_weights(folder, weights, network, family.layout, config)
     weights.clear()  # each is freed as soon as it is cast
     for name in [*found]:
@@ -154,7 +157,7 @@ def load_network(
         found[HEAD] = embedding[: len(found[HEAD])]  # one matrix for both
     if rows is not None:
         with torch.device("meta"):
-            network = family.layout.build_network(config, len(rows))
+            network = shape.build(len(rows))
     network.load_state_dict(found, assign=True)
     return network.requires_grad_(False).eval(), embedding
 
@@ -266,7 +269,7 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
         raise UsageError(f"{folder}: the special token {outside[0]} is the mask, or none of its {rows} tokens.")
     tokenizer = OpenTokenizer(files.definition, specials, () if mask is None else (mask,), rows, folder)
     network, embedding = load_network(folder, dtype, device, tokenizer.theirs, mask)
-    shape: Any = network.shape
+    shape = network.shape
     process, codec = build_state(family, shape, embedding, tokenizer.size)
     codec.bias = nn.Parameter(torch.zeros(tokenizer.size, device=device), requires_grad=False)
     listed = config.get("eos_token_id")
@@ -276,18 +279,16 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
     begins = family.shifts or (cls is not None and bos in (None, cls))
     lengths = OwnEnd(min(GENERATED, context), context, begins, ends, sorted(forbidden))
     block = min((size for size in (family.sampling.block, shape.block) if size), default=0)
+    estimates = SelfConditioning() if family.noise == "gaussian" else None
     model = OpenDiffusion(
+        Denoiser(network, codec, process, Prompt(), estimates),
         shape.block,
-        codec=codec,
-        process=process,
-        network=network,
         objective=Objective({"elbo": 1.0}),
         times=LowDiscrepancy(limits=CONTINUOUS),
         lengths=lengths,
         sampling=replace(family.sampling, block=block),
         # The bound does not hold for blocks, or after a token that is always given.
         bound=None if shape.block or begins or family.noise == "gaussian" else DiscreteBound(),
-        self_conditioning=SelfConditioning() if family.noise == "gaussian" else None,
     )
     parameters = sum(weight.numel() for weight in network.parameters()) + embedding.numel() * (not is_tied(config))
     about = {"method": family.name, "parameters": parameters, "sampling": {}, "recipe": {}}
@@ -296,11 +297,12 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
     return OpenModel(model.requires_grad_(False).eval(), tokenizer, about, chat)
 
 
-def build_state(family: Family, shape: Any, embedding: Tensor, words: int) -> tuple[Process, Codec]:
+def build_state(family: Family, shape: Shape | DitShape, embedding: Tensor, words: int) -> tuple[Process, Codec]:
     """The process and the codec: of tokens, or of vectors of length √D."""
     if family.noise == "gaussian":
         table = F.normalize(embedding.float(), dim=-1) * math.sqrt(embedding.shape[1])
-        return Gaussian(Gumbel(*shape.gumbel)), SkipEmbedding(table, prediction=Logits(evidence=True))
+        curve = Gumbel(*cast(DitShape, shape).gumbel or ())
+        return Gaussian(curve), SkipEmbedding(table, prediction=Logits(evidence=True))
     process = Absorbing(words) if family.noise == "masks" else Uniform(words)
     with torch.device("meta"):
         codec = Tokens(words, embedding.shape[1], process.states)
@@ -327,7 +329,7 @@ def describe_open_model(folder: Path) -> dict[str, Any]:
     sizes = stored_keys(folder)
     family, config = recognise(folder, [*sizes])
     with explain_config(folder, family):
-        shape: Any = family.layout.read_shape(config)
+        shape = family.layout.read_shape(config)
         words, context = family.count_words(config), family.count_positions(config)
     files = TokenizerFiles(folder)
     there = any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json"))

@@ -56,15 +56,14 @@ def read_causal(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def take_weights(model: LanguageModel, folder: str, tokenizer: Tokenizer) -> None:
     """Copy the weights of a directory in place. START and END are its own special tokens; the mask, and tokens that it
     does not have, start as the mean of all tokens."""
-    if not isinstance(tokenizer, PretrainedTokenizer):
+    if tokenizer.kind != PretrainedTokenizer.kind:
         raise UsageError(f"model.pretrained={folder} knows its own tokens: give tokenizer={folder}.")
-    network, table = model.denoiser.network, model.denoiser.codec.get_parameter("raw")
-    assert isinstance(network, AnnealedTransformer)
+    network, table = cast(AnnealedTransformer, model.denoiser.network), model.denoiser.codec.get_parameter("raw")
     (config, found), files = read_causal(Path(folder)), TokenizerFiles(Path(folder))
     start, end = find_special("bos", config, files), find_end(config, files)
     marks = {START: end if start is None else start, END: end}
     chosen = {own: number for own, number in marks.items() if number is not None}
-    chosen |= dict(enumerate(tokenizer.theirs, len(SPECIALS)))
+    chosen |= dict(enumerate(cast(PretrainedTokenizer, tokenizer).theirs, len(SPECIALS)))
     ours, theirs = torch.tensor([*chosen]), torch.tensor([*chosen.values()])
     if int(theirs.max()) >= len(found[EMBEDDING]):
         raise UsageError(f"model.pretrained={folder} has {len(found[EMBEDDING])} tokens; its tokenizer has more.")

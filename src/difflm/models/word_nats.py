@@ -43,7 +43,7 @@ def is_linear(objective: Objective, denoiser: Denoiser) -> bool:
 
 def has_linear_bound(denoiser: Denoiser) -> bool:
     """The same for the bound."""
-    return denoiser.process.linear and isinstance(denoiser.network, WordHead)
+    return denoiser.process.linear and denoiser.network.has_word_head
 
 
 class WordDenoiser:
@@ -56,8 +56,7 @@ class WordDenoiser:
         return getattr(self.denoiser, name)
 
     def __call__(self, x: Tensor, t: Times, mask: Tensor | None = None, condition: Condition = UNCONDITIONAL) -> Belief:
-        network, weights = self.denoiser.network, (x == self.denoiser.process.mask_id).float()
-        assert isinstance(network, WordHead)
+        network, weights = cast(WordHead, self.denoiser.network), (x == self.denoiser.process.mask_id).float()
 
         def read(states: Tensor) -> Belief:
             return read_nats(network, states, self.ids, weights, weights.numel(), weights.new_zeros(1), 0.0)
@@ -76,8 +75,8 @@ def read_masked(
 ) -> WordNats:
     """The nats of a batch's masked words, weighted by their times, given the network's last states. `made` has a belief
     of 1 nat for each masked word; `rows` caches how many rows are computed, by batch shape."""
-    network, process, shape = denoiser.network, denoiser.process, made.ids.shape
-    assert isinstance(network, WordHead) and isinstance(process, DiscreteProcess)
+    network, process = cast(WordHead, denoiser.network), cast(DiscreteProcess, denoiser.process)
+    shape = made.ids.shape
     with torch.autocast(states.device.type, enabled=False):
         total = objective.total(objective(made)) * made.mask
         weights = total * (weight if weight.dim() == 2 else weight.unsqueeze(1))

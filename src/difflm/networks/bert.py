@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from difflm.diffusion.base import Network
 from difflm.networks.transformer import Attention, Context, FeedForward, TimeEmbedding, additive
 
 
@@ -22,7 +23,7 @@ class PostNormBlock(nn.Module):
         return out
 
 
-class BertLayout(nn.Module):
+class BertLayout(Network):
     """Time is added at the input. If padding counts as words, as in the paper, there is nothing to mask."""
 
     def __init__(
@@ -35,7 +36,10 @@ class BertLayout(nn.Module):
         self.norm, self.drop = nn.LayerNorm(hidden, eps=1e-12), nn.Dropout(dropout)
         self.blocks = nn.ModuleList(PostNormBlock(hidden, heads, dropout) for _ in range(layers))
         self.output = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, out_dim))
-        self.apply(_bert_init)
+        for layer in self.blocks.modules():  # as BERT starts
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
 
     def forward(self, inputs: Tensor, t: Tensor, mask: Tensor | None = None) -> Tensor:
         x = self.entry(self.input(inputs), self.embed_time(t))
@@ -45,16 +49,10 @@ class BertLayout(nn.Module):
         out: Tensor = self.output(x)
         return out
 
+    def equal_blocks(self) -> list[nn.Module]:
+        return [*self.blocks]
+
     def entry(self, x: Tensor, told: Tensor) -> Tensor:
         """Time and learned positions, added and normalised."""
         out: Tensor = self.drop(self.norm(x + self.positions.weight[: x.shape[1]] + told).to(x.dtype))
         return out
-
-
-def _bert_init(module: nn.Module) -> None:
-    """Normal weights of spread 0.02 inside the encoder, as BERT starts."""
-    if isinstance(module, PostNormBlock):
-        for layer in module.modules():
-            if isinstance(layer, nn.Linear):
-                nn.init.normal_(layer.weight, std=0.02)
-                nn.init.zeros_(layer.bias)

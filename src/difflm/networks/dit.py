@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.diffusion.base import Network
 from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.processes.gaussian import Gumbel
-from difflm.networks.open_transformer import LayerNorm, who_sees_whom
+from difflm.networks.open_transformer import WideNorm, who_sees_whom
 from difflm.networks.rotary import compute_rotations, rotate_vectors
 
 FREQUENCIES = 256  # of σ
@@ -34,6 +35,13 @@ class DitShape:
     classes: int = 0
     block: int = 0
     gumbel: tuple[float, float] | None = None
+
+    def count_kept(self, length: int) -> int:
+        """How many positions of a prompt are read once: none."""
+        return 0
+
+    def build(self, words: int) -> "Dit":
+        return Dit(self, words)
 
 
 class SigmaEmbedding(nn.Module):
@@ -61,7 +69,7 @@ class DitBlock(nn.Module):
     def __init__(self, shape: DitShape) -> None:
         super().__init__()
         hidden, self.heads = shape.hidden, shape.heads
-        self.norm1, self.norm2 = LayerNorm(hidden, bias=False), LayerNorm(hidden, bias=False)
+        self.norm1, self.norm2 = WideNorm(hidden, bias=False), WideNorm(hidden, bias=False)
         self.attn_qkv = nn.Linear(hidden, 3 * hidden, bias=False)
         self.attn_out = nn.Linear(hidden, hidden, bias=False)
         self.mlp = nn.Sequential(
@@ -81,7 +89,7 @@ class DitBlock(nn.Module):
 class OutputNorm(nn.Module):
     def __init__(self, shape: DitShape) -> None:
         super().__init__()
-        self.norm_final = LayerNorm(shape.hidden, bias=False)
+        self.norm_final = WideNorm(shape.hidden, bias=False)
         self.adaLN_modulation = nn.Linear(shape.condition, 2 * shape.hidden)
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
@@ -89,7 +97,7 @@ class OutputNorm(nn.Module):
         return torch.addcmul(shift, self.norm_final(x), 1 + scale)
 
 
-class Dit(nn.Module):
+class Dit(Network):
     def __init__(self, shape: DitShape, words: int) -> None:
         super().__init__()
         self.shape, self.head_dim = shape, shape.hidden // shape.heads
@@ -124,6 +132,9 @@ class Dit(nn.Module):
                 x = one(x, c, turn, seen)
             out: Tensor = self.head(self.output_layer(x, c))
             return out
+
+    def equal_blocks(self) -> list[nn.Module]:
+        return [*self.blocks]
 
     def sigma_of(self, t: Tensor) -> Tensor:
         """The total noise σ at time t; α = e^−σ."""

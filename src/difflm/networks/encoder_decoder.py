@@ -17,6 +17,8 @@ class EncoderDecoder(Transformer):
     source. Key 0 is a slot of zeros that every text sees: what is left of a source that classifier-free guidance drops.
     """
 
+    encodes_sources = True
+
     def __init__(
         self,
         in_dim: int,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.diffusion.base import Network
 from difflm.diffusion.precision import avoid_onednn
 from difflm.machine import is_on
 
@@ -40,10 +41,11 @@ def weigh_slopes(
     return whole - wanted, slopes, slopes.sum(0, dtype=torch.float32)
 
 
-class WordHead(nn.Module):
+class WordHead(Network):
     """A network that ends in a norm and a head over words. Without `answers`, its `forward` returns the last states,
     for callers that use the head at some positions only."""
 
+    has_word_head = True
     norm: nn.Module
     head: nn.Linear
     slopes = staticmethod(weigh_slopes)  # of its head

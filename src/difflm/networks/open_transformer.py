@@ -4,9 +4,9 @@ Modules bear the names of Llama's. Shapes: vectors of tokens [B, L, hidden], mas
 or [B, L, L] (who sees whom) → logits [B, L, words]. It computes in the dtype of its weights, norms in float32.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,9 @@ class Shape:
         prediction of the next position comes from the last one, which is not cached."""
         return (length - self.shift) // self.block * self.block if self.block else 0
 
+    def build(self, words: int) -> "OpenTransformer":
+        return OpenTransformer(self, words)
+
 
 class RmsNorm(nn.Module):
     def __init__(self, dim: int, eps: float) -> None:
@@ -76,7 +79,7 @@ class RmsNorm(nn.Module):
         return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
 
 
-class LayerNorm(nn.LayerNorm):
+class WideNorm(nn.LayerNorm):
     """In float32, whatever the width of its weights."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,7 +90,7 @@ class LayerNorm(nn.LayerNorm):
 def make_norm(shape: Shape) -> nn.Module:
     if shape.norm == "rms":
         return RmsNorm(shape.hidden, shape.eps)
-    return LayerNorm(shape.hidden, shape.eps, bias=shape.norm_bias)
+    return WideNorm(shape.hidden, shape.eps, bias=shape.norm_bias)
 
 
 class SelfAttention(nn.Module):
@@ -183,9 +186,11 @@ class OpenTransformer(WordHead):
         with avoid_onednn(inputs.device, self.head.weight.dtype):
             return torch.stack(self.run(inputs, None, None, keeps=True)[1]).movedim(2, 0)
 
-    @property
-    def blocks(self) -> nn.ModuleList:
-        return self.layers  # which a trainer compiles one by one
+    def equal_blocks(self) -> list[nn.Module]:
+        return [*self.layers]
+
+    def position_parts(self) -> list[nn.Module]:
+        return [part for layer in cast(Iterable[Layer], self.layers) for part in (layer.self_attn, layer.mlp)]
 
     def run(
         self,

@@ -9,7 +9,7 @@ numbers of documents (`networks/documents.py`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -190,6 +190,12 @@ class Transformer(WordHead):
         self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, out_dim)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+
+    def equal_blocks(self) -> list[nn.Module]:
+        return [*self.blocks]
+
+    def position_parts(self) -> list[nn.Module]:
+        return [part for block in cast(Iterable[Block], self.blocks) for part in (block.attention, block.feed)]
 
     def forward(
         self,

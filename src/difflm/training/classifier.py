@@ -24,12 +24,12 @@ from difflm.data.labels import NONE, NOTHING, Labelling, Labels, read_labels
 from difflm.data.texts import file_kind
 from difflm.data.tokenfile import Ints, Limits, TokenFile, select_texts
 from difflm.data.tokenizers import PAD, Tokenizer
-from difflm.diffusion.codecs import Embedding
+from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError, first_line
 from difflm.methods.rivals.prefix_classifier import LENGTH, PrefixClassifier, with_ends
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.base import NO_WORDS, LanguageModel, Losses, Trainable
+from difflm.models.base import NO_WORDS, Capabilities, LanguageModel, Losses, Trainable
 from difflm.runtime.files import FORMAT, Json, check_sha256, read_checked
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors
 from difflm.training.checkpoints import advise_resume
@@ -55,6 +55,8 @@ class Frozen:
 
 class Learner(Trainable):
     """A classifier in training, with the frozen model that it will guide."""
+
+    capabilities = Capabilities(starts=())  # it writes no texts
 
     def __init__(self, classifier: Classifier, guided: LanguageModel, low_noise: float = 2.0) -> None:
         super().__init__()
@@ -249,11 +251,12 @@ def check_label_positions(labels: Labels, tokens: TokenFile, kept: Ints, path: P
 
 def build_classifier(labellings: list[Labelling], guided: Guided, longest: int, method: Json) -> Classifier:
     sizes = {key: method[key] for key in ("hidden", "layers", "heads", "dropout")}
-    if isinstance(guided, Autoregressive):
-        return PrefixClassifier(labellings, guided.view_dim, longest, vocabulary=guided.vocabulary, **sizes)
-    codec = guided.codec
+    if guided.reads_prefixes:
+        causal = cast(Autoregressive, guided)
+        return PrefixClassifier(labellings, causal.view_dim, longest, vocabulary=causal.vocabulary, **sizes)
+    codec = cast(Denoiser, guided).codec
     made = Classifier(labellings, codec.view_dim, longest, codec.vocabulary, **sizes)
-    if not isinstance(codec, Embedding):
+    if codec.state != "vectors":
         # A one-hot input selects a column of the weight. By PyTorch's default scale that is a thirtieth of a position's
         # vector, so it is learned late: after 400 steps on E2E, 14.0 instead of 6.7 nats of labels per text.
         torch.nn.init.normal_(made.trunk.input.weight)
@@ -290,11 +293,11 @@ def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> LabelReade
         raise UsageError(f"{folder} {what}. Give the directory that `difflm train classifier` wrote.")
     config = read_checked(folder / "config.json")
     if isinstance(config, dict) and "model_type" in config:
-        if isinstance(guided, Autoregressive) or not guided.codec.predicts_tokens:
+        if guided.reads_prefixes or not cast(Denoiser, guided).codec.predicts_tokens:
             raise UsageError(
                 f"{folder}: a sentence classifier guides diffusion models that predict words; not this one."
             )
-        return load_sentence_classifier(folder, tokenizer).to(guided.codec.bias.device)
+        return load_sentence_classifier(folder, tokenizer).to(next(guided.parameters()).device)
     if not isinstance(config, dict) or config.get("format") not in FORMATS or config.get("method") != "classifier":
         raise DifflmError(f"{folder} does not hold a classifier that difflm wrote.")
     path, advice = folder / "model.safetensors", advise_resume(folder)

@@ -54,12 +54,11 @@ def estimate_training(recipe: Recipe, kind: str) -> Estimate:
         model = recipe.build_method().build(texts)
     rows = recipe.batch_size * texts.longest
     numbers, flops, hidden = 0, 0.0, 0
-    for network in model.modules():
-        blocks = getattr(network, "blocks", None)
-        if blocks is not None and len(blocks):
+    for network in model.networks():
+        if blocks := network.equal_blocks():
             width = next(part for part in blocks[0].modules() if isinstance(part, nn.Linear)).in_features
             numbers, hidden = numbers + rows * len(blocks) * width, max(hidden, width)
-            seen = texts.longest / (2 if getattr(network, "causal", False) else 1)
+            seen = texts.longest / (2 if network.causal else 1)
             flops += 12.0 * rows * len(blocks) * width * seen  # attention
     weights = [part for part in model.modules() if isinstance(part, nn.Linear)]
     head = sum(part.weight.numel() for part in weights if part.out_features == texts.vocabulary)

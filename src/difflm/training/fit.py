@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -24,7 +25,6 @@ from difflm.errors import DifflmError, UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel
-from difflm.networks import Transformer
 from difflm.runtime.distributed import current
 from difflm.runtime.files import FORMAT, Json, locked, refuse_links, write_checked
 from difflm.runtime.threads import check_process
@@ -304,15 +304,15 @@ def remove_on_failure(out: Path, keep: bool = False) -> Iterator[None]:
 def begin_with_twin(model: LanguageModel, twin: LanguageModel) -> None:
     """Copy the network of a left-to-right model into one that denoises tokens: words, layers, the source's encoder. The
     mask is initialised with the mean word vector; learned positions, which the twin does not have, with zeros."""
-    assert isinstance(twin, Autoregressive)
+    other = cast(Autoregressive, twin)
     network, table = model.denoiser.network, model.denoiser.codec.get_parameter("raw")
     own = network.state_dict()
-    fitting = {k: v for k, v in twin.network.state_dict().items() if k in own and own[k].shape == v.shape}
+    fitting = {k: v for k, v in other.network.state_dict().items() if k in own and own[k].shape == v.shape}
     network.load_state_dict(fitting, strict=False)
-    table.copy_(twin.embedding.weight.mean(0).expand_as(table))
-    table[: twin.vocabulary] = twin.embedding.weight
-    if isinstance(network, Transformer) and network.places is not None:
-        network.places.zero_()
+    table.copy_(other.embedding.weight.mean(0).expand_as(table))
+    table[: other.vocabulary] = other.embedding.weight
+    if "places" in own:
+        own["places"].zero_()
 
 
 def report_odd_pairs(setup: Setup, origin: Origin, kept: Split, teacher: LanguageModel) -> None:

@@ -29,6 +29,7 @@ class StepPace:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.steps = recipe, recipe.steps
+        self.clock: ClockPace | None = None  # itself, if its budget is in minutes
 
     def rate(self, step: int) -> float:
         return self.recipe.rate(step)
@@ -83,7 +84,7 @@ class ClockPace(StepPace):
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(recipe)
-        self.most, self.note = most, note
+        self.clock, self.most, self.note = self, most, note
         self.whole, self.begun, self.now = 60 * recipe.minutes, begun, now
         self.before = 0.0  # seconds of the commands that this one continues
         self.idle = 0.0  # seconds before training began, all commands together

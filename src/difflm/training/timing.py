@@ -5,7 +5,7 @@ import time
 
 from difflm.data.batches import Batch, Stream
 from difflm.diffusion.denoiser import autocast_to
-from difflm.training.pace import FEWEST_TEXTS, ClockPace
+from difflm.training.pace import FEWEST_TEXTS
 from difflm.training.trainer import Trainer
 from difflm.training.validation import count_texts, move_batch
 from difflm.training.vocabulary import DOING
@@ -16,8 +16,8 @@ SLOW = 0.02  # if a step seems to take less than this share of the time, a whole
 
 def time_run(trainer: Trainer, batches: Stream, held_out: list[Batch]) -> list[Batch]:
     """Time a few texts if a run has minutes, and plan it; return the held-out texts that there is time for."""
-    pace, recipe, seconds = trainer.pace, trainer.recipe, None
-    if not isinstance(pace, ClockPace) or pace.finished:
+    pace, recipe, seconds = trainer.pace.clock, trainer.recipe, None
+    if pace is None or pace.finished:
         return held_out
     pace.note("timing a few texts", DOING)
     wall, processor = time.perf_counter(), time.process_time()

@@ -136,7 +136,7 @@ class Trainer:
         self.processes = current()
         # Some networks cannot be captured; nor can activation checkpointing, which resets the random generator, or
         # communication between processes within a step.
-        capturable = recipe.recompute is not True and all(getattr(part, "capturable", True) for part in model.modules())
+        capturable = recipe.recompute is not True and all(part.capturable for part in model.networks())
         exchanging = gather_observations(model, self.processes) or self.processes.shards
         recording = capture and capturable and not exchanging and device.type == "cuda"  # as CUDA graphs
         # Gradients may be in bfloat16, unless those of several micro-batches are summed.
@@ -281,7 +281,7 @@ class Trainer:
         meter, start = Meter(self.step), time.perf_counter() - self.seconds
         # A classifier generates no samples, and they are drawn from noise alone, without a source.
         alone = self.processes.first and not self.processes.shards and not recipe.has_sources
-        samples = recipe.sample_every and alone and isinstance(self.ema.model, LanguageModel)
+        samples = recipe.sample_every and alone and self.model.capabilities.starts
         stream = prefetch(batches, self.step * recipe.accumulate)
         with catch_stop_signals() as asked_to_stop, closing(stream):
             while not last and stop == "done":

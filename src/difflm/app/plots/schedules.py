@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,8 +12,7 @@ from torch import Tensor
 
 from difflm.app.plots.canvas import open_figure
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Cosine, Linear, LogSnrShift, Sqrt
-from difflm.diffusion.timesteps import LearnedWarp
+from difflm.diffusion.processes.gaussian import Cosine, LinearBeta, LogSnrShift, Sqrt
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.difflm import DiffLM
@@ -42,7 +42,7 @@ def sample_curve(name: str, process: Gaussian, time_of: Callable[[Tensor], Tenso
 def known_curves() -> list[Curve]:
     shift = float(DiffLM.model_fields["log_snr_shift"].default)
     schedules = {
-        "linear": Linear(),
+        "linear": LinearBeta(),
         "cosine": Cosine(),
         "sqrt": Sqrt(),
         f"cosine, log-SNR {shift:+g} (difflm)".replace("-", "−").replace("log−", "log-"): LogSnrShift(Cosine(), shift),
@@ -54,12 +54,10 @@ def learned_curve(name: str, lm: TextDiffusion) -> Curve:
     """A run's own curve; with a learned warp, along the evenly spaced u in which it trains and samples."""
     if lm.model.capabilities.state in ("edits", "prefix"):
         raise UsageError(f"{name} ({lm.config['method']}) has no noise schedule. Give a diffusion model, or none.")
-    process = lm.model.denoiser.process
-    if not isinstance(process, Gaussian):
+    if lm.model.capabilities.state == "tokens":
         raise UsageError(f"{name} ({lm.config['method']}) diffuses tokens, which have no signal-to-noise ratio.")
-    warped = isinstance(lm.model.times, LearnedWarp)
-    label = f"{name}, learned warp (over u)" if warped else f"{name}, its own"
-    return sample_curve(label, process, lm.model.times.time_of)
+    times, process = lm.model.times, cast(Gaussian, lm.model.denoiser.process)
+    return sample_curve(f"{name}, {'learned warp (over u)' if times.learned else 'its own'}", process, times.time_of)
 
 
 def draw_schedules(out: Path, curves: list[Curve], dark: bool = False) -> None:

@@ -64,8 +64,7 @@ class Tokens(Codec):
         return (F.embedding(x, self.raw),)
 
     def belief(self, answer: Tensor, x: Tensor, level: Levels, evidence: Tensor | None, process: Process) -> Belief:
-        assert isinstance(process, DiscreteProcess)
-        return Belief(*process.posterior_logits(answer, x, level.t), codec=self)
+        return Belief(*cast(DiscreteProcess, process).posterior_logits(answer, x, level.t), codec=self)
 
     @property
     def view_dim(self) -> int:  # type: ignore[override]

@@ -11,6 +11,8 @@ class AlphaSchedule:
     """A noise curve of token diffusion. Gaussian curves (`gaussian.py`) are log-SNRs, truncated where nothing of the
     text is left; discrete noise must reach α = 0 itself, and its continuous-time bound needs α′."""
 
+    learned = False  # whether it is fitted to the training texts
+
     def alpha(self, t: Tensor) -> Tensor:
         raise NotImplementedError
 

@@ -43,7 +43,7 @@ class DiscreteProcess(Process):
         """α: the probability that each word has met no noise by t, [B, L]."""
 
     def at(self, t: Times) -> Levels:
-        return t if isinstance(t, Levels) else Levels(t)
+        return Levels(t) if isinstance(t, Tensor) else t
 
     def read_pairs(self, pairs: Tensor) -> None:
         """Learn from how often each token precedes each other one, [words, words]; used with `reads_pairs`."""

@@ -9,6 +9,7 @@ means α = 1. Ratios are formed from differences of λ, which float32 keeps exac
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Linear(Schedule):
+class LinearBeta(Schedule):
     """ᾱ(t) = exp(−∫β), β rising linearly: the limit of the thousand small steps of Ho et al. (2020)."""
 
     beta_start: float = 0.1
@@ -171,9 +172,8 @@ class Gaussian(Process):
         self.schedule, self.exploding = schedule, exploding
 
     def at(self, t: Times) -> GaussianLevels:
-        if isinstance(t, GaussianLevels):
-            return t
-        assert isinstance(t, Tensor)
+        if not isinstance(t, Tensor):
+            return cast(GaussianLevels, t)
         return self.levels_at(t, self.schedule.log_snr(t))
 
     def levels_at(self, t: Tensor, log_snr: Tensor) -> GaussianLevels:

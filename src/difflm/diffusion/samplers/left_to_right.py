@@ -71,8 +71,8 @@ def left_to_right(
         for rule in rules:
             logits = rule(state.tokens.flatten(0, -2)[:, :position], logits, caches)
         state.append(logits)
-        if isinstance(state, BeamState):
-            caches = [(keys[state.parents], values[state.parents]) for keys, values in caches]
+        if (parents := state.parents) is not None:
+            caches = [(keys[parents], values[parents]) for keys, values in caches]
 
     yield from state.frames(step)
 
@@ -80,6 +80,8 @@ def left_to_right(
 class DecodingState:
     """The texts of a batch while they are decoded. Tensors are updated in place and no decision depends on their
     values, so that `append` can be part of a CUDA graph."""
+
+    parents: Tensor | None = None  # the row that each partial text of a search continues
 
     def __init__(self, model: CausalModel, batch: int, width: int, sampling: DecodingSettings) -> None:
         device = model.banned.device
@@ -174,6 +176,8 @@ class BeamState(DecodingState):
     could; so it also ends once `beams` texts have ended that were among the `beams` best of their step, if the score of
     each partial text is below that of the best one already."""
 
+    parents: Tensor
+
     def __init__(self, model: CausalModel, batch: int, width: int, sampling: DecodingSettings) -> None:
         super().__init__(model, batch, width, sampling)
         device, beams = self.tokens.device, sampling.beams
@@ -183,7 +187,7 @@ class BeamState(DecodingState):
         self.first = torch.full((beams,), IMPOSSIBLE, device=device)  # at first there is one partial text
         self.first[0] = 0
         self.rows = torch.arange(batch, device=device).unsqueeze(1) * beams
-        self.parents = torch.zeros(batch * beams, dtype=torch.int64, device=device)  # the row that each one continues
+        self.parents = torch.zeros(batch * beams, dtype=torch.int64, device=device)
         self.best = torch.full((batch, width), model.pad, device=device)
         self.best_score = torch.zeros(batch, device=device)
         self.ended = torch.zeros(batch, dtype=torch.int64, device=device)  # texts among the best of their step

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from difflm.diffusion.base import Belief, Codec, Levels, Process, expand_levels
-from difflm.diffusion.codecs import Embedding
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
@@ -255,7 +254,7 @@ class Clamp:
     to print are read off that vector by the rounding head, as the original does; its bias may prefer a neighbour.
     """
 
-    codec: Embedding
+    codec: Codec
     below: float = 1.0
     banned: Tensor | None = None
     rounds: bool = False
@@ -280,7 +279,7 @@ class Draw:
     distribution on one uniform number, exact in float32 for p > 1e-6.
     """
 
-    codec: Embedding
+    codec: Codec
     uniform: Callable[[], Tensor]  # [B, L] new numbers at each step
     below: float = 1.0
 

@@ -5,6 +5,9 @@ state at time 0 keeps the noise that the network learned there; the released cod
 """
 
 from difflm.diffusion.codecs import LearnedEmbedding
+from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.processes.gaussian import Sqrt
 from difflm.methods.ar_diffusion.bound import TwoLevelBound
 from difflm.methods.ar_diffusion.network import TimeAttentionDecoder
 from difflm.methods.ar_diffusion.times import TwoLevelTimes
@@ -28,6 +31,6 @@ class ArDiffusion(Method):
         dim, longest = self.embedding_dim, texts.longest
         codec = LearnedEmbedding(texts.vocabulary, dim, x0_std=X0_STD)
         network, reads = build_reader(TimeAttentionDecoder, self, texts, dim, dim, positions=longest)
-        times, sampling = TwoLevelTimes(longest, CHAIN), Sampling("ancestral", steps=20, clamp=True)
-        parts = {"conditioning": reads, "times": times, "bound": TwoLevelBound(CERTAIN)}
-        return compose_chain(texts, codec, network, sampling, **parts)
+        denoiser = Denoiser(network, codec, Gaussian(Sqrt()), reads)
+        sampling = Sampling("ancestral", steps=20, clamp=True)
+        return compose_chain(texts, denoiser, sampling, TwoLevelTimes(longest, CHAIN), TwoLevelBound(CERTAIN))

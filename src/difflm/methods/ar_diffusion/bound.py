@@ -1,14 +1,15 @@
 """The variational bound of a chain whose positions have times of two levels."""
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import cross_entropy
 from difflm.diffusion.bound_levels import NoisyWords
 from difflm.diffusion.bounds import ScoredTexts
 from difflm.diffusion.denoiser import Denoiser
+from difflm.diffusion.objectives import cross_entropy
 from difflm.methods.ar_diffusion.times import TwoLevelTimes
 
 LEVELS = 5000  # of the chain, in each of the two parts of the way
@@ -33,9 +34,8 @@ class TwoLevelBound:
 
     def __call__(self, texts: ScoredTexts, draws: int) -> Tensor:
         """With one index from each of `draws` strata, [B, draws]."""
-        codec, times, noise = texts.denoiser.codec, texts.times, texts.noise
-        assert isinstance(times, TwoLevelTimes) and codec.x0_std, "the chain ends in an x_0 spread around its word"
-        words, vectors = NoisyWords(codec, texts.denoiser.process), codec.encode(texts.ids)
+        codec, times, noise = texts.denoiser.codec, cast(TwoLevelTimes, texts.times), texts.noise
+        words, vectors = NoisyWords.of(texts.denoiser), codec.encode(texts.ids)
         every = times.between_levels(spread_indices(times, vectors.device), vectors.shape[1]) / (times.chain - 1)
         alpha, sigma = words.noise_at(every)  # [I, L]
         snr = torch.cat([torch.full_like(every[:1], codec.x0_std**-2), (alpha / sigma) ** 2])

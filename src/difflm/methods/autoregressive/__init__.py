@@ -2,7 +2,7 @@
 one; by itself, or behind a source."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import Field, model_validator
 
@@ -12,8 +12,7 @@ from difflm.methods.autoregressive.decoder_only import DecoderOnly as Model
 from difflm.methods.base import Method, TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
-from difflm.networks.hf_decoder import PretrainedDecoder, read_decoder, take_weights
-from difflm.networks.hf_encoder import sizes_of
+from difflm.networks.pretrained import PretrainedDecoder, read_decoder, sizes_of
 
 
 class AutoregressiveTwin(Method):
@@ -54,15 +53,16 @@ class AutoregressiveTwin(Method):
         if self.decoder:
             ids = numbers_in(Path(self.pretrained), tokenizer)
             words = [] if ids else ["".join(tokenizer.tokens([i])) for i in range(tokenizer.size)]
-            parts: Any = model
-            take_weights(parts.network, parts.embedding.weight, self.pretrained, words, ids)
+            twin = cast(Autoregressive, model)
+            cast(PretrainedDecoder, twin.network).take_weights(twin.embedding.weight, self.pretrained, words, ids)
 
 
 def numbers_in(folder: Path, tokenizer: Tokenizer) -> list[int]:
     """The numbers of a tokenizer's pieces in the tokenizer of this directory, if it is the same one; else none."""
-    if not isinstance(tokenizer, PretrainedTokenizer) or not is_pretrained(folder):
+    if tokenizer.kind != PretrainedTokenizer.kind or not is_pretrained(folder):
         return []
-    return tokenizer.theirs if PretrainedTokenizer.read(folder).pieces == tokenizer.pieces else []
+    same = PretrainedTokenizer.read(folder).pieces == tokenizer.pieces
+    return cast(PretrainedTokenizer, tokenizer).theirs if same else []
 
 
 class DecoderOnly(AutoregressiveTwin):

@@ -6,6 +6,7 @@ the bound's own (docs/tokens.md). The last step samples, as the bound assumes; t
 word.
 """
 
+from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing, DiscreteProcess
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.methods.base import TextSpec
@@ -26,9 +27,9 @@ class D3pm(TokenMethod):
         raise NotImplementedError
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        terms = {"chain_kl": 1.0, "ce": LAMBDA * self.chain}
+        objective = Objective({"chain_kl": 1.0, "ce": LAMBDA * self.chain})
         process, times = self.noise(texts.vocabulary), LowDiscrepancy(self.chain)
-        return self.compose(process, texts, terms, times=times, time="addition")
+        return self.compose(process, texts, objective, time="addition", times=times)
 
 
 class D3pmAbsorbing(D3pm):

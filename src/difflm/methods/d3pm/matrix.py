@@ -3,22 +3,16 @@
 Costs grow with the square of the vocabulary: for a few thousand words at most.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.diffusion.base import Belief, Times
+from difflm.diffusion.processes import DiscreteProcess
 from difflm.diffusion.processes.alpha_schedules import AlphaSchedule, LinearAlpha
-from difflm.diffusion.processes.discrete import (
-    DiscreteProcess,
-    draw_states,
-    expand_to,
-    gather_tokens,
-    kl_divergence,
-    one_hot_states,
-)
+from difflm.diffusion.processes.discrete import draw_states, expand_to, gather_tokens, kl_divergence, one_hot_states
 from difflm.errors import UsageError
 from difflm.methods.d3pm.schedule import MutualInformationAlpha
 
@@ -131,9 +125,10 @@ class Matrix(DiscreteProcess):
     # -- schedules ----------------------------------------------------------------------------------------------
 
     def observe(self, counts: Tensor) -> None:
-        if isinstance(self.keep, MutualInformationAlpha):
+        if self.keep.learned:
             exponents = torch.logspace(-4, 3, EXPONENTS, dtype=torch.float64)
-            self.keep.fit(exponents, torch.stack([self.information(counts, sigma) for sigma in exponents]))
+            shares = torch.stack([self.information(counts, sigma) for sigma in exponents])
+            cast(MutualInformationAlpha, self.keep).fit(exponents, shares)
 
     def information(self, counts: Tensor, sigma: Tensor) -> Tensor:
         """I(x_t; x_0)/H(x_0) for tokens with these counts."""

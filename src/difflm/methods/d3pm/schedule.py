@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from difflm.diffusion.processes import Uniform
 from difflm.diffusion.processes.alpha_schedules import AlphaSchedule
 from difflm.diffusion.processes.gaussian import interpolate
-from difflm.diffusion.processes.interpolating import Uniform
 
 POINTS = 2001
 
@@ -15,6 +15,7 @@ class MutualInformationAlpha(nn.Module, AlphaSchedule):
 
     It is a table, since it depends on the word frequencies; linear until a process fits it."""
 
+    learned = True
     points: Tensor
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ from difflm.methods.levt.editing import (
     show_round,
     sum_means,
 )
-from difflm.models.base import Capabilities, Losses, Sampling, source_of, start_from_frequencies
+from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, source_of, start_from_frequencies
 from difflm.models.lengths import DrawnLength
 from difflm.networks import EncoderDecoder, Transformer
 from difflm.networks.cache import Memory, Slots
@@ -251,12 +251,11 @@ class EditDiffusion(EditModel):
         log_p = chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log().sum(-1)
         return Revision(text, edits, p[..., KEEP] + p[..., INSERT], log_p)
 
-    def stream(
-        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
-    ) -> Iterator[Frame]:
+    def write(self, batch: TextBatch, runner: Runner) -> Iterator[Frame]:
         """Yield a frame for every round: the text after the round, and the edits of the next one. A text without
         further edits is finished. If there are several revisions, the likeliest is shown."""
-        steering, (revisions, beams) = steering or Steering(), count_beams(sampling)
+        noise, lengths, sampling, steering = batch.noise, batch.lengths, batch.sampling, batch.steering
+        revisions, beams = count_beams(sampling)
 
         def repeat(tensor: Tensor) -> Tensor:
             return tensor.repeat_interleave(revisions, 0)
@@ -277,7 +276,7 @@ class EditDiffusion(EditModel):
                 edits = self.delay_edits(edits, noise, step, t, s)
             plan = open_slots(now.text, now.text != PAD, edits, self.slot, PAD)
             memory = self.read_edited(now.text, edits, source)
-            made, fresh, log_p, used = self.write(plan, memory, noise, step, sampling, beams)
+            made, fresh, log_p, used = self.fill_slots(plan, memory, noise, step, sampling, beams)
             log_p = (scores + now.log_p.view_as(scores)).unsqueeze(2) + log_p.view(*scores.shape, beams)
             made, fresh, best = keep_best(made, fresh, log_p.flatten(1), revisions)
             calls = calls + torch.where(waiting, revisions * (1 + beams * used.view_as(scores).amax(1)), 0)
@@ -288,9 +287,9 @@ class EditDiffusion(EditModel):
             wanted = (now.edits != KEEP).any(1).view_as(scores) & (scores > IMPOSSIBLE)
             waiting = waiting & wanted.any(1)
             first = slice(None, None, revisions)
-            edits = fit_width(torch.where(waiting.unsqueeze(1), now.edits[first], KEEP) * (s > 0), width)
+            edits = fit_width(torch.where(waiting.unsqueeze(1), now.edits[first], KEEP) * (s > 0), batch.width)
             shown = text[first], now.stays[first], (fresh & changes)[first]
-            yield show_round(step, torch.full_like(scores[:, 0], s), *shown, width, calls=calls, edits=edits)
+            yield show_round(step, torch.full_like(scores[:, 0], s), *shown, batch.width, calls=calls, edits=edits)
             if all_done(~waiting.any()):
                 return
 
@@ -300,7 +299,7 @@ class EditDiffusion(EditModel):
         u = noise.uniform(step, edits.shape[1], stream=RUNS).repeat_interleave(len(edits) // len(noise.samples), 0)
         return torch.where(u.gather(1, runs) < self.process.undone_share(t, s), edits, KEEP)
 
-    def write(
+    def fill_slots(
         self, plan: Tensor, memory: list[Memory], noise: Noise, step: int, sampling: Sampling, beams: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Fill the slots of plans [R, 2 N] from left to right, each in the likeliest ways or, without beams, in one:
@@ -309,7 +308,7 @@ class EditDiffusion(EditModel):
         if sampling.beams and rows > (most := max(1, MOST_ROWS // beams)):
             parts = [slice(k, k + most) for k in range(0, rows, most)]
             own = [[(keys[part], values[part], mask[part]) for keys, values, mask in memory] for part in parts]
-            found = [self.write(plan[p], m, noise, step, sampling, beams) for p, m in zip(parts, own, strict=True)]
+            found = [self.fill_slots(plan[p], m, noise, step, sampling, beams) for p, m in zip(parts, own, strict=True)]
             texts, fresh, log_p, used = (torch.cat(column) for column in zip(*found, strict=True))
             return texts, fresh, log_p, used
         kept = ((plan != PAD) & (plan != self.slot)).sum(1, keepdim=True) - 2

@@ -22,10 +22,10 @@ class FlowMap(DiffLM):
     remembers: bool = True  # whether a jump sees the belief of the previous one
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        parts = self.choose_parts(texts)
-        parts |= {"process": Mapped(parts["process"].schedule), "sampling": Sampling("jump", steps=4)}
-        parts["network"].embed_time = TwoTimeEmbedding(128, 512, 128)
-        return FlowMapModel(**parts, path_temperature=self.path_temperature, remembers=self.remembers)
+        denoiser, parts = self.choose_parts(texts)
+        denoiser.process, parts["sampling"] = Mapped(self.schedule), Sampling("jump", steps=4)
+        denoiser.network.embed_time = TwoTimeEmbedding(128, 512, 128)
+        return FlowMapModel(denoiser, self.path_temperature, self.remembers, **parts)
 
     def find_fault(self) -> str:
         if self.context or self.behind:

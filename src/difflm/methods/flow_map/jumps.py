@@ -11,12 +11,13 @@ jumps make one, for any u between: p_{t,s}(x_t) = λ p_{t,u}(x_t) + (1 − λ) p
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from difflm.diffusion.base import Belief, Levels, expand_levels
-from difflm.diffusion.processes.gaussian import Gaussian, GaussianLevels
+from difflm.diffusion.processes import Gaussian, GaussianLevels
 from difflm.diffusion.samplers.loop import Denoise, Temperature
 from difflm.diffusion.samplers.steps import StepState, jump
 
@@ -29,6 +30,10 @@ class JumpLevels(GaussianLevels):
     """Levels at t; `told`, [B, 1, 2], are t and the length t − s of a jump, the network's inputs."""
 
     told: Tensor
+
+    @property
+    def network_input(self) -> Tensor:
+        return self.told
 
 
 def jump_levels(level: GaussianLevels, s: Tensor) -> JumpLevels:
@@ -90,7 +95,6 @@ class JumpDenoiser:
     remembers: bool
 
     def __call__(self, x: Tensor, level: Levels, previous: Tensor | None) -> Belief:
-        assert isinstance(level, GaussianLevels)
         following = (self.step_counter + 1).expand(1, self.times.shape[1])  # for all rows, or for each row
         s = self.times.gather(0, following).squeeze(0)
-        return self.denoise(x, jump_levels(level, s), previous if self.remembers else None)
+        return self.denoise(x, jump_levels(cast(GaussianLevels, level), s), previous if self.remembers else None)

@@ -1,7 +1,7 @@
 """A diffusion model that also jumps: a denoiser of two times, which learns long jumps from its own shorter ones."""
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Unpack, cast
 
 import torch
 from torch import Tensor
@@ -13,10 +13,10 @@ from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.samplers.loop import BoundDenoiser, SamplerInputs, Steering
+from difflm.diffusion.samplers.loop import BoundDenoiser, SamplerInputs
 from difflm.methods.flow_map.jumps import FINEST, JumpDenoiser, JumpLevels, TwoJumps, draw_jumps, jump_levels
-from difflm.models.base import LanguageModel, Losses, Sampling
-from difflm.models.diffusion import TEXT_NOISE, DiffusionModel
+from difflm.models.base import LanguageModel, Losses, TextBatch
+from difflm.models.diffusion import TEXT_NOISE, DiffusionModel, ModelParts
 
 JUMP = 27  # a random stream in training
 
@@ -41,8 +41,10 @@ class FlowMapModel(DiffusionModel):
     current network without gradients; the shortest follow the flow at `path_temperature`. If the model `remembers`, a
     jump sees the belief of the previous one."""
 
-    def __init__(self, *, path_temperature: float = 1.0, remembers: bool = True, **parts: Any) -> None:
-        super().__init__(**parts)
+    def __init__(
+        self, denoiser: Denoiser, path_temperature: float = 1.0, remembers: bool = True, **parts: Unpack[ModelParts]
+    ) -> None:
+        super().__init__(denoiser, **parts)
         self.path_temperature, self.remembers = path_temperature, remembers
 
     def start_from(self, initial: LanguageModel, lengths: Tensor) -> None:
@@ -113,11 +115,9 @@ class FlowMapModel(DiffusionModel):
         untold[: paths.still : 2] = True
         return found.masked_fill(untold[:, None, None], 0.0)
 
-    def sampler_inputs(
-        self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering
-    ) -> SamplerInputs:
-        inputs = super().sampler_inputs(denoiser, noise, lengths, width, sampling, steering)
-        if sampling.sampler != "jump":
+    def sampler_inputs(self, denoiser: Denoiser, batch: TextBatch) -> SamplerInputs:
+        inputs = super().sampler_inputs(denoiser, batch)
+        if batch.sampling.sampler != "jump":
             return inputs
         jumps = JumpDenoiser(inputs.denoise, inputs.levels.t, inputs.step_counter, self.remembers)
         return replace(inputs, denoise=jumps)

@@ -10,9 +10,10 @@ import torch
 from pydantic import Field
 
 from difflm.data.tokenizers import Tokenizer
-from difflm.diffusion.denoiser import ConditionDrop, SelfConditioning
+from difflm.diffusion.denoiser import ConditionDrop, Denoiser, SelfConditioning
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes.gaussian import Cosine, Gaussian
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.processes.gaussian import Cosine
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.glyph_diffusion.codec import Glyphs
@@ -46,15 +47,11 @@ class GlyphDiffusion(Method):
         network, reads = build_network(self, texts, 2 * pixels, pixels, positions=cells)
         drop = ConditionDrop(self.drop if reads else 0.0)
         return DiffusionModel(
-            codec=Glyphs(pictures),
-            process=Gaussian(Cosine()),
-            network=network,
+            Denoiser(network, Glyphs(pictures), Gaussian(Cosine()), reads, SelfConditioning("half")),
             objective=Objective({"mse": 1.0}),
             times=LowDiscrepancy(),
             lengths=PictureLengths(spelling, cells, texts.longest),
             sampling=Sampling("ancestral", steps=100, contrast=1.0 if drop.share else 0.0),
-            conditioning=reads,
-            self_conditioning=SelfConditioning("half"),
             drop=drop,
         )
 

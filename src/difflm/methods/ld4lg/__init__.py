@@ -10,12 +10,14 @@ second-order solver is actually first-order, because its history stays empty.
 
 from pydantic import Field
 
-from difflm.diffusion.denoiser import ConditionDrop
-from difflm.diffusion.processes.gaussian import Cosine, Gaussian
+from difflm.diffusion.denoiser import ConditionDrop, Denoiser, SelfConditioning
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.processes.gaussian import Cosine
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.methods.base import TextSpec
 from difflm.methods.ld4lg.autoencoder import Autoencoder
 from difflm.methods.ld4lg.base import LatentMethod
+from difflm.methods.ld4lg.codec import Latents
 from difflm.methods.ld4lg.model import LatentDiffusion
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling
@@ -37,10 +39,8 @@ class Ld4lg(LatentMethod):
         network, reads = build_network(self, texts, 2 * dim, dim, positions=self.latents)
         return LatentDiffusion(
             Autoencoder(encoder, decoder, texts.vocabulary, longest, width, sampling, self.latents, dim),
-            process=Gaussian(Cosine()),
-            network=network,
-            times=LowDiscrepancy(),
-            sampling=sampling,
-            conditioning=reads,
-            drop=ConditionDrop(self.drop if reads else 0.0),
+            Denoiser(network, Latents(self.latents, dim), Gaussian(Cosine()), reads, SelfConditioning("coin")),
+            LowDiscrepancy(),
+            sampling,
+            ConditionDrop(self.drop if reads else 0.0),
         )

@@ -37,6 +37,10 @@ class Autoencoder(Autoregressive):
         self.encoder, self.latents, self.dim = encoder, latents, dim
         self.norm = nn.BatchNorm1d(latents * dim, affine=False, momentum=0.05)
 
+    @property
+    def autoencoder(self) -> "Autoencoder":
+        return self
+
     def answer(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """The encoder's output for texts [B, L]."""
         mask = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)

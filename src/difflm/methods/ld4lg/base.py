@@ -1,6 +1,6 @@
 """What methods on latents of a whole text share: their autoencoder."""
 
-from typing import Any
+from typing import Any, Protocol, cast
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -8,9 +8,15 @@ from torch import nn
 from difflm.data.tokenizers import Tokenizer
 from difflm.errors import UsageError
 from difflm.methods.base import Method, TextSpec
-from difflm.methods.ld4lg.hf_seq2seq import build_halves, read_seq2seq, take_weights
+from difflm.methods.ld4lg.autoencoder import Autoencoder
+from difflm.methods.ld4lg.hf_seq2seq import FrozenDecoder, FrozenEncoder, build_halves, read_seq2seq, take_weights
 from difflm.methods.ld4lg.networks import LatentDecoder, TextEncoder
 from difflm.models.base import LanguageModel
+
+
+class HasAutoencoder(Protocol):
+    @property
+    def autoencoder(self) -> Autoencoder: ...
 
 
 class LatentMethod(Method):
@@ -52,5 +58,6 @@ class LatentMethod(Method):
     def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.frozen:
             words = ["".join(tokenizer.tokens([i])) or "?" for i in range(tokenizer.size)]
-            part: Any = getattr(model, "autoencoder", model)
-            take_weights(part.encoder, part.network, part.embedding, self.pretrained, words)
+            part = cast(HasAutoencoder, model).autoencoder
+            halves = cast(FrozenEncoder, part.encoder), cast(FrozenDecoder, part.network)
+            take_weights(*halves, part.embedding, self.pretrained, words)

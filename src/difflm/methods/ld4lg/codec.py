@@ -7,7 +7,7 @@ from torch import Tensor
 
 from difflm.diffusion.base import Belief, Codec, Process, State, expand_levels
 from difflm.diffusion.codecs.embedding import Prediction, V
-from difflm.diffusion.processes.gaussian import GaussianLevels
+from difflm.diffusion.processes import GaussianLevels
 
 
 class Latents(Codec):

@@ -1,39 +1,33 @@
 """A frozen encoder-decoder of the Hugging Face kind as the body of an autoencoder.
 
 It may be any that `AutoModelForSeq2SeqLM` knows. Words keep the run's own vocabulary; their vectors begin as the means
-of their pieces' (`hf_encoder`) and learn, as the two small networks between the body and the latents do. The body
+of their pieces' (`networks/pretrained.py`) and learn, as the two small networks between the body and the latents do. The body
 itself never changes.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from difflm.diffusion.base import Network
 from difflm.errors import UsageError
 from difflm.methods.ld4lg.networks import Resampler
 from difflm.networks.cache import Cache, Memory
-from difflm.networks.hf_encoder import LOCAL, explained, library_config, mean_of_pieces, transformers
+from difflm.networks.pretrained import Pretrained, build_body, explained, mean_rows, read_config, transformers
 from difflm.networks.transformer import Transformer
-from difflm.runtime.files import read_json
+from difflm.runtime.files import Json
 
 
-def read_seq2seq(folder: str) -> dict[str, Any]:
+def read_seq2seq(folder: str) -> Json:
     """The config of a local directory."""
-    path = Path(folder) / "config.json"
-    found = read_json(path) if path.is_file() else None
-    if not isinstance(found, dict) or "model_type" not in found:
-        raise UsageError(f"{folder}: no config.json of a model there. Give the directory of an encoder-decoder.")
-    with explained(f"{folder}: config.json does not describe a model"):
-        config = library_config(found)
+    found, config = read_config(folder, "an encoder-decoder")
     if type(config) not in transformers().MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
         raise UsageError(f"{folder}: {found['model_type']} is not an encoder-decoder. Give the directory of one.")
     return found
 
 
-class FrozenEncoder(nn.Module):
+class FrozenEncoder(Network):
     """Words [B, L] → latents, by the body's encoder and a resampler of its states."""
 
     capturable = False
@@ -48,13 +42,12 @@ class FrozenEncoder(nn.Module):
         return latents
 
 
-class FrozenDecoder(nn.Module):
+class FrozenDecoder(Network):
     """Latents → words, by a Transformer that turns latents into what the body's decoder attends to. It has the
     interface of `LatentDecoder`. It keeps the vectors of earlier words and reads them again for every word, since each
     kind of network in the library has its own cache."""
 
     capturable = False
-    blocks: Sequence[nn.Module] = ()
 
     def __init__(self, body: nn.Module, vocabulary: int, width: int, reader: Transformer) -> None:
         super().__init__()
@@ -92,7 +85,7 @@ class FrozenDecoder(nn.Module):
 
 
 def build_halves(
-    found: dict[str, Any],
+    found: Json,
     vocabulary: int,
     longest: int,
     out_dim: int,
@@ -102,17 +95,11 @@ def build_halves(
 ) -> tuple[FrozenEncoder, FrozenDecoder, int]:
     """The two halves around a body of this shape, not yet with its weights, and the width of its words' vectors.
     `sizes` are those of the small networks: hidden, layers, heads, dropout."""
-    kind = found.get("model_type")
-    with explained(f"model.pretrained: no {kind} can be made of its config.json"):
-        config = library_config(found)
-        for key, value in config.to_dict().items():
-            if "dropout" in key and type(value) in (int, float):  # what is frozen is not trained
-                setattr(config, key, 0.0)
-        body = transformers().AutoModelForSeq2SeqLM.from_config(config, trust_remote_code=False)
-        width = body.get_input_embeddings().weight.shape[1]
-        for half in (body.get_encoder(), body.get_decoder()):
-            half.embed_tokens = nn.Embedding(1, width)  # never called: words come as vectors
-            half.requires_grad_(False)
+    body = build_body("AutoModelForSeq2SeqLM", found, 0.0)  # what is frozen is not trained
+    width, kind = body.get_input_embeddings().weight.shape[1], found["model_type"]
+    for half in (body.get_encoder(), body.get_decoder()):
+        half.embed_tokens = nn.Embedding(1, width)  # never called: words come as vectors
+        half.requires_grad_(False)
     resampler = Resampler(*(width, out_dim, latents, *sizes, longest))
     reader = Transformer(*(dim, width, *sizes), time="none", positions=latents)
     reader.head.reset_parameters()
@@ -131,16 +118,11 @@ def take_weights(
     encoder: FrozenEncoder, decoder: FrozenDecoder, embedding: nn.Embedding, folder: str, words: Sequence[str]
 ) -> None:
     """Weights of a directory, in place; `embedding` are the vectors of words that the decoder reads."""
-    library = transformers()
-    with explained(f"pretrained={folder} cannot be read"):
-        source = library.AutoModelForSeq2SeqLM.from_pretrained(folder, **LOCAL, use_safetensors=True)
-        pieces = library.AutoTokenizer.from_pretrained(folder, **LOCAL)
-    for half, theirs in ((encoder.body, source.get_encoder()), (decoder.body, source.get_decoder())):
-        half.load_state_dict(
-            {k: v for k, v in theirs.state_dict().items() if not k.startswith("embed_tokens")}, strict=False
-        )
-    vectors, output = (part.weight.float() for part in (source.get_input_embeddings(), source.get_output_embeddings()))
-    mean = mean_of_pieces(pieces, words)
-    encoder.embed.weight.copy_(mean(vectors))
-    embedding.weight.copy_(mean(vectors))
-    decoder.head.weight.copy_(mean(output))
+    source = Pretrained.read("AutoModelForSeq2SeqLM", folder)
+    for half, theirs in ((encoder.body, source.model.get_encoder()), (decoder.body, source.model.get_decoder())):
+        weights = {k: v for k, v in theirs.state_dict().items() if not k.startswith("embed_tokens")}
+        half.load_state_dict(weights, strict=False)
+    spelt = source.spell([word.strip() for word in words], source.pieces.unk_token_id)
+    encoder.embed.weight.copy_(mean_rows(source.vectors, spelt))
+    embedding.weight.copy_(mean_rows(source.vectors, spelt))
+    decoder.head.weight.copy_(mean_rows(source.output, spelt))

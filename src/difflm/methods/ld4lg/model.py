@@ -2,21 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from difflm.data.batches import Batch
 from difflm.diffusion.base import Belief
-from difflm.diffusion.denoiser import Denoiser, SelfConditioning
+from difflm.diffusion.denoiser import ConditionDrop, Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
+from difflm.diffusion.timesteps import TimeSampler
 from difflm.methods.ld4lg.autoencoder import Autoencoder, scale_to_sphere
-from difflm.methods.ld4lg.codec import Latents
-from difflm.models.base import Capabilities, Losses, PartDecoder, Sampling
-from difflm.models.diffusion import DiffusionModel
+from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch
+from difflm.models.diffusion import DiffusionModel, TrainedTexts
 from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Family
 
@@ -40,14 +39,13 @@ class DecoderLengths(LengthPolicy):
 
 class LatentDiffusion(DiffusionModel):
     """The autoencoder learns from its cross-entropy alone; the denoiser learns from the latents as they are, and no
-    gradient of its loss reaches them. Both learn in one run.
+    gradient of its loss reaches them. Both learn in one run."""
 
-    Self-conditioning is on for all texts of a batch or for none."""
-
-    def __init__(self, autoencoder: Autoencoder, **parts: Any) -> None:
-        codec, lengths = Latents(autoencoder.latents, autoencoder.dim), DecoderLengths(autoencoder.longest)
-        shown = SelfConditioning("coin")
-        super().__init__(codec, objective=Objective({"mse": 1.0}), lengths=lengths, self_conditioning=shown, **parts)
+    def __init__(
+        self, autoencoder: Autoencoder, denoiser: Denoiser, times: TimeSampler, sampling: Sampling, drop: ConditionDrop
+    ) -> None:
+        lengths = DecoderLengths(autoencoder.longest)
+        super().__init__(denoiser, Objective({"mse": 1.0}), times, lengths, sampling, drop=drop)
         self.autoencoder, self.vocabulary = autoencoder, autoencoder.vocabulary
         guided: tuple[Family, ...] = ("masks",) if self.can_hide_known else ()
         self.capabilities = Capabilities(
@@ -75,7 +73,7 @@ class LatentDiffusion(DiffusionModel):
         condition, _ = self.drop_condition(self.denoiser.prepare(self.condition_of(batch, batch.ids)), noise)
         mask = torch.ones_like(latents[..., 0], dtype=torch.bool)
         t, _ = self.times.sample(noise, mask)
-        corrupted = self.corrupt_batch(latents.detach(), mask, t, noise, condition)
+        corrupted = self.corrupt_batch(TrainedTexts(latents.detach(), mask, condition, noise), t)
         with torch.autocast(latents.device.type, enabled=False):
             count = there.sum()
             terms = {"ce": (nats * there).sum(), "mse": self.objective(corrupted)["mse"].mean() * count}
@@ -110,27 +108,25 @@ class LatentDiffusion(DiffusionModel):
         """The calls of the denoiser and of the decoder."""
         return super().calls(sampling, words) + self.autoencoder.calls(sampling, words)
 
-    def sampler_inputs(
-        self, denoiser: Denoiser, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering
-    ) -> SamplerInputs:
+    def sampler_inputs(self, denoiser: Denoiser, batch: TextBatch) -> SamplerInputs:
         """From noise to latents."""
         count = self.autoencoder.latents
-        inputs = super().sampler_inputs(denoiser, noise, torch.full_like(lengths, count), count, sampling, steering)
+        batch = replace(batch, lengths=torch.full_like(batch.lengths, count), width=count)
+        inputs = super().sampler_inputs(denoiser, batch)
         return replace(inputs, sampler=replace(inputs.sampler, transforms=[OnSphere()]))
 
-    def follow_frames(
-        self, frames: Iterator[Frame], lengths: Tensor, sampling: Sampling, steering: Steering, decode: PartDecoder
-    ) -> Iterator[Frame]:
+    def follow_frames(self, frames: Iterator[Frame], batch: TextBatch, runner: Runner) -> Iterator[Frame]:
         """The frames with the words that the decoder reads from the estimate: the likeliest ones at every watched step;
         at the last step, according to the settings."""
-        before: Tensor | None = None
+        sampling, watched, before = batch.sampling, batch.steering.watched_steps, None
         for frame in frames:
             last = frame.step == sampling.steps - 1
-            if not last and steering.watched_steps is not None and frame.step not in steering.watched_steps:
+            if not last and watched is not None and frame.step not in watched:
                 yield frame
                 continue
             how = sampling if last else replace(sampling, temperature=0.0, beams=0)
-            *_, text = decode(self.autoencoder, how, Steering(latents=frame.clean))
+            own = replace(batch, sampling=how, steering=Steering(latents=frame.clean))
+            *_, text = runner.decode(self.autoencoder, own)
             changed = None if before is None else text.tokens != before
             calls = None if text.calls is None else text.calls + super().calls(sampling, 0)
             before = text.tokens

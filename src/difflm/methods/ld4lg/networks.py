@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.networks import EncoderDecoder, Transformer
 from difflm.networks.cache import Memory
-from difflm.networks.encoder_decoder import EncoderDecoder
-from difflm.networks.transformer import Transformer
 
 
 class Resampler(nn.Module):

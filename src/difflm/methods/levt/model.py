@@ -12,16 +12,10 @@ from difflm.diffusion.denoiser import autocast_to, require_source
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
-from difflm.diffusion.samplers.loop import Frame, Steering
+from difflm.diffusion.samplers.loop import Frame
 from difflm.methods.levt.alignment import align, insert_holes, keep_words
 from difflm.methods.levt.editing import EditModel, between_ends, inner_words, masked_mean, show_round, sum_means
-from difflm.models.base import (
-    Capabilities,
-    Losses,
-    Sampling,
-    source_of,
-    start_from_frequencies,
-)
+from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, source_of, start_from_frequencies
 from difflm.networks import EncoderDecoder
 from difflm.networks.cache import Memory
 from difflm.runtime.delayed_flag import DelayedFlag
@@ -122,12 +116,10 @@ class LevenshteinModel(EditModel):
         """An upper limit: nothing can be deleted in the first round."""
         return 3 * sampling.steps - 1
 
-    def stream(
-        self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
-    ) -> Iterator[Frame]:
+    def write(self, batch: TextBatch, runner: Runner) -> Iterator[Frame]:
         """Yield a frame for every round, from an empty text. A text that a round does not change is finished."""
-        steering = steering or Steering()
-        memory = self.encode_source(steering.source, steering.source_mask)
+        noise, lengths, sampling = batch.noise, batch.lengths, batch.sampling
+        memory = self.encode_source(batch.steering.source, batch.steering.source_mask)
         text = F.pad(torch.tensor([START, END], device=lengths.device), (0, self.longest), value=PAD)
         text = text.expand(len(lengths), -1)
         calls, waiting, all_done = torch.zeros_like(lengths), torch.ones_like(lengths, dtype=torch.bool), DelayedFlag()
@@ -138,7 +130,7 @@ class LevenshteinModel(EditModel):
             changed, text = edited != text, edited
             waiting = changed.any(-1)
             t = torch.full((len(lengths),), 1 - (step + 1) / sampling.steps)
-            yield show_round(step, t, text, sure, changed, width, calls=calls)
+            yield show_round(step, t, text, sure, changed, batch.width, calls=calls)
             if all_done(~waiting.any()):
                 return
 

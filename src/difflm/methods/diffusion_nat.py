@@ -1,15 +1,29 @@
-"""A denoiser that reads its own last guess of the text before the source (Zhou et al., 2024)."""
+"""Diffusion-NAT: Self-Prompting Discrete Diffusion for Non-Autoregressive Text Generation (Zhou et al., 2024).
+
+Masked diffusion with an encoder and a decoder, trained with plain cross-entropy, without a bound. At each step the
+network is called three times: with the source, and twice more with its last answer before the source. The released
+noise replaces one word in a million, and the network must copy unmasked words; here the noise is masks only, and
+unmasked words are copied by construction. The network starts without BART's weights, so lengths, which BART decides by
+padding, are predicted from the source. The released code draws words with float32 noise that loses rare ones; here no
+word is lost.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from difflm.diffusion.base import Belief, Times
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import Denoiser, require_source
+from difflm.diffusion.denoiser import CrossAttention, Denoiser, require_source
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import Absorbing
+from difflm.methods.base import TextSpec
+from difflm.methods.tokens import TokenMethod
 from difflm.models.autoregressive import join_rows
+from difflm.models.base import LanguageModel, Sampling
+from difflm.networks.transformer import TimeInput
 
 
 def join_texts(first: Tensor, lengths: Tensor, second: Tensor, second_lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,3 +67,16 @@ class SelfPrompting(Denoiser):
         source, there = require_source(condition.source, condition.source_mask)
         source, mask = join_texts(guess, lengths, source, there.sum(-1))
         return self.prepare(replace(condition, source=source, source_mask=mask))
+
+
+class DiffusionNat(TokenMethod):
+    name, task = "diffusion-nat", "seq2seq"
+    one_canvas = True  # the encoder reads guesses of the text
+
+    def body(self, texts: TextSpec, time: TimeInput) -> tuple[nn.Module, CrossAttention | None]:
+        network, _ = super().body(replace(texts, source_longest=texts.longest + texts.source_longest), time)
+        return network, CrossAttention(texts.source_longest)
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        process, sampling = Absorbing(texts.vocabulary), Sampling("truncated", steps=20)
+        return self.compose(process, texts, Objective({"ce": 1.0}), sampling, "none", SelfPrompting, bound=None)

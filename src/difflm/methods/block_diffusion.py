@@ -1,37 +1,44 @@
-"""Block diffusion with a network that started as an open left-to-right model (`models/open_start.py`)."""
+"""Block Diffusion: Interpolating Between Autoregressive and Diffusion Language Models (Arriola et al., 2025).
+
+Masked diffusion inside blocks of a few words, left to right between them: one word is the twin, all words are MDLM.
+Training masks shares of which losses vary least, as the paper found for small blocks; the bound takes all of them. It
+may begin as a model that writes from left to right.
+"""
 
 from collections.abc import Sequence
-from typing import cast
+from functools import partial
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from difflm.data.tokenizers import START
-from difflm.diffusion.base import Codec, Levels, Process
-from difflm.diffusion.denoiser import Conditioning, Denoiser, autocast_to
-from difflm.models.block_diffusion import BlockDenoiser
+from difflm.diffusion.base import Levels
+from difflm.diffusion.denoiser import autocast_to
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import Absorbing
+from difflm.diffusion.timesteps import BlockTimes
+from difflm.methods.base import TextSpec
+from difflm.methods.parts import build_network
+from difflm.methods.tokens import DecoderStart
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths
 from difflm.networks.cache import Cache, Memory
 from difflm.networks.open_transformer import AnnealedTransformer
 
 
 class OpenBlockDenoiser(BlockDenoiser):
-    """If the network's outputs predict the next position (`shift`), the word before a noisy block is repeated in front
-    of it (START for the first block): there the network sees the whole block and predicts its first word. No other
-    position sees this copy, so that no word counts twice, except START, which occurs nowhere else."""
+    """The denoiser of a network that started as an open left-to-right model (`models/open_start.py`). If its outputs
+    predict the next position (`shift`), the word before a noisy block is repeated in front of it (START for the first
+    block): there the network sees the whole block and predicts its first word. No other position sees this copy, so
+    that no word counts twice, except START, which occurs nowhere else."""
 
-    def __init__(
-        self,
-        network: nn.Module,
-        codec: Codec,
-        process: Process,
-        size: int,
-        window: int,
-        conditioning: Conditioning | None = None,
-    ) -> None:
-        Denoiser.__init__(self, network, codec, process, conditioning)
-        assert isinstance(network, AnnealedTransformer)
-        self.size, self.window, self.shift = size, window, int(network.shape.shift)
-        self.places = nn.Parameter(torch.zeros(size, network.shape.hidden))  # masks alone cannot tell positions
+    @property
+    def shift(self) -> int:
+        return int(cast(AnnealedTransformer, self.network).shape.shift)
+
+    def draw_places(self) -> Tensor:
+        return torch.zeros(self.size, cast(AnnealedTransformer, self.network).shape.hidden)
 
     def read_blocks(self, x: Tensor, level: Levels, clean: Tensor, memory: list[Memory] | None) -> Tensor:
         network, (words, _) = cast(AnnealedTransformer, self.network), self.read_words(clean)
@@ -106,3 +113,34 @@ class OpenBlockDenoiser(BlockDenoiser):
         level = self.process.at(torch.zeros(len(before), 1, device=before.device))
         (vectors,) = self.codec.inputs(before.unsqueeze(1), level, None)
         return vectors + self.places[-1]
+
+
+CLIPS = {1: (1.0, 1.0), 2: (0.5, 1.0), 4: (0.45, 0.95), 8: (0.4, 0.9), 16: (0.3, 0.8)}  # 2 and 8 lie between theirs
+
+
+class BlockDiffusionMethod(DecoderStart):
+    name = "block-diffusion"
+
+    block: Literal[1, 2, 4, 8, 16] = 4
+
+    def body(self, texts: TextSpec, time: Any) -> tuple[nn.Module, Any]:
+        if self.decoder:
+            return super().body(texts, time)
+        return build_network(self, texts, self.hidden, texts.vocabulary, time=time)
+
+    def positions(self, texts: TextSpec) -> int:
+        return BlockLengths(texts.longest, self.block).widest + self.shift
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        lengths, kind = BlockLengths(texts.longest, self.block), OpenBlockDenoiser if self.decoder else BlockDenoiser
+        return self.compose(
+            Absorbing(texts.vocabulary),
+            texts,
+            Objective({"elbo": 1.0}),
+            Sampling("first-hitting", steps=self.block),
+            time="none",
+            denoiser=partial(kind, size=self.block, window=lengths.widest),
+            model=BlockDiffusion,
+            times=BlockTimes(self.block, *CLIPS[self.block]),
+            lengths=lengths,
+        )

@@ -1,9 +1,15 @@
-"""A variational autoencoder of texts: Gaussian latents, and a decoder from left to right (Bowman et al., 2016)."""
+"""A Gaussian variational autoencoder of texts (Kingma & Welling, 2014; for text Bowman et al., 2016).
+
+It takes the place of GPVAE (Du et al., 2022) in tables of diffusion models: latents are drawn once, then words are
+written from left to right. The latents have a standard normal prior, not a Gaussian process over the states of a
+source. If texts have sources, the decoder reads them in addition to the latents.
+"""
 
 from dataclasses import replace
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from difflm.data.batches import Batch
@@ -11,8 +17,10 @@ from difflm.diffusion.bounds import standard_error
 from difflm.diffusion.denoiser import require_source
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Memory, Steering
+from difflm.methods.base import TextSpec
 from difflm.methods.ld4lg.autoencoder import Autoencoder
-from difflm.models.base import Losses, source_of
+from difflm.methods.ld4lg.base import LatentMethod
+from difflm.models.base import LanguageModel, Losses, Sampling, source_of
 
 LATENTS = 27  # the random stream of latents
 
@@ -77,3 +85,21 @@ class GaussianVae(Autoencoder):
 def kl_from_standard(mean: Tensor, log_variance: Tensor) -> Tensor:
     """KL(N(mean, variance) ‖ N(0, 1)) of each number."""
     return (mean.square() + log_variance.exp() - 1 - log_variance) / 2
+
+
+class Gpvae(LatentMethod):
+    name = "gpvae"
+
+    latents: int = 8
+    latent_dim: int = 32
+    hidden: int = 384
+    layers: int = 3
+    heads: int = 6
+    free_nats: float = Field(default=0.1, ge=0)  # of KL for each number of the latents, not charged for in training
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        reads, answer = bool(texts.source_longest), 2 * self.latent_dim  # a mean and a log-variance
+        encoder, decoder, width = self.build_halves(texts, answer, self.layers, reads)
+        sampling = Sampling("autoregressive", steps=max(1, texts.longest))
+        parts = encoder, decoder, texts.vocabulary, texts.longest, width, sampling, self.latents, self.latent_dim
+        return GaussianVae(*parts, free_nats=self.free_nats, source_longest=texts.source_longest)

@@ -1,27 +1,35 @@
-"""Stages of a decoder as the steps of masked diffusion, trained by glancing (Qian et al., 2021, 2024).
+"""Diff-GLAT: Diffusion Glancing Transformer for Parallel Sequence to Sequence Learning (Qian et al., 2024).
 
-One pass over the decoder writes a text: each stage writes the words that it is most certain of, and the next stage
-reads them. In training a stage is shown words of the reference instead; the more the previous stage got wrong, the more
-are shown. For this, its words are sampled instead of taking the likeliest, because the likelier of two translations
-would otherwise never be shown.
+Words are written in parallel, in as many steps as the decoder has stages: a text costs one pass over its layers. What a
+stage is shown in training follows the errors of the one before, as in GLAT (Qian et al., 2021), so that no schedule of
+noise is needed, and there is no bound. No code was released: how many layers make a stage is our choice, and so is the
+order of words, the surest first. They are drawn at temperature 0.2, where GLAT takes the likeliest. Lengths are
+predicted of the source.
 """
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Unpack, cast
 
 import torch
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
 
 from difflm.data.batches import Batch
 from difflm.diffusion.base import Belief, Levels
 from difflm.diffusion.condition import Condition
-from difflm.diffusion.denoiser import Denoiser, autocast_to, require_source
-from difflm.diffusion.objectives import cross_entropy
+from difflm.diffusion.denoiser import CrossAttention, Denoiser, autocast_to, require_source
+from difflm.diffusion.objectives import Objective, cross_entropy
+from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.processes.discrete import draw_states
 from difflm.diffusion.samplers.loop import Denoise, Steering
-from difflm.models.base import Losses, Sampling
-from difflm.models.diffusion import DiffusionModel
+from difflm.methods.base import TextSpec
+from difflm.methods.parts import build_reader
+from difflm.methods.tokens import TokenMethod
+from difflm.models.base import LanguageModel, Losses, Sampling
+from difflm.models.diffusion import DiffusionModel, ModelParts
 from difflm.networks import StagedDecoder
+from difflm.networks.transformer import TimeInput
 
 GLANCE = 31  # the random stream that decides which words are shown
 
@@ -50,16 +58,21 @@ class StagedDenoiser(Denoiser):
 
 
 class GlancingModel(DiffusionModel):
-    """`shares` of the wrong words are shown in training, at first and after `settled_at` updates."""
+    """Stages of a decoder are the steps of masked diffusion, trained by glancing. One pass over the decoder writes a
+    text: each stage writes the words that it is most certain of, and the next one reads them. In training a stage is
+    shown words of the reference instead, the more of them the more the previous stage got wrong: `shares` of the wrong
+    words, at first and after `settled_at` updates. Its words are sampled for this, because the likelier of two
+    translations would otherwise never be shown."""
 
     denoiser: StagedDenoiser
     can_hide_known = False  # the states of a stage depend on the known words
     share: Tensor
 
-    def __init__(self, shares: tuple[float, float], settled_at: int, **parts: Any) -> None:
-        super().__init__(**parts)
-        self.capabilities, own = replace(self.capabilities, mixed_steps=False), self.denoiser
-        self.denoiser = StagedDenoiser(own.network, own.codec, own.process, own.conditioning)
+    def __init__(
+        self, shares: tuple[float, float], settled_at: int, denoiser: StagedDenoiser, **parts: Unpack[ModelParts]
+    ) -> None:
+        super().__init__(denoiser, **parts)
+        self.capabilities = replace(self.capabilities, mixed_steps=False)
         self.shares, self.settled_at = shares, settled_at
         self.register_buffer("share", torch.tensor(shares[0]), persistent=False)
 
@@ -91,9 +104,9 @@ class GlancingModel(DiffusionModel):
             return Losses(total, terms, count.clamp(min=1))
 
     def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
-        assert isinstance(denoiser, StagedDenoiser)
         condition = denoiser.prepare(Condition(steering.source, steering.source_mask))
-        return StageByStage(denoiser, mask, condition, steering.spans[0].steps if steering.spans else sampling.steps)
+        steps = steering.spans[0].steps if steering.spans else sampling.steps
+        return StageByStage(cast(StagedDenoiser, denoiser), mask, condition, steps)
 
 
 class StageByStage:
@@ -113,3 +126,20 @@ class StageByStage:
             states, belief = self.denoiser.run_stage(stage, self.states[stage], x, self.mask, self.condition)
             self.states[stage + 1 :] = [states]
         return belief
+
+
+class DiffGlat(TokenMethod):
+    name, task = "diff-glat", "seq2seq"
+
+    stage_layers: int = Field(default=2, ge=1)
+    settled_at: int = Field(default=4000, ge=1)  # half of the wrong words are shown at first, 30 % from this update on
+
+    def body(self, texts: TextSpec, time: TimeInput) -> tuple[nn.Module, CrossAttention | None]:
+        dims, stages = (self.hidden, texts.vocabulary), {"stage_layers": self.stage_layers}
+        return build_reader(StagedDecoder, self, texts, *dims, time=time, positions=texts.longest, **stages)
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        sampling = Sampling("confidence", steps=-(-self.layers // self.stage_layers), temperature=0.2)
+        model = partial(GlancingModel, (0.5, 0.3), self.settled_at)
+        process, objective = Absorbing(texts.vocabulary), Objective({"ce": 1.0})
+        return self.compose(process, texts, objective, sampling, "none", StagedDenoiser, model, bound=None)

@@ -1,17 +1,27 @@
-"""A noise schedule for each position, which training moves until the loss grows evenly with time (Yuan et al., 2022).
+"""SeqDiffuSeq: Text Diffusion Model with an Encoder-Decoder Transformer (Yuan et al., 2022).
 
-The table of signal powers belongs to the process and the observed losses to the time sampler. Both are buffers, so that
-checkpoints carry them: a table without its weights, or weights without their table, would be another model.
+The released code draws the noise of a sampling step from a flattened table of posterior variances, that of another
+level; here it is that of the step's own two times, which may be any distance apart. Held-out texts do not feed the
+losses that move the schedule, and the schedule is saved with its weights. Sources have an embedding table of their own.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from difflm.data.tokenizers import PAD
 from difflm.diffusion.base import Process, Times
-from difflm.diffusion.processes.gaussian import LOWEST_LOG_SNR, Gaussian, GaussianLevels, Schedule
+from difflm.diffusion.codecs import LearnedEmbedding
+from difflm.diffusion.denoiser import Denoiser, SelfConditioning
+from difflm.diffusion.processes import Gaussian, GaussianLevels
+from difflm.diffusion.processes.gaussian import LOWEST_LOG_SNR, Schedule, Sqrt
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
+from difflm.methods.base import Method, TextSpec
+from difflm.methods.diffusion_lm import CHAIN, X0_STD, compose_chain
+from difflm.methods.parts import build_network
+from difflm.models.base import LanguageModel, Sampling
 
 RISE = 1e-5  # the least by which a bin's loss exceeds that of the bin before it
 GUESS = 0.5  # the loss at t = 1 of the one observation that each bin begins with
@@ -22,7 +32,8 @@ class PositionGaussian(Gaussian):
     t = 0, for each of L positions.
 
     Times [B] are those of all positions, and their levels are [B, L]. Times of more axes have positions as the last
-    one; positions of a canvas that is wider than the table are padding, and have the schedule of its last column.
+    one; positions of a canvas that is wider than the table are padding, and have the schedule of its last column. Like
+    the losses that the time sampler observes, the table is a buffer, so that checkpoints carry both.
     """
 
     table: Tensor
@@ -33,9 +44,8 @@ class PositionGaussian(Gaussian):
         self.register_buffer("table", signal.unsqueeze(1).repeat(1, positions))
 
     def at(self, t: Times) -> GaussianLevels:
-        if isinstance(t, GaussianLevels):
-            return t
-        assert isinstance(t, Tensor)
+        if not isinstance(t, Tensor):
+            return cast(GaussianLevels, t)
         chain, positions = len(self.table) - 1, self.table.shape[1]
         place = t.double() * chain
         row = place.long().clamp(0, chain - 1)
@@ -89,8 +99,8 @@ class PositionLosses(TimeSampler):
     def adapt(self, process: Process, update: int) -> None:
         if update < self.first or (update - self.first) % self.every:
             return
-        assert isinstance(process, PositionGaussian)
-        process.table.copy_(equalise(process.table, self.sums / self.counts))
+        table = cast(PositionGaussian, process).table
+        table.copy_(equalise(table, self.sums / self.counts))
         self.forget()
 
     def grid(self, spans: Sequence[StepSpan], width: int, device: torch.device) -> Tensor:
@@ -124,3 +134,25 @@ def interpolate_rows(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
     right = torch.searchsorted(xs, x).clamp(1, xs.shape[1] - 1)
     x0, x1, y0, y1 = (values.gather(1, index) for values in (xs, ys) for index in (right - 1, right))
     return y0 + (x - x0) / (x1 - x0) * (y1 - y0)
+
+
+class SeqDiffuSeq(Method):
+    name, task = "seqdiffuseq", "seq2seq"
+
+    embedding_dim: int = 128
+    hidden: int = 512
+    layers: int = 6
+    encoder_layers: int = 6
+    heads: int = 8
+    dropout: float = 0.1
+    adapt_first: int = 800  # the update at which the schedule is first moved; 60,000 in the paper's far longer training
+    adapt_every: int = 800  # 20,000 there
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        dim, longest = self.embedding_dim, texts.longest
+        network, reads = build_network(self, texts, 2 * dim, dim, time="addition", positions=longest)
+        codec = LearnedEmbedding(texts.vocabulary, dim, x0_std=X0_STD)
+        process = PositionGaussian(Sqrt(), longest, CHAIN)
+        denoiser = Denoiser(network, codec, process, reads, SelfConditioning("coin"))
+        times = PositionLosses(CHAIN, longest, PAD, first=self.adapt_first, every=self.adapt_every)
+        return compose_chain(texts, denoiser, Sampling("ancestral", steps=2000), times, bound=None)

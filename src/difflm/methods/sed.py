@@ -1,0 +1,168 @@
+"""SED: Self-conditioned Embedding Diffusion for Text Generation (Strudel et al., 2022).
+
+The paper's vectors come from a BERT that its authors trained; here they come from a file, from neighbouring words of
+the training texts, or are random. The cross-entropy reads x_0, as in the paper; an unofficial implementation reads the
+estimate. A source, which the paper does not have, precedes the text without noise (Gong et al., 2023).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from difflm.data.texts import check_readable, read_lines
+from difflm.data.tokenizers import Tokenizer
+from difflm.diffusion import denoiser, given, timesteps
+from difflm.diffusion.codecs import FixedEmbedding
+from difflm.diffusion.codecs.embedding import Norm, Prediction
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import gaussian
+from difflm.diffusion.word_bound import GaussianBound
+from difflm.errors import DifflmError, UsageError
+from difflm.methods.base import Method, TextSpec
+from difflm.methods.diffusion_lm import CERTAIN
+from difflm.models.base import LanguageModel, Sampling
+from difflm.models.diffusion import DiffusionModel, Noising
+from difflm.models.lengths import RandomPads
+from difflm.networks import Transformer
+
+
+def read_word_vectors(path: str, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The places of those `words` that the file has, [N], and their vectors, [N, D]. Words of several tokens, which a
+    line cannot hold, are not read; nor is word2vec's first line, which counts."""
+    check_readable(Path(path))
+    places = {word: place for place, word in enumerate(words) if word}
+    found: dict[int, np.ndarray] = {}
+    size = 0
+    for number, line in read_lines(Path(path)):
+        word, *numbers = line.split() or [""]
+        size = size or (len(numbers) if number > 1 or len(numbers) > 1 else 0)
+        place = places.get(word)
+        if place is None:
+            continue
+        try:
+            vector = np.array(numbers, np.float32)
+        except ValueError:
+            raise DifflmError(f"line {number} of {path} is not a word and its numbers.") from None
+        if len(vector) != size or not np.isfinite(vector).all():
+            raise DifflmError(f"line {number} of {path}: {size} finite numbers are expected after {word!r}.")
+        found[place] = vector
+    if not found:
+        raise UsageError(f"{path} has vectors of none of the {len(places):,} words of the vocabulary.")
+    return np.array(list(found), np.int64), np.stack(list(found.values()))
+
+
+SPARE = 16  # more directions than are kept make those that are kept exact
+OWN = 0.5  # share of a random vector in one made of counts: words that occur in the same places stay apart
+
+
+class ReadoutEmbedding(FixedEmbedding):
+    """A fixed table, and a separate head that reads words from vectors. The head is initialised with the table; only
+    the cross-entropy of clean vectors trains it (Strudel et al., 2022). `reads_pairs`: the table is computed from how
+    often words are neighbours, once they are counted."""
+
+    def __init__(
+        self,
+        table: Tensor,
+        norm: Norm = "none",
+        x0_std: float = 0.0,
+        prediction: Prediction | None = None,
+        reads_pairs: bool = False,
+    ) -> None:
+        super().__init__(table, norm, x0_std, prediction)
+        self.reads_pairs = reads_pairs
+        self.head = nn.Parameter(self.table().clone())
+
+    @classmethod
+    def random(cls, vocabulary: int, dim: int, x0_std: float, reads_pairs: bool = False) -> "ReadoutEmbedding":
+        """Random vectors of length √dim."""
+        return cls(torch.randn(vocabulary, dim), norm="sphere", x0_std=x0_std, reads_pairs=reads_pairs)
+
+    @torch.no_grad()
+    def set_table(self, table: Tensor) -> None:
+        """Copy a table before training begins."""
+        self.raw.copy_(table)
+        self.head.copy_(self.table())
+
+    def set_vectors(self, ids: np.ndarray, vectors: np.ndarray) -> None:
+        """Copy the vectors [N, any number] of some tokens [N], along their main directions."""
+        found = main_directions(torch.from_numpy(vectors), self.dim).to(self.raw)
+        self.set_table(self.raw.index_copy(0, torch.from_numpy(ids).to(self.raw.device), found))
+
+    @torch.no_grad()
+    def read_pairs(self, pairs: Tensor) -> None:
+        """Learn vectors from how often each token precedes each other one, [V, V]. Tokens that were not counted keep
+        their vectors."""
+        found = F.normalize(cooccurrence_vectors(pairs.to(self.raw), self.dim), dim=-1)
+        counted = (pairs.sum(0) + pairs.sum(1) > 0).unsqueeze(1)
+        self.set_table(torch.where(counted, found + OWN * F.normalize(self.raw, dim=-1), self.raw))
+
+    def readout(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.head, self.bias)
+
+    def frozen(self) -> "ReadoutEmbedding":
+        made = ReadoutEmbedding(self.table().detach(), x0_std=self.x0_std, prediction=self.prediction)
+        return made.requires_grad_(False).to(self.bias.device)
+
+    def frozen_tensors(self) -> list[Tensor]:
+        return [*super().frozen_tensors(), self.head]
+
+
+def cooccurrence_vectors(pairs: Tensor, dim: int) -> Tensor:
+    """The main directions [V, dim] of positive pointwise mutual information with the words before and after (Levy &
+    Goldberg, 2014), each weighed by the root of its singular value."""
+    expected = pairs.sum(1, keepdim=True) * pairs.sum(0) / pairs.sum().clamp(min=1)
+    information = torch.where(pairs > 0, pairs / expected.clamp(min=1e-12), 1).log().clamp(min=0)
+    return main_directions(torch.cat([information, information.T], 1), dim, power=0.5)
+
+
+def main_directions(vectors: Tensor, dim: int, power: float = 1.0) -> Tensor:
+    """Vectors [V, N] along their `dim` main directions, zeros where they have fewer; with a power other than 1, each
+    direction's singular value is raised to it. A random projection finds them, since a whole decomposition of many
+    words takes minutes."""
+    left, values, _ = torch.svd_lowrank(vectors, q=min(dim + SPARE, *vectors.shape), niter=4)
+    found = (left * values**power)[:, :dim]
+    return F.pad(found, (0, dim - found.shape[1]))
+
+
+class Sed(Method):
+    name, task = "sed", "either"
+    one_canvas = True
+
+    embedding_dim: int = 32
+    hidden: int = 896
+    layers: int = 12
+    heads: int = 14
+    dropout: float = 0.1
+    vectors: Literal["neighbours", "random"] = "neighbours"
+    vectors_file: str = ""  # lines of a word and its numbers, as GloVe's; a run keeps them
+    drop: float = Field(default=0.1, ge=0, lt=1)  # share of texts learned without their given words
+    pads: float = Field(default=0.1, ge=0, lt=1)  # chance of a pad before a word
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        dim, counts = self.embedding_dim, self.vectors == "neighbours" and not self.vectors_file
+        source = texts.source_longest
+        codec = ReadoutEmbedding.random(texts.vocabulary, dim, x0_std=0.01, reads_pairs=counts)
+        sizes = (2 * dim if source else 3 * dim + 1, dim, self.hidden, self.layers, self.heads, self.dropout)
+        network, process = Transformer(*sizes, time="addition"), gaussian.Gaussian(gaussian.Cosine())
+        reads = denoiser.PartialNoising(source) if source else given.MaskStack()
+        return DiffusionModel(
+            denoiser.Denoiser(network, codec, process, reads, denoiser.SelfConditioning("both")),
+            objective=Objective({"mse": 1.0, "rounding_ce": 1.0}),
+            times=timesteps.Uniform(),
+            lengths=RandomPads(texts.longest, self.pads),
+            sampling=Sampling("ancestral", steps=1000),
+            bound=GaussianBound(certain_below=CERTAIN),
+            drop=None if source else denoiser.ConditionDrop(self.drop, self_condition=True),
+            noising=Noising(given=None if source else given.Spans()),
+        )
+
+    def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+        if self.vectors_file:
+            words = ["".join(tokenizer.tokens([i])) for i in range(tokenizer.size)]
+            model.get_submodule("denoiser.codec").set_vectors(*read_word_vectors(self.vectors_file, words))  # type: ignore[operator]
