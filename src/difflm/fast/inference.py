@@ -129,12 +129,10 @@ class Inference(Runner):
         else:
             yield from model.write(TextBatch(noise, lengths, width, sampling, steering), self)
 
-    def denoiser_of(self, model: LanguageModel) -> Denoiser:
-        return self.denoiser
-
-    def denoise(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
+    def denoise(self, model: DenoisingModel, batch: TextBatch) -> Iterator[Frame]:
+        inputs = model.sampler_inputs(self.denoiser, batch)
         recorder = recorder_of(inputs) if self._records(inputs.mask.device) else None
-        return inputs.frames() if recorder is None else self._replay(recorder, inputs, steering)
+        return inputs.frames() if recorder is None else self._replay(recorder, inputs, batch.steering)
 
     def _replay(self, recorder: type[RecordedSampler], inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
         compiled = self.compiled and inputs.mask.is_cuda

@@ -112,11 +112,8 @@ class TextBatch:
 class Runner:
     """Runs the parts of a model as they are; `fast.inference` runs faster copies of them."""
 
-    def denoiser_of(self, model: "LanguageModel") -> Denoiser:
-        return model.denoiser
-
-    def denoise(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
-        return inputs.frames()
+    def denoise(self, model: "DenoisingModel", batch: TextBatch) -> Iterator[Frame]:
+        return model.sampler_inputs(model.denoiser, batch).frames()
 
     def decode(self, part: PrefixModel, batch: TextBatch) -> Iterator[Frame]:
         steering, memory = batch.steering, part.draw_memory(batch.noise, batch.steering)
@@ -294,8 +291,7 @@ class DenoisingModel(LanguageModel):
         """The frames of texts, by those of the sampling loop."""
 
     def write(self, batch: TextBatch, runner: Runner) -> Iterator[Frame]:
-        frames = runner.denoise(self.sampler_inputs(runner.denoiser_of(self), batch), batch.steering)
-        return self.follow_frames(frames, batch, runner)
+        return self.follow_frames(runner.denoise(self, batch), batch, runner)
 
 
 @torch.no_grad()
