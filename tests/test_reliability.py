@@ -1,6 +1,7 @@
 """The command that tries all faults, with few tries of each; and that it notices what falls."""
 
 import os
+import random
 import shutil
 from pathlib import Path
 
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.long
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_with_few_tries(part: str, tmp_path: Path) -> None:
-    found = PARTS[part][1](tmp_path / "part", FEW[part])
+    found = PARTS[part][1](tmp_path / "part", FEW[part], random.Random(0))
     assert found["faults"] == [] and found["tries"] >= min(FEW[part], 6)  # type: ignore[operator]
 
 
@@ -50,7 +51,7 @@ def test_what_falls_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         training.finish(out, tally, "without renames")
     assert tally.faults and "not as it was" in tally.faults[0]
     monkeypatch.setattr("difflm.training.run.check_sha256", lambda *_: None)
-    assert PARTS["flips"][1](tmp_path / "training", 30)["faults"]
+    assert PARTS["flips"][1](tmp_path / "training", 30, random.Random(0))["faults"]
 
 
 def test_a_child_ends_at_the_call_that_is_named(tmp_path: Path) -> None:

@@ -44,14 +44,13 @@ def try_call(call: Callable[[], object], tally: Tally, where: str, allowed: str 
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def damage_tokens(folder: Path, count: int) -> dict[str, object]:
+def damage_tokens(folder: Path, count: int, draw: random.Random) -> dict[str, object]:
     """Flip a bit of a run's tokens, or zero a stretch of them, and resume the run from the middle."""
     training, run, out = Training(folder), folder / "cut", folder / "damaged"
     train = ["train", training.recipe, "split=8", "--device", "cpu", "--out"]
     assert run_command([*train, run], training.log).code == 0
 
     def work(tally: Tally) -> str:
-        draw = random.Random(7)
         names = sorted(path.relative_to(run) for path in run.glob("data/train/*"))
         for k in range(count + 1):
             shutil.rmtree(out, ignore_errors=True)
@@ -74,14 +73,14 @@ def damage_tokens(folder: Path, count: int) -> dict[str, object]:
     return run_in_child(folder, work)
 
 
-def flip_settings(folder: Path, count: int) -> dict[str, object]:
+def flip_settings(folder: Path, count: int, draw: random.Random) -> dict[str, object]:
     """Flip one bit of a JSON file of the bundled models, and load it."""
 
     def work(tally: Tally) -> str:
         from difflm.runtime.files import read_checked
         from difflm.training.run import bundled_runs, load_run
 
-        draw, copy = random.Random(8), folder / "bundled"
+        copy = folder / "bundled"
         shutil.copytree(bundled_runs()["e2e"].parent, copy, copy_function=os.symlink)
         paths, parsed = sorted(copy.rglob("*.json")), 0
         for k in range(count):
@@ -117,10 +116,9 @@ def draw_given(draw: random.Random) -> str:
     ])  # fmt: skip
 
 
-def give_words(folder: Path, count: int) -> dict[str, object]:
+def give_words(folder: Path, count: int, draw: random.Random) -> dict[str, object]:
     """Fill gaps between quotes, apostrophes, contractions, hyphens and numbers."""
     folder.mkdir(parents=True, exist_ok=True)
-    draw = random.Random(11)
     lines = (" ".join(draw_given(draw) for _ in range(8)) for _ in range(200))
     (folder / "given.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     run = tiny_studio_run(folder, f"data={folder / 'given.txt'}", "longest=60")
@@ -187,7 +185,7 @@ def draw_tokenizer(draw: random.Random) -> dict[str, Any]:
     return {"version": "1.0", "added_tokens": [], "model": model, **part}
 
 
-def send_bombs(folder: Path, count: int) -> dict[str, object]:
+def send_bombs(folder: Path, count: int, draw: random.Random) -> dict[str, object]:
     """Chat templates, tokenizers, pipes, devices, long lines, arguments, links and forks that mean no good."""
     run = tiny_studio_run(folder)
     recipe, out, precious = Training(folder).recipe, folder / "out", folder / "precious"
@@ -196,7 +194,6 @@ def send_bombs(folder: Path, count: int) -> dict[str, object]:
         from difflm.data.chat import Template
         from difflm.data.tokenizers import PretrainedTokenizer
 
-        draw = random.Random(12)
         for k in range(count):
             where, accepted = f"bomb {k}", partial(try_command, tally=tally, where=f"bomb {k}", allowed="accepted")
             shutil.rmtree(out, ignore_errors=True)

@@ -84,12 +84,12 @@ def draw_hostile(draw: random.Random) -> bytes:
     return post(path, json.dumps(body).encode())
 
 
-def send_patterns(folder: Path, count: int) -> dict[str, object]:
+def send_patterns(folder: Path, count: int, draw: random.Random) -> dict[str, object]:
     """Send patterns and schemas that are expensive to prepare, while others ask for /health."""
     run = tiny_studio_run(folder, "tokenizer=bpe", "vocabulary=280", "longest=64")
 
     def work(tally: Tally) -> str:
-        draw, slowest = random.Random(9), 0.0
+        slowest = 0.0
         with serve(run, seconds=20) as studio:
             before = studio.tasks()
             with watch_health(studio, tally) as waits:
@@ -120,7 +120,7 @@ def draw_doubtful(draw: random.Random) -> bytes:
     return b"\r\n".join([*headers, b"", rest])
 
 
-def send_crowds(folder: Path, count: int) -> dict[str, object]:
+def send_crowds(folder: Path, count: int, draw: random.Random) -> dict[str, object]:
     """Long requests beside a short one of another client, bodies in tiny pieces, requests of doubtful length."""
     run, head = tiny_studio_run(folder), b"POST /api/generate HTTP/1.1\r\nhost: localhost\r\n"
     other = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"  # other systems have one address of their own
@@ -134,7 +134,7 @@ def send_crowds(folder: Path, count: int) -> dict[str, object]:
     def work(tally: Tally) -> str:
         from difflm.generation.loops import BatchProgress, Loop
 
-        draw, slowest, step = random.Random(10), 0.0, Loop.step
+        slowest, step = 0.0, Loop.step
 
         def slow_step(loop: Loop) -> list[BatchProgress]:
             time.sleep(0.02)  # as with a larger model

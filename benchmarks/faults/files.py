@@ -135,12 +135,12 @@ def run_in_child(folder: Path, work: Callable[[Tally], str]) -> dict[str, object
     return result
 
 
-def damage_configs(folder: Path, count: int) -> dict[str, object]:
+def damage_configs(folder: Path, count: int, draw: random.Random) -> dict[str, object]:
     """Damage one JSON file of a run at a time; generate with it, or resume it."""
     training = Training(folder)
 
     def work(tally: Tally) -> str:
-        draw, out = random.Random(3), folder / "damaged"
+        out = folder / "damaged"
         generate: list[object] = ["generate", out, "--seed", 1]
         resume: list[object] = ["train", training.recipe, "--out", out, "--device", "cpu", "--resume"]
         commands = {"config.json": generate, "tokenizer.json": generate, "recipe.json": resume, "state.json": resume}
@@ -194,12 +194,12 @@ def write_data_file(folder: Path, k: int, draw: random.Random) -> Path:
     return path
 
 
-def damage_data(folder: Path, count: int) -> dict[str, object]:
+def damage_data(folder: Path, count: int, draw: random.Random) -> dict[str, object]:
     """Train a step on damaged files of texts; a refused one leaves no run behind."""
     training = Training(folder)
 
     def work(tally: Tally) -> str:
-        draw, out = random.Random(4), folder / "read"
+        out = folder / "read"
         for k in range(count):
             shutil.rmtree(out, ignore_errors=True)
             if k == count - 1:

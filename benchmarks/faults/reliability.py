@@ -9,6 +9,7 @@ anything fell.
 import argparse
 import json
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -32,7 +33,7 @@ from benchmarks.faults.runs import (
 )
 from benchmarks.faults.server import leave_streams, send_requests
 
-Part = Callable[[Path, int], dict[str, object]]
+Part = Callable[[Path, int, random.Random], dict[str, object]]
 PARTS: dict[str, tuple[str, Part, int]] = {  # the fault, what tries it, and how often (0: as often as it can happen)
     "kills": ("training is killed at a random moment", kill_at_random, 200),
     "calls": ("training is killed at every file-system call", kill_at_every_call, 0),
@@ -83,6 +84,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to try")
     parser.add_argument("--again", action="store_true", help="try parts again that are done")
     parser.add_argument("--share", type=float, default=1.0, help="of the tries of each part")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of what is drawn: others try other inputs of the same kinds"
+    )
     parser.add_argument("--docs", type=Path, help="the page whose table is rewritten")
     options = parser.parse_args()
     if not hasattr(os, "fork"):
@@ -97,7 +101,7 @@ def main() -> int:
             continue
         folder, begun = Path(tempfile.mkdtemp(prefix="difflm-reliability-")), time.monotonic()
         try:
-            results[name] = attempt(folder, count and max(1, round(options.share * count)))
+            results[name] = attempt(folder, count and max(1, round(options.share * count)), random.Random(options.seed))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         results[name]["seconds"] = round(time.monotonic() - begun)

@@ -103,9 +103,9 @@ def read_text(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def kill_at_random(folder: Path, count: int) -> dict[str, object]:
+def kill_at_random(folder: Path, count: int, draw: random.Random) -> dict[str, object]:
     """Kill trainings at random moments, each up to five times, and then let them end."""
-    training, tally, draw, repeated = Training(folder), Tally(), random.Random(1), 0
+    training, tally, repeated = Training(folder), Tally(), 0
     begun = time.monotonic()
     training.finish(folder / "timed", tally, "without a fault")
     seconds = time.monotonic() - begun
@@ -131,7 +131,7 @@ def choose_calls(training: Training, out: Path, what: What, count: int) -> list[
     return [*calls[:: max(1, len(calls) // count)]] if count else [*calls]
 
 
-def kill_at_every_call(folder: Path, count: int) -> dict[str, object]:
+def kill_at_every_call(folder: Path, count: int, _: random.Random) -> dict[str, object]:
     """Kill a training at each of its file-system calls, writes in their middle; then resume."""
     training, tally, out = Training(folder), Tally(), folder / "called"
     for at in choose_calls(training, out, "kill", count):
@@ -145,7 +145,7 @@ def kill_at_every_call(folder: Path, count: int) -> dict[str, object]:
     return tally.result("nothing")
 
 
-def fill_the_disk(folder: Path, count: int) -> dict[str, object]:
+def fill_the_disk(folder: Path, count: int, _: random.Random) -> dict[str, object]:
     """Let a training find the disk full, from each call that takes space on; then free it and resume."""
     training, tally, out = Training(folder), Tally(), folder / "full"
     for at in choose_calls(training, out, "full", count):
@@ -164,7 +164,7 @@ def fill_the_disk(folder: Path, count: int) -> dict[str, object]:
     return tally.result("nothing")
 
 
-def train_twice_at_once(folder: Path, count: int) -> dict[str, object]:
+def train_twice_at_once(folder: Path, count: int, _: random.Random) -> dict[str, object]:
     """Start two trainings in one directory: one of them ends, the other is refused."""
     training, tally, out = Training(folder), Tally(), folder / "shared"
     logs = [folder / f"said-{k}.txt" for k in range(2)]
@@ -182,7 +182,7 @@ def train_twice_at_once(folder: Path, count: int) -> dict[str, object]:
     return tally.result("nothing")
 
 
-def flip_bits(folder: Path, count: int) -> dict[str, object]:
+def flip_bits(folder: Path, count: int, draw: random.Random) -> dict[str, object]:
     """Flip one bit in the weights of a run, or in a checkpoint's, and load them, in one child for all."""
     training, found = Training(folder), folder / "flips.json"
 
@@ -190,7 +190,7 @@ def flip_bits(folder: Path, count: int) -> dict[str, object]:
         from difflm.training.checkpoints import load_checkpoint
         from difflm.training.run import load_run
 
-        tally, draw, out = Tally(), random.Random(2), folder / "flipped"
+        tally, out = Tally(), folder / "flipped"
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(training.whole, out)
         files = [out / "model.safetensors", *out.glob("checkpoints/*/state.safetensors")]

@@ -123,12 +123,11 @@ def draw_request(draw: random.Random) -> tuple[bytes, bool]:
     return (damage_bytes(whole, draw), False) if draw.random() < 0.3 else (whole, True)
 
 
-def send_requests(folder: Path, count: int) -> dict[str, object]:
+def send_requests(folder: Path, count: int, draw: random.Random) -> dict[str, object]:
     """Send damaged requests: an answer below 500, or a closed connection, and a server that goes on."""
     run = tiny_studio_run(folder)
 
     def work(tally: Tally) -> str:
-        draw = random.Random(5)
         with serve(run) as studio:
             before = studio.tasks()
             for k in range(count):
@@ -148,12 +147,11 @@ def send_requests(folder: Path, count: int) -> dict[str, object]:
     return run_in_child(folder, work)
 
 
-def leave_streams(folder: Path, count: int) -> dict[str, object]:
+def leave_streams(folder: Path, count: int, draw: random.Random) -> dict[str, object]:
     """Ask for streams and leave them, at once or after some bytes, politely or not."""
     run = tiny_studio_run(folder)
 
     def work(tally: Tally) -> str:
-        draw = random.Random(6)
         with serve(run) as studio:
             before = studio.tasks()
             for _ in range(count):
