@@ -99,7 +99,7 @@ def show_fields(kind: type) -> Iterator[str]:
     """The fields of a dataclass that its source explains."""
     source = "".join(inspect.getsource(base) for base in kind.__mro__ if is_dataclass(base))
     for one in fields(kind):
-        if found := re.search(rf"^    {one.name}: .*?  # (.*)$", source, re.MULTILINE):
+        if one.init and (found := re.search(rf"^    {one.name}: .*?  # (.*)$", source, re.MULTILINE)):
             yield f"- `{one.name}`: {found[1]}"
 
 

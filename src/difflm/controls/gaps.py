@@ -34,7 +34,7 @@ class Infill(Exact, KnownText):
 
     template: str
     most: int | None = None  # the largest number of words in all gaps together
-    spaced: bool = False  # whether words are what spaces separate, as for models of parts of words
+    spaced: bool = field(init=False, default=False)  # whether words are what spaces separate: tokens are parts of words
     parts: Sequence[str] = field(init=False, repr=False)  # the texts before, between and after the gaps
     gaps: Sequence[int | None] = field(init=False, repr=False)  # the number of words of each; None: free
     ends_open: bool = field(init=False, repr=False)  # whether the last gap is free, and ends the text
@@ -44,7 +44,6 @@ class Infill(Exact, KnownText):
         parts = BLANK.split(need_text(self.template, 'Infill("The ___ is a ___:4.")').strip())
         gaps = tuple(int(n[:9]) if n else None for n in parts[1::2])  # longer numbers are too large anyway
         vars(self).update(parts=tuple(parts[::2]), gaps=gaps, ends_open=not parts[-1] and gaps[-1:] == (None,))
-        vars(self).update(needs_automaton=self.spaced and any(gaps))
 
     @cached_property
     def words(self) -> list[tuple[list[tuple[str, str]], str]]:
@@ -66,7 +65,9 @@ class Infill(Exact, KnownText):
             raise UsageError("infill: two gaps are adjacent; put a word between them or merge them.")
 
     def bind(self, info: ModelInfo) -> Control:
-        return replace(self, spaced=info.tokenizer.spells)
+        bound, spaced = replace(self), info.tokenizer.spells
+        vars(bound).update(spaced=spaced, needs_automaton=spaced and any(self.gaps))
+        return bound
 
     def prepare(self, info: ModelInfo) -> None:
         self.check_value()

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Literal
 
 from difflm.errors import UsageError
 from difflm.generation.requests import read_guidance
-from difflm.runtime.files import Json
+from difflm.runtime.files import Json, read_own_table
 
 if TYPE_CHECKING:
     from difflm.controls.guidance import GuidanceSettings
@@ -21,91 +22,49 @@ SETTINGS = (
 )
 
 
+@dataclass(frozen=True)
 class About:
-    """What a help page says of an option, and the tasks that the option is for."""
+    """What a help page says of an option, how it names its value, and the tasks that the option is for."""
 
-    def __init__(self, help: str, metavar: str | None = None, *tasks: str) -> None:
-        self.help, self.metavar, self.tasks = help, metavar, tasks or TASKS
+    help: str
+    metavar: str | None = None
+    tasks: Sequence[str] = TASKS
 
 
 @dataclass(frozen=True)
 class Options:
-    data: Path | None = None  # the directory of the corpora
-    split: Annotated[Literal["train", "valid", "test"], About("Which texts to measure on.")] = "valid"
-    on: Annotated[
-        str | None, About("Texts to measure on. [those that the runs held out]", "NAME or FILE", LANGUAGE)
-    ] = None
-    samples: Annotated[
-        int | None,
-        About("Texts to generate [1000]; control: targets [200]; infill: gaps [1000]; seq2seq: sources [all]."),
-    ] = None
-    score_texts: Annotated[int, About("Held-out texts whose likelihood is measured.", None, LANGUAGE)] = 500
+    """The fields; `options.yaml` says what each is."""
+
+    data: Path | None = None
+    split: Literal["train", "valid", "test"] = "valid"
+    on: str | None = None
+    samples: int | None = None
+    score_texts: int = 500
     seed: int = 0
-    draws: Annotated[int, About("Noise levels per text when estimating the bound.", None, LANGUAGE, INFILL)] = 8
-    judge: Annotated[
-        str | None,
-        About("An autoregressive model that scores the samples. [judge]", "RUN", LANGUAGE, CONTROL, INFILL),
-    ] = None
-    twin: Annotated[str | None, About("An autoregressive run to compare with.", "RUN", LANGUAGE)] = None
+    draws: int = 8
+    judge: str | None = None
+    twin: str | None = None
     out: Path | None = None  # append the records to this file instead of the runs
     device: str = "auto"
-    controls: Annotated[str | None, About("Which controls, such as length,field+pos. [all]", "NAMES", CONTROL)] = None
-    targets: Annotated[
-        Path | None, About("Read the targets from this file; draw them into it if it is new.", "FILE", CONTROL)
-    ] = None
-    each: Annotated[int, About("Samples per target.", None, CONTROL)] = 5
-    candidates: Annotated[
-        int,
-        About(
-            "Generate N candidates and keep the best one by the classifiers; of filled gaps, the one that fits best.",
-            "N",
-            CONTROL,
-        ),
-    ] = 1
-    guidance: Annotated[
-        str | None, About("How strongly classifiers steer; see `difflm generate`.", "SIZE", CONTROL)
-    ] = None
-    guide: Annotated[list[Path] | None, About("A classifier of a run; repeatable.", "DIR", CONTROL)] = None
-    texts: Annotated[
-        Path | None, About("Save the texts here; if the file exists, measure its texts.", "FILE", CONTROL)
-    ] = None
-    second_parser: Annotated[
-        Path | None, About("A parser trained on other trees, for a second opinion.", "DIR", CONTROL)
-    ] = None
-    method: Annotated[
-        list[str] | None,
-        About(
-            "A decoder for left-to-right runs, or `all`; each gets a row; repeatable.",
-            "NAME[=GUIDANCE]",
-            CONTROL,
-            INFILL,
-        ),
-    ] = None
-    sets: Annotated[str | None, About("anlg, roc, or both: anlg,roc. [both]", "NAMES", INFILL)] = None
-    skip: Annotated[
-        int, About("Skip the first N gaps or sources, which settings were chosen on.", "N", INFILL, SEQ2SEQ)
-    ] = 0
-    mbr: Annotated[int, About("Generate N candidates and keep the one most like the others.", "N", INFILL, SEQ2SEQ)] = (
-        10
-    )
-    beams: Annotated[int, About("Beam size of autoregressive models; 0: no beam search.", None, INFILL, SEQ2SEQ)] = 5
-    encoder: Annotated[
-        str | None, About("Also compute BERTScore with the encoder in this directory.", "DIR", INFILL, SEQ2SEQ)
-    ] = None
-    pairs: Annotated[
-        str | None, About("Sources and references. [held-out pairs]", "FILE, NAME or SOURCES,TARGETS…", SEQ2SEQ)
-    ] = None
-    column: Annotated[str | None, About("The columns of the pairs. [src,trg]", "SOURCE,TARGET", SEQ2SEQ)] = None
-    rank: Annotated[
-        list[str] | None,
-        About("Add the likeliest candidate, by the model's own bound or a run; repeatable.", "bound|RUN", SEQ2SEQ),
-    ] = None
-    repairs: Annotated[
-        int, About("At most how often a left-to-right --rank RUN repairs each candidate first.", "N", SEQ2SEQ)
-    ] = 0
-    oracle: Annotated[bool, About("Add the candidate closest to the references, as an upper limit.", None, SEQ2SEQ)] = (
-        False
-    )
+    controls: str | None = None
+    targets: Path | None = None
+    each: int = 5
+    candidates: int = 1
+    guidance: str | None = None
+    guide: list[Path] | None = None
+    texts: Path | None = None
+    second_parser: Path | None = None
+    method: list[str] | None = None
+    sets: str | None = None
+    skip: int = 0
+    mbr: int = 10
+    beams: int = 5
+    encoder: str | None = None
+    pairs: str | None = None
+    column: str | None = None
+    rank: list[str] | None = None
+    repairs: int = 0
+    oracle: bool = False
     settings: Json = field(default_factory=dict)  # changes to the models' sampling, by SETTINGS
 
     def check_task(self, task: str) -> None:
@@ -152,10 +111,10 @@ class Options:
 DEFAULTS = Options()
 
 
+@cache
 def describe_options() -> dict[str, About]:
     """The options that only some tasks have, or that no other command has."""
-    hints = get_type_hints(Options, include_extras=True)
-    return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
+    return {name: About(**about) for name, about in read_own_table("options.yaml", __file__).items()}
 
 
 def wrong_task(option: str, tasks: Sequence[str]) -> UsageError:
