@@ -18,7 +18,7 @@ from tiny import tiny_run
 
 from difflm import Avoid, Contains, Edit, Infill, Length, Pattern, TextDiffusion, WordCount
 from difflm.controls.base import Canvas
-from difflm.controls.patterns.chains import chain_of, join_transitions, kernel_chain, list_columns, plain_chain
+from difflm.controls.patterns.chains import chain_of, plain_chain
 from difflm.controls.patterns.regular import compile_characters, count_paths, parse_pattern
 from difflm.controls.patterns.token_automata import (
     ANY,
@@ -36,6 +36,7 @@ from difflm.data.tokenizers import Bpe, Characters
 from difflm.data.words import join_words
 from difflm.diffusion.base import Belief
 from difflm.errors import UsageError
+from difflm.fast.automaton_lists import join_transitions, kernel_chain, list_columns
 from difflm.fast.recorded import capture_key, clone_tensors
 
 LETTERS = "abA1 .\n-é"
@@ -645,7 +646,8 @@ def test_joined_transitions_are_all_of_them_and_have_different_ends():
 def check_kernels(automaton, logits, inside):
     """All that kernels say is what torch's operations say."""
     plain = plain_chain(automaton, logits.device)
-    own, other = (one.pass_messages(logits, inside) for one in (plain, kernel_chain(automaton, plain, logits.device)))
+    fast = kernel_chain(plain, automaton.edges, automaton.classes)
+    own, other = (one.pass_messages(logits, inside) for one in (plain, fast))
     torch.testing.assert_close(other.log_evidence(), own.log_evidence(), rtol=1e-3, atol=1e-2)
     torch.testing.assert_close(other.later.clamp(min=-1e9), own.later.clamp(min=-1e9), rtol=2e-3, atol=1e-2)
     found, expected = other.posterior_logits(logits), own.posterior_logits(logits)

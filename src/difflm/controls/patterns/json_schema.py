@@ -181,7 +181,7 @@ class Compiler:
             try:
                 if parse_pattern(schema["pattern"].strip("^$")).alternatives:
                     self.refuse(at, "put the alternatives of the pattern into a group")
-                inner = parse_pattern(whole_pattern(schema["pattern"])).map_chars(spell_inside)
+                inner = parse_pattern(whole_pattern(schema["pattern"]), spell_inside)
             except UsageError as error:
                 self.refuse(at, str(error).removesuffix("."))
         return Sequenced((literal('"'), inner, literal('"')))

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import ClassVar, NoReturn
 
@@ -48,10 +48,6 @@ class Node(ABC):
     def extend(self, automaton: "Thompson", start: int) -> int:
         """Add what it reads to an automaton, from a state on; return the state in which it ends."""
 
-    @abstractmethod
-    def map_chars(self, change: "Callable[[Chars], Chars]") -> "Node":
-        """The same expression with all of its sets of characters changed."""
-
 
 @dataclass(frozen=True)
 class Chars(Node):
@@ -61,9 +57,6 @@ class Chars(Node):
     named: str = ""
     negated: bool = False
     size = 1
-
-    def map_chars(self, change: "Callable[[Chars], Chars]") -> Node:
-        return change(self)
 
     def members(self, alphabet: Sequence[str]) -> Array:
         """Whether each character of a sorted alphabet matches."""
@@ -90,9 +83,6 @@ class Sequenced(Node):
     @cached_property
     def size(self) -> int:  # type: ignore[override]
         return 1 + sum(part.size for part in self.parts)
-
-    def map_chars(self, change: Callable[[Chars], Chars]) -> Node:
-        return replace(self, parts=tuple(part.map_chars(change) for part in self.parts))
 
     def extend(self, automaton: "Thompson", start: int) -> int:
         for part in self.parts:
@@ -123,9 +113,6 @@ class Repeated(Node):
     def size(self) -> int:  # type: ignore[override]
         return 1 + max(1, self.most or self.least + 1) * self.part.size
 
-    def map_chars(self, change: Callable[[Chars], Chars]) -> Node:
-        return replace(self, part=self.part.map_chars(change))
-
     def extend(self, automaton: "Thompson", start: int) -> int:
         for _ in range(self.least):
             start = self.part.extend(automaton, start)
@@ -147,10 +134,11 @@ def literal(text: str) -> Node:
     return Sequenced(tuple(Chars(((char, char),)) for char in text))
 
 
-def parse_pattern(pattern: str) -> Node:
+def parse_pattern(pattern: str, change: Callable[[Chars], Chars] = lambda chars: chars) -> Node:
+    """The expression of a pattern, whose sets of characters may be changed."""
     if len(pattern) > MAX_LENGTH:
         raise UsageError(f"pattern: it has {len(pattern)} characters; at most {MAX_LENGTH} are read.")
-    parser = Parser(pattern)
+    parser = Parser(pattern, change)
     tree = parser.read_either(0)
     if parser.at < len(pattern):
         parser.refuse("a closing bracket has no opening one")
@@ -160,8 +148,8 @@ def parse_pattern(pattern: str) -> Node:
 class Parser:
     """Reads from left to right; nothing is tried twice."""
 
-    def __init__(self, pattern: str) -> None:
-        self.pattern, self.at = pattern, 0
+    def __init__(self, pattern: str, change: Callable[[Chars], Chars]) -> None:
+        self.pattern, self.at, self.change = pattern, 0, change
 
     def refuse(self, reason: str) -> NoReturn:
         raise UsageError(f"pattern, character {self.at + 1}: {reason}.")
@@ -210,11 +198,8 @@ class Parser:
                 self.refuse("a closing bracket is missing")
             self.at += 1
             return inner
-        if char == "[":
-            return self.read_set()
-        if char == ".":
-            return ANY
-        return self.read_escape() if char == "\\" else Chars(((char, char),))
+        plain = {"[": self.read_set, "\\": self.read_escape, ".": lambda: ANY}
+        return self.change(plain[char]() if char in plain else Chars(((char, char),)))
 
     def read_repeats(self, part: Node) -> Node:
         least, most = 1, None
