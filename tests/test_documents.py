@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tiny import MODEL, assert_resumed_to_the_bit, tiny_run, write_grammar
 
 from difflm.app.cli import main
-from difflm.data.batches import Batch, held_out
+from difflm.data.batches import Batch, PackedBatches, PackedRows, held_out
 from difflm.data.corpora import corpus, resolve_data
-from difflm.data.packing import PackedBatches, PackedRows
 from difflm.data.texts import Example
 from difflm.data.tokenfile import TokenFile, source_fingerprint
 from difflm.data.tokenizers import END, PAD, SPECIALS, Words

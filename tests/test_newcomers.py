@@ -19,8 +19,8 @@ from serving import need, running
 from tiny import MODEL, tiny_runs
 
 from difflm.app.cli import app, main
-from difflm.data.languages import is_other_language
 from difflm.data.tokenizers import Bpe, Tokenizer
+from difflm.data.words import is_other_language
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.base import LISTED

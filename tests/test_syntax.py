@@ -18,8 +18,8 @@ from difflm.controls.guidance import (
     GuidanceTarget,
     span_chart,
 )
+from difflm.controls.learned import span_has_label
 from difflm.controls.rules import WordPrior, control_rules
-from difflm.controls.syntax import span_has_label
 from difflm.data.labels import NOTHING, Labelling
 from difflm.data.tokenizers import Words
 from difflm.data.words import split_words

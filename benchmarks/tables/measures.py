@@ -178,7 +178,7 @@ class LanguageMeasure:
     @classmethod
     def make(cls, lm: "TextDiffusion", texts: Texts, device: str) -> "LanguageMeasure":
         from difflm.app.console import note
-        from difflm.evaluation.runs import load_judge
+        from difflm.evaluation.tasks import load_judge
 
         training = [separate_words(text) for text in texts.training()]
         seen = {gram for text in training for gram in hash_grams(text)}

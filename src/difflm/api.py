@@ -109,8 +109,8 @@ def evaluate(runs: str | Path | Sequence[str | Path], task: str = "language", **
     settings = {name: given.pop(name) for name in SETTINGS if name in given}
     asked = Options(**{name: convert(value, OPTIONS[name]) for name, value in given.items()}, settings=settings)
     asked.check_task(task)
-    from difflm.evaluation.runs import keep_report
     from difflm.evaluation.tasks import evaluate as evaluate_runs
+    from difflm.evaluation.tasks import keep_report
 
     named = [str(run) for run in ([runs] if isinstance(runs, str | Path) else runs)]
     with Bar("measuring") as bar:

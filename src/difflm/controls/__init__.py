@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from difflm.controls.base import Check, Control, ModelInfo
 from difflm.controls.exact import Avoid, Length
 from difflm.controls.gaps import Infill
-from difflm.controls.learned import Field, Label, Tags
+from difflm.controls.learned import Field, Label, Span, Tags, Tree
 from difflm.controls.patterns.pattern import Json, Pattern, WordCount
 from difflm.controls.phrases import Contains
-from difflm.controls.syntax import Span, Tree
 from difflm.errors import UsageError, suggest
 from difflm.runtime.registry import Registry
 

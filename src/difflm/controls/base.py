@@ -2,7 +2,8 @@
 single positions), an energy that steers, and a check of the printed text. A plan is their product."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral
@@ -12,6 +13,7 @@ from difflm.data.labels import Labelling
 from difflm.data.tokenizers import Tokenizer
 from difflm.data.words import Given
 from difflm.errors import UsageError
+from difflm.runtime.work import remember_refusal, share_budget
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -244,3 +246,12 @@ class KnownText(Control):
 
     def min_length(self, info: ModelInfo) -> int:
         return self.known(info).least
+
+
+@contextmanager
+def prepare_together(controls: Sequence[Control], info: ModelInfo, edit: object = None) -> Iterator[None]:
+    """What is prepared inside for the controls of a request shares one budget of work, and if it is refused, it is
+    refused at once the next time."""
+    asked = (info.tokenizer, info.max_words, info.first, tuple(controls), edit)
+    with remember_refusal(asked), share_budget(", ".join(dict.fromkeys(c.name for c in controls))):
+        yield

@@ -15,8 +15,7 @@ from difflm.annotators.parser import Parser, load_parser, own_parser, parse_text
 from difflm.annotators.tagger import Tagger, own_tagger
 from difflm.annotators.trees import Tree, agreement, agreements
 from difflm.controls import Span
-from difflm.controls.learned import POS, checking_tagger
-from difflm.controls.syntax import span_in_tree
+from difflm.controls.learned import POS, checking_tagger, span_in_tree
 from difflm.data.words import split_words
 from difflm.evaluation.targets import Target
 from difflm.version import __version__

@@ -20,9 +20,8 @@ import numpy as np
 from difflm.annotators.e2e_fields import verbatim
 from difflm.controls import Contains
 from difflm.controls.guidance import ORIGINAL, GuidanceSettings
-from difflm.controls.learned import POS
+from difflm.controls.learned import POS, parse_ahead
 from difflm.controls.plan import check_text
-from difflm.controls.syntax import parse_ahead
 from difflm.data.known_corpora import E2EPair
 from difflm.data.text_metrics import distinct_n, self_bleu
 from difflm.data.texts import read_lines

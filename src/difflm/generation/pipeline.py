@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from difflm.controls import Control, Infill, ModelInfo
+from difflm.controls.base import prepare_together
 from difflm.controls.edits import Edit
 from difflm.controls.guidance import STANDARD, TOKENS, GuidanceSettings, LabelReader
-from difflm.controls.patterns.pattern import prepare_together
 from difflm.controls.plan import ControlPlan, check_text
 from difflm.data.chat import encode_messages
 from difflm.data.labels import Labelling

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from difflm.data.batches import Batch
-from difflm.data.languages import is_other_language
 from difflm.data.tokenizers import SPECIALS, Tokenizer
+from difflm.data.words import is_other_language
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise

@@ -12,9 +12,8 @@ from typing import cast
 import numpy as np
 import torch
 
-from difflm.data.batches import held_out, split
+from difflm.data.batches import PackedBatches, PackedRows, held_out, split
 from difflm.data.corpora import NAMES, corpus_path, resolve_data
-from difflm.data.packing import PackedBatches, PackedRows
 from difflm.data.pairs import read_pairs
 from difflm.data.prompts import labels_told
 from difflm.data.remote import fetch_remote, is_remote

@@ -64,8 +64,8 @@ def measure(runs: list[str], task: str, options: Options, as_json: bool) -> None
     check_names(options.device, *runs, options.judge, options.twin, guides=options.guide)
     for run in runs if task == "seq2seq" else ():
         check_reads_sources(run)
-    from difflm.evaluation.runs import keep_report
     from difflm.evaluation.tasks import evaluate as evaluate_runs
+    from difflm.evaluation.tasks import keep_report
     from difflm.runtime.distributed import current
 
     with Bar("measuring") as bar:

@@ -10,11 +10,10 @@ from starlette.exceptions import HTTPException
 
 from difflm.annotators.e2e_fields import FIELDS
 from difflm.app.studio.limits import Limits
-from difflm.controls.base import ModelInfo
-from difflm.controls.learned import POS
-from difflm.controls.patterns.pattern import Pattern, join_patterns, prepare_together
+from difflm.controls.base import ModelInfo, prepare_together
+from difflm.controls.learned import PHRASES, POS
+from difflm.controls.patterns.pattern import Pattern, join_patterns
 from difflm.controls.phrases import MOST
-from difflm.controls.syntax import PHRASES
 from difflm.data.corpora import describe_training
 from difflm.data.labels import NONE, Kind
 from difflm.data.tokenizers import UNK

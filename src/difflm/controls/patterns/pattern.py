@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ from difflm.controls.patterns.regular import (
 from difflm.controls.patterns.token_automata import ANY, GAP, Template, TokenAutomaton, compile_pattern, intersect
 from difflm.data.tokenizers import UNK
 from difflm.errors import UsageError
-from difflm.runtime.work import Refused, remember_refusal, share_budget
+from difflm.runtime.work import Refused
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -169,15 +168,6 @@ class Between(Pattern):
         if not text.startswith(self.before) or not text.endswith(self.after):
             return False, "the words around"
         return self.inner.judge(text[len(self.before) : len(text) - len(self.after)].strip(" "))
-
-
-@contextmanager
-def prepare_together(controls: Sequence[Control], info: ModelInfo, edit: object = None) -> Iterator[None]:
-    """What is prepared inside for the controls of a request shares one budget of work, and if it is refused, it is
-    refused at once the next time."""
-    asked = (info.tokenizer, info.max_words, info.first, tuple(controls), edit)
-    with remember_refusal(asked), share_budget(", ".join(dict.fromkeys(c.name for c in controls))):
-        yield
 
 
 def list_items(known: KnownTokens) -> list[int]:

@@ -12,8 +12,7 @@ from difflm.annotators.trees import phrases
 from difflm.controls.base import Control, ModelInfo
 from difflm.controls.exact import Avoid, Length
 from difflm.controls.gaps import Infill
-from difflm.controls.learned import Label, Tags
-from difflm.controls.syntax import Span, Tree
+from difflm.controls.learned import Label, Span, Tags, Tree
 from difflm.data.batches import Batch
 from difflm.data.prompts import (
     BESIDE,

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from difflm.controls.exact import Avoid, Length
 from difflm.controls.gaps import Infill
-from difflm.controls.learned import Label, Tags
+from difflm.controls.learned import Label, Span, Tags, Tree
 from difflm.controls.phrases import Contains
-from difflm.controls.syntax import Span, Tree
 from difflm.data.tokenizers import START
 from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
 from difflm.diffusion.samplers.loop import Caches, PrefixRule
