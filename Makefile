@@ -18,11 +18,14 @@ test: .venv/.ready
 
 # Tests of what depends on the machine, with every switch turned the other way (docs/architecture.md): what runs a network
 # on a CPU by `Inference`, records, packs, rounds, divides work among threads, or asks the operating system.
-SWITCHED := machine packed eight_bit cores portable pipeline repeated replay recorded_tokens recorded_blocks \
-  joining few_places together same_request token_sampling guidance rerank cdcd latents glyph_diffusion ar_diffusion \
-  decoder_only open_doors blocks flow_map products
+SWITCHED := controls/test_guidance diffusion/test_token_sampling fast/test_eight_bit fast/test_few_places \
+  fast/test_packed_weights fast/test_products fast/test_recorded fast/test_recorded_blocks fast/test_recorded_tokens \
+  fast/test_replay generation/test_joining generation/test_loops generation/test_pipeline generation/test_ranking \
+  methods/test_ar_diffusion methods/test_block_diffusion methods/test_cdcd methods/test_decoder_only \
+  methods/test_flow_map methods/test_glyph_diffusion methods/test_latents models/test_open_doors \
+  runtime/test_portable runtime/test_threads whole/test_machine whole/test_same_request
 test-switches: .venv/.ready
-	DIFFLM_SWITCHES=opposite OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(SWITCHED:%=tests/test_%.py)
+	DIFFLM_SWITCHES=opposite OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(SWITCHED:%=tests/%.py)
 
 # All of `test`, and what takes many seconds.
 test-ci: .venv/.ready
@@ -40,13 +43,13 @@ lint: .venv/.ready
 bench: .venv/.ready
 	$(BIN)/python -m benchmarks.speed.sampling
 
-# How heavy the code is: lines, circles, kinds and walks, with the goals; tests/test_weight.py holds the figures.
+# How heavy the code is: lines, circles, kinds and walks, with the goals; tests/whole/test_weight.py holds the figures.
 weight: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.weight
 
-# Write the golden texts, losses and gradients of this machine anew (tests/golden.py): only when they change on purpose.
+# Write the golden texts, losses and gradients of this machine anew (tests/support/golden.py): only for changes on purpose.
 golden: .venv/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python tests/golden.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.golden
 
 .venv/.ready: pyproject.toml models/english/pyproject.toml constraints.txt hashes.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -3,7 +3,7 @@
     make weight                                (python -m benchmarks.weight)
     python -m benchmarks.weight --list 'one field'   (the functions that one walk enters)
 
-tests/test_weight.py holds today's figures, which may only fall.
+tests/whole/test_weight.py holds today's figures, which may only fall.
 """
 
 import argparse

@@ -16,8 +16,9 @@ The teacher is a directory with `config.json`, safetensors and `tokenizer.json` 
 shape. `convert` needs the packages transformers, accelerate and gguf; all else reads the directory without them. Texts
 are those of `benchmarks.assets.english`, in the teacher's tokens. `train` continues what an earlier command began,
 within `--seconds`. `measure` tells bounds of held-out passages beside the teacher's nats of the same tokens, what the
-teacher says of samples, and what these cost. `fill` fills the gaps of tests/english_gaps.jsonl, and lets the teacher
-continue the words before each gap by as many words as were there.
+teacher says of samples, and what these cost. `fill` fills the gaps of
+tests/support/english_gaps.jsonl, and lets the teacher continue the words before each gap by as many words as were
+there.
 """
 
 import argparse

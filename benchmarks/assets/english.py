@@ -11,9 +11,10 @@
   python -m benchmarks.assets.english install runs/small --tokens tokens --measured measured.jsonl
 
 `train` continues what an earlier command began, within `--seconds`. `measure` tells nats per token of held-out passages
-of each source and what texts copy from training. `fill` fills the gaps of tests/english_gaps.jsonl, and `page` scores
-them: a language model that had no part in training reads each sentence from its first gap on, and a sentence counts
-where its nats per token lie below the 90th percentile of the original sentences. `install` puts a run into the package.
+of each source and what texts copy from training. `fill` fills the gaps of
+tests/support/english_gaps.jsonl, and `page` scores them: a language model that had no part in training reads each
+sentence from its first gap on, and a sentence counts where its nats per token lie below the 90th percentile of the
+original sentences. `install` puts a run into the package.
 """
 
 import argparse
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from difflm.data.tokenfile import Ints, TokenFile
     from difflm.training.texts import Prepared, Setup
 
-GAPS = Path(__file__).parents[2] / "tests" / "english_gaps.jsonl"
+GAPS = Path(__file__).parents[2] / "tests" / "support" / "english_gaps.jsonl"
 PACKAGE = Path(__file__).parents[2] / "models" / "english" / "difflm_english" / "english"
 LICENCE = "CC BY-SA 4.0"  # of the weights: the strictest of their sources' licences that is compatible with the others
 GAP_SAMPLING = {"sampler": "confidence", "temperature": 0.5}  # chosen on held-out sentences: docs/log

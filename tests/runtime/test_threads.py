@@ -1,0 +1,165 @@
+"""Jobs side by side: all of them are done, each on one core; an error or a reader who leaves stops the rest."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from difflm.generation.pipeline import TextDiffusion
+from difflm.machine import is_found, turn
+from difflm.runtime.threads import IsStopped, Job, run_parallel
+from tests.support.tiny import tiny_runs
+
+assert tiny_runs  # a fixture
+
+
+@pytest.fixture(autouse=True)
+def two_cores() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def counting(first: int) -> Job[int]:
+    def job(stopped: IsStopped) -> Iterator[int]:
+        yield from range(first, first + 3)
+
+    return job
+
+
+def test_all_that_the_jobs_yield_comes_and_each_job_in_its_order() -> None:
+    found = list(run_parallel(counting(10 * k) for k in range(7)))
+    assert sorted(found) == [10 * k + i for k in range(7) for i in range(3)]
+    assert [value for value in found if value // 10 == 4] == [40, 41, 42]
+    assert list(run_parallel([])) == []
+
+
+def test_jobs_run_side_by_side_on_one_core_each() -> None:
+    meeting = threading.Barrier(2, timeout=20)  # nobody passes alone
+
+    def job(stopped: IsStopped) -> Iterator[int]:
+        meeting.wait()
+        yield torch.get_num_threads()
+
+    assert list(run_parallel([job, job])) == [1, 1]
+    assert torch.get_num_threads() == 2
+
+
+def test_an_error_comes_to_the_reader_and_stops_the_others() -> None:
+    stopped_early = threading.Event()
+
+    def broken(stopped: IsStopped) -> Iterator[int]:
+        raise ValueError("broken")
+        yield 0
+
+    def long(stopped: IsStopped) -> Iterator[int]:
+        for _ in range(2000):
+            if stopped():
+                stopped_early.set()
+                return
+            time.sleep(0.005)
+        yield 0
+
+    with pytest.raises(ValueError, match="broken"):
+        list(run_parallel([long, broken]))
+    assert stopped_early.is_set()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted by Linux")
+@pytest.mark.parametrize("on", [True, is_found("openmp_products")])
+def test_jobs_side_by_side_have_one_thread_each_whatever_library_multiplies(on: bool) -> None:
+    """ARM's products took as many threads as there are cores, in each of as many jobs. The switch may be on without
+    that library, but not off with it."""
+    both = threading.Barrier(2)
+
+    def job(stopped: IsStopped) -> Iterator[int]:
+        both.wait(60)
+        before = {path.name for path in Path("/proc/self/task").iterdir()}
+        torch.nn.functional.linear(torch.zeros(32, 384), torch.zeros(1536, 384), torch.zeros(1536))
+        yield len({path.name for path in Path("/proc/self/task").iterdir()} - before)
+
+    with turn(openmp_products=on):
+        assert list(run_parallel([job, job])) == [0, 0]
+
+
+def test_a_lone_job_has_the_answers_of_several_side_by_side() -> None:
+    x, weight = torch.randn(48, 384), torch.randn(1536, 384)
+
+    def job(stopped: IsStopped) -> Iterator[torch.Tensor]:
+        yield torch.nn.functional.linear(x, weight)
+
+    (alone,) = run_parallel([job])
+    assert all(torch.equal(answer, alone) for answer in run_parallel([job, job]))
+
+
+def test_a_reader_who_leaves_stops_all() -> None:
+    begun: list[int] = []
+
+    def job(number: int) -> Job[int]:
+        def run(stopped: IsStopped) -> Iterator[int]:
+            begun.append(number)
+            yield number
+            while not stopped():
+                time.sleep(0.005)
+
+        return run
+
+    reader = run_parallel(job(k) for k in range(50))
+    next(reader)
+    reader.close()
+    assert len(begun) <= 4
+
+
+@pytest.mark.long
+def test_texts_do_not_depend_on_the_number_of_cores() -> None:
+    lm = TextDiffusion.from_pretrained("e2e")
+    texts = []
+    for cores in (1, 2):
+        torch.set_num_threads(cores)
+        texts.append([made.text for made in lm.generate(5, seed=5, steps=4)])
+        (streamed,) = list(lm.stream(1, seed=5, steps=4))[-1]
+        assert "".join(streamed.tokens).replace(" ", "") == texts[-1][0].replace(" ", "")
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "mdlm", "difflm"])
+def test_nor_do_those_of_other_kinds_of_models(name: str, tiny_runs: dict[str, Path]) -> None:
+    lm = TextDiffusion.from_pretrained(tiny_runs[name])
+    few = {} if name == "autoregressive" else {"steps": 8}
+    texts = []
+    for cores in (1, 2, 3):
+        torch.set_num_threads(cores)
+        texts.append([made.text for made in lm.generate(13, seed=3, **few)])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_runs_that_overlap_leave_the_number_of_threads_as_it_was() -> None:
+    first, second = run_parallel([counting(0)]), run_parallel([counting(10)])
+    next(first), next(second)
+    first.close()
+    list(second)
+    found: list[int] = []
+    threading.Thread(target=lambda: found.append(torch.get_num_threads())).run()
+    fresh = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    fresh.start()
+    fresh.join()
+    assert found == [2, 2]
+
+
+def test_a_slow_reader_holds_the_work_back() -> None:
+    made: list[int] = []
+
+    def job(stopped: IsStopped) -> Iterator[int]:
+        for number in range(1000):
+            made.append(number)
+            yield number
+
+    reader = run_parallel([job])
+    next(reader)
+    time.sleep(0.3)
+    assert len(made) < 20
+    reader.close()
