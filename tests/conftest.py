@@ -1,5 +1,5 @@
 """One thread (several test workers share the cores), one seed, few, repeatable hypothesis examples, short validations,
-and a browser."""
+a browser, and the fixtures of tests/support/."""
 
 import os
 from collections.abc import Iterator
@@ -13,6 +13,12 @@ from torch import Tensor
 
 from difflm.machine import is_found, is_on
 from difflm.training import validation
+
+pytest.register_assert_rewrite("tests.support")
+pytest_plugins = [
+    f"tests.support.{name}"
+    for name in ("browsing", "commands", "corpora", "drafts", "guides", "pairs", "pretrained", "serving", "tiny", "web")
+]
 
 CHROMIUM = Path("/usr/bin/chromium")
 LINEAR = torch.nn.functional.linear

@@ -11,7 +11,7 @@ from difflm.annotators.parser import SpanParser, load_parser, parse_texts
 from difflm.annotators.span_scorer import HashedShape, HashedWords, SpanScorer, best_trees
 from difflm.annotators.trees import Agreement, Span, Tree, agreements, parse_tree, tree_of
 from difflm.errors import DifflmError, UsageError
-from tests.networks.test_pretrained_encoder import make_encoder
+from tests.support.pretrained import make_encoder
 from tests.support.tiny import change_json
 
 TINY = HashedShape(rows=256, embedding=32, hidden=48, layers=2, heads=4, dropout=0.0, positions=16)

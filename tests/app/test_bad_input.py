@@ -11,9 +11,8 @@ import pytest
 
 from difflm.app.cli import main
 from difflm.generation.pipeline import TextDiffusion
-from tests.support.tiny import MODEL, tiny_runs, write_grammar
-
-assert tiny_runs  # a fixture
+from tests.support.commands import copy_of
+from tests.support.tiny import MODEL, write_grammar
 
 SMALL = [
     *(f"model.{key}={value}" for key, value in MODEL.items()),
@@ -26,26 +25,6 @@ SMALL = [
 def grammar(tmp_path: Path) -> Path:
     write_grammar(tmp_path / "grammar.txt", 200)
     return tmp_path / "grammar.txt"
-
-
-@pytest.fixture
-def complaint(capsys):
-    """Run the command, expect it to fail with a code, and give what it said."""
-
-    def run(code: int, *argv: object) -> str:
-        capsys.readouterr()
-        assert main([str(arg) for arg in argv]) == code
-        err = capsys.readouterr().err
-        assert err.startswith("difflm: ") and err.endswith("\n"), err
-        assert len(err.splitlines()) <= 2, err
-        assert "Traceback" not in err
-        return err
-
-    return run
-
-
-def copy_of(run: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(run, tmp_path / "copy"))
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from difflm.machine import is_on, turn
 from difflm.methods.base import TextSpec
 from difflm.models.batching import CPU_BATCH
 from difflm.training.recipe import load_recipe
-from tests.support.tiny import tiny_runs  # noqa: F401
 
 speed = pytest.importorskip("benchmarks.speed.machine", reason="run from the repository's root")
 speed_rows = pytest.importorskip("benchmarks.speed.rows")
@@ -71,7 +70,7 @@ def one_second(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["difflm", "diffusion-lm", "autoregressive", "mdlm"])
-def test_rates_are_counts_a_second(tiny_runs, one_second, method):  # noqa: F811
+def test_rates_are_counts_a_second(tiny_runs, one_second, method):
     run = tiny_runs[method]
     lm = TextDiffusion.from_pretrained(run)
     shown = []
@@ -115,7 +114,7 @@ def test_a_published_step_counts_as_published():
 
 
 @pytest.mark.long
-def test_every_part_has_its_rows(tiny_runs, one_second, monkeypatch, capsys):  # noqa: F811
+def test_every_part_has_its_rows(tiny_runs, one_second, monkeypatch, capsys):
     """With small sizes of everything; GPT-2 has its own test."""
     run, twin = str(tiny_runs["difflm"]), str(tiny_runs["autoregressive"])
     sizes = {"cpu": {"length": (16, 32), "vocabulary": (50,), "batch": (1,)}}
@@ -147,7 +146,7 @@ def test_the_floor_is_the_longer_of_two(operations, moved, least):
     assert found["floor_seconds"] == least and found["times_the_floor"] == 12 / least
 
 
-def test_texts_of_controls_are_those_of_generate(tiny_runs, monkeypatch):  # noqa: F811
+def test_texts_of_controls_are_those_of_generate(tiny_runs, monkeypatch):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
     targets = [Target("length", Request(length=n)) for n in (5, 9)]
     read = []
@@ -158,7 +157,7 @@ def test_texts_of_controls_are_those_of_generate(tiny_runs, monkeypatch):  # noq
     assert sorted(read) == sorted(text.text for one in expected for text in one.texts)
 
 
-def test_the_parts_of_a_captured_request_add_up(tiny_runs, one_second):  # noqa: F811
+def test_the_parts_of_a_captured_request_add_up(tiny_runs, one_second):
     with turn(cpu_recording=False):
         lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
         lm.generate(1, steps=2)
@@ -179,7 +178,7 @@ def test_gpt2_writes_as_many_tokens_as_asked(one_second, monkeypatch):
 
 
 @pytest.mark.long
-def test_measuring_leaves_the_model_as_it_was(tiny_runs, one_second):  # noqa: F811
+def test_measuring_leaves_the_model_as_it_was(tiny_runs, one_second):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
     before = [str(g) for g in lm.generate(2, steps=3)]
     measure(str(tiny_runs["difflm"]), lm, steps=2)
@@ -187,7 +186,7 @@ def test_measuring_leaves_the_model_as_it_was(tiny_runs, one_second):  # noqa: F
 
 
 @pytest.mark.long
-def test_the_verb_prints_one_object_or_a_table(tiny_runs, one_second, capsys):  # noqa: F811
+def test_the_verb_prints_one_object_or_a_table(tiny_runs, one_second, capsys):
     run = str(tiny_runs["difflm"])
     assert bench(model=run, steps=2, device="cpu", as_json=True) == 0
     printed = capsys.readouterr().out
@@ -256,7 +255,7 @@ def test_rows_are_kept_at_once_and_a_failure_is_a_line(tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_the_benchmark_runs_from_end_to_end(tiny_runs, one_second, tmp_path, capsys):  # noqa: F811
+def test_the_benchmark_runs_from_end_to_end(tiny_runs, one_second, tmp_path, capsys):
     """Its texts are what `evaluate --task control --texts` reads."""
     run, twin = str(tiny_runs["difflm"]), str(tiny_runs["autoregressive"])
     out, texts = tmp_path / "rows.jsonl", tmp_path / "texts"

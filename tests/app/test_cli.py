@@ -33,9 +33,7 @@ from difflm.training.recipe import known_recipes, load_recipe
 from difflm.training.run import read_config
 from difflm.training.trainer import Progress
 from difflm.training.validation import Validation
-from tests.support.tiny import MODEL, WRITERS, tiny_run, tiny_runs, write_grammar
-
-assert tiny_runs  # a fixture
+from tests.support.tiny import MODEL, WRITERS, tiny_run, write_grammar
 
 PATIENCE = 300.0  # seconds after which a process that a test waits for hangs
 VERBS = ["generate", "translate", "train", "evaluate", "compare", "score", "methods", "info"]

@@ -19,9 +19,6 @@ from difflm.errors import DifflmError, UsageError, speak_command
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request, read_requests
 from difflm.models.sampling import SETTINGS, Sampling
-from tests.support.tiny import tiny_runs
-
-assert tiny_runs  # a fixture
 
 TEXT = "The old pub near the river serves French food."
 

@@ -26,7 +26,6 @@ from difflm.errors import DifflmError, UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.player.frames import Draft
 from difflm.training.run import bundled_runs
-from tests.support.tiny import tiny_runs  # noqa: F401
 
 pytestmark = pytest.mark.long  # a few seconds of setup
 
@@ -72,7 +71,7 @@ def test_the_sqrt_curve_is_its_formula():
     np.testing.assert_allclose(found, np.sqrt(1 - np.sqrt(t[1:-1] + 1e-4)), atol=1e-6)
 
 
-def test_a_learned_warp_is_read_along_u(tiny_runs):  # noqa: F811
+def test_a_learned_warp_is_read_along_u(tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
     with torch.no_grad():
         lm.model.times.loss_widths[:50] += 2.0
@@ -83,7 +82,7 @@ def test_a_learned_warp_is_read_along_u(tiny_runs):  # noqa: F811
     assert "warp" in found.name
 
 
-def test_models_without_a_schedule_or_vectors_are_refused(tiny_runs):  # noqa: F811
+def test_models_without_a_schedule_or_vectors_are_refused(tiny_runs):
     twin = TextDiffusion.from_pretrained(tiny_runs["autoregressive"])
     with pytest.raises(UsageError, match="no noise schedule"):
         schedules.learned_curve("twin", twin)
@@ -205,7 +204,7 @@ class ByLetter:
         return [["PROPN" if word[0].isupper() else "NOUN" for word in words] for words in sentences]
 
 
-def test_a_run_is_tagged_from_its_own_training_texts(tiny_runs, monkeypatch):  # noqa: F811
+def test_a_run_is_tagged_from_its_own_training_texts(tiny_runs, monkeypatch):
     """Known from the grammar: "Sicilia" is always upper-case; words that no text holds have no tag."""
     monkeypatch.setattr(embeddings, "checking_tagger", ByLetter)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
@@ -260,7 +259,7 @@ def with_metrics(run: Path, target: Path, lines: list[str]) -> str:
     return str(target)
 
 
-def test_a_history_is_what_the_run_wrote_down(tiny_runs, tmp_path):  # noqa: F811
+def test_a_history_is_what_the_run_wrote_down(tiny_runs, tmp_path):
     lines = [
         json.dumps({"kind": "train", "step": 20, "ce": 3.0, "loss": 4.0, "lr": 0.1, "seconds": 1.0}),
         json.dumps({"kind": "train", "step": 10, "ce": 5.0, "loss": 6.0}),
@@ -277,7 +276,7 @@ def test_a_history_is_what_the_run_wrote_down(tiny_runs, tmp_path):  # noqa: F81
     assert [list(part) for part in history.curves["validation, nats/token"]] == [[20], [2.5]]
 
 
-def test_every_part_of_every_run_has_a_place(tiny_runs):  # noqa: F811
+def test_every_part_of_every_run_has_a_place(tiny_runs):
     runs = [tiny_runs[method] for method in ("difflm", "diffusion-lm", "autoregressive")]
     histories = [training.read_history(str(run)) for run in runs]
     panels = training.find_panels(histories)
@@ -293,7 +292,7 @@ def test_a_log_axis_is_for_curves_that_fall_far(values, log):
     assert training.wants_log([np.array(values)]) is log
 
 
-def test_runs_that_noted_nothing_are_refused(tiny_runs, tmp_path):  # noqa: F811
+def test_runs_that_noted_nothing_are_refused(tiny_runs, tmp_path):
     with pytest.raises(DifflmError, match="no line about training steps"):
         training.read_history(with_metrics(tiny_runs["difflm"], tmp_path / "bare", ["{}", "", "x"]))
     (tmp_path / "bare" / "metrics.jsonl").unlink()
@@ -325,7 +324,7 @@ def test_the_same_request_writes_the_same_svg(tmp_path):
 
 @pytest.mark.long
 @drawing
-def test_each_verb_writes_a_picture_and_says_where(tiny_runs, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_each_verb_writes_a_picture_and_says_where(tiny_runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(embeddings, "checking_tagger", ByLetter)
     run, twin = str(tiny_runs["difflm"]), str(tiny_runs["autoregressive"])
@@ -343,14 +342,14 @@ def test_each_verb_writes_a_picture_and_says_where(tiny_runs, tmp_path, monkeypa
 
 
 @drawing
-def test_one_colour_is_said(tiny_runs, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_one_colour_is_said(tiny_runs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(embeddings, "word_tags", lambda *_: None)
     assert plot.embeddings(str(tiny_runs["difflm"]), "pca", 0, tmp_path / "a.png", False, False) == 0
     assert "one colour" in capsys.readouterr().err
 
 
 @drawing
-def test_bad_requests_get_a_line(tiny_runs, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_bad_requests_get_a_line(tiny_runs, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.png").mkdir()
     good = tmp_path / "a.png"

@@ -10,37 +10,20 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from difflm import TextDiffusion
 from difflm.app.cli import main
 from difflm.app.commands import translate as command
 from difflm.app.commands import writing
 from difflm.runtime.resumable import ResumableLines
-from difflm.training.fit import train_run
-from difflm.training.recipe import check
-from tests.app.test_bad_input import complaint
-from tests.models.test_source import RECIPE, sequences
-from tests.support.tiny import Silent, tiny_runs
+from tests.support.pairs import sequences
 
-assert tiny_runs and complaint  # fixtures
 SOURCES = [" ".join(words) for words in sequences(10, 3)]
-SMALL = {"embedding_dim": 16, "hidden": 32, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("translate")
-    rows = [{"src": " ".join(words), "trg": " ".join(reversed(words))} for words in sequences(400, 0)]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = check({**RECIPE, "model": SMALL, "steps": 20, "data": str(folder / "pairs.jsonl")})
-    train_run(recipe, folder / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
-    return folder / "run"
-
-
-@pytest.fixture(scope="module")
-def expected(run) -> list[str]:
-    return [text.text for text in TextDiffusion.from_pretrained(run).generate(source=SOURCES, steps=3)]
+def expected(reverser) -> list[str]:
+    return [text.text for text in TextDiffusion.from_pretrained(reverser).generate(source=SOURCES, steps=3)]
 
 
 @pytest.fixture
@@ -58,23 +41,24 @@ def translated(*argv: object) -> int:
     return main(["translate", *map(str, argv), "--steps", "3"])
 
 
-def test_every_source_has_its_text_in_its_line(run, sources, expected, capsys, pieces_of_three):
-    assert translated(run, sources) == 0
+def test_every_source_has_its_text_in_its_line(reverser, sources, expected, capsys, pieces_of_three):
+    assert translated(reverser, sources) == 0
     assert capsys.readouterr().out.splitlines() == expected
 
 
-def test_columns_of_tables_and_standard_input_are_sources_too(run, expected, tmp_path, capsys, monkeypatch):
+def test_columns_of_tables_and_standard_input_are_sources_too(reverser, expected, tmp_path, capsys, monkeypatch):
     (tmp_path / "a.csv").write_text("number,source\n" + "".join(f"1,{source}\n" for source in SOURCES))
     (tmp_path / "b.jsonl").write_text("".join(json.dumps({"said": source}) + "\n" for source in SOURCES))
-    assert translated(run, tmp_path / "a.csv") == 0
-    assert translated(run, tmp_path / "b.jsonl", "--column", "said") == 0
+    assert translated(reverser, tmp_path / "a.csv") == 0
+    assert translated(reverser, tmp_path / "b.jsonl", "--column", "said") == 0
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(SOURCES).encode())))
-    assert translated(run) == 0
+    assert translated(reverser) == 0
     assert capsys.readouterr().out.splitlines() == 3 * expected
 
 
-def test_json_has_the_source_and_counts_the_calls_of_all_candidates(run, sources, capsys, pieces_of_three):
-    assert translated(run, sources, "--json", "--mbr", "4", "--length", "5", "--contains", "b", "--avoid", "a") == 0
+def test_json_has_the_source_and_counts_the_calls_of_all_candidates(reverser, sources, capsys, pieces_of_three):
+    asked = ("--length", "5", "--contains", "b", "--avoid", "a")
+    assert translated(reverser, sources, "--json", "--mbr", "4", *asked) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["source"] for row in rows] == SOURCES
     assert {row["denoiser_calls"] for row in rows} == {12}
@@ -83,7 +67,7 @@ def test_json_has_the_source_and_counts_the_calls_of_all_candidates(run, sources
 
 @pytest.mark.parametrize("written", [0, 1, 4, 9])
 def test_an_interrupted_file_is_continued_and_becomes_the_same(
-    run, sources, expected, tmp_path, capsys, monkeypatch, pieces_of_three, written
+    reverser, sources, expected, tmp_path, capsys, monkeypatch, pieces_of_three, written
 ):
     out, partial = tmp_path / "new" / "out.txt", tmp_path / "new" / "out.txt.partial"
     put = writing.in_order
@@ -96,7 +80,7 @@ def test_an_interrupted_file_is_continued_and_becomes_the_same(
 
     with monkeypatch.context() as patch:
         patch.setattr(writing, "in_order", interrupted)
-        assert translated(run, sources, "--out", out) == 1
+        assert translated(reverser, sources, "--out", out) == 1
     said = capsys.readouterr().err
     assert not out.exists() and partial.exists() == (written > 0)
     if written:
@@ -108,13 +92,13 @@ def test_an_interrupted_file_is_continued_and_becomes_the_same(
     generation = TextDiffusion._generation
     with monkeypatch.context() as patch:
         patch.setattr(TextDiffusion, "_generation", lambda *args: made.append(1) or generation(*args))
-        assert translated(run, sources, "--out", out) == 0
+        assert translated(reverser, sources, "--out", out) == 0
     assert out.read_text().splitlines() == expected and not partial.exists()
     assert len(made) == 10 - written
 
 
 @pytest.mark.long
-def test_a_killed_process_is_continued(run, sources, tmp_path):
+def test_a_killed_process_is_continued(reverser, sources, tmp_path):
     """SIGKILL cannot be caught: what is there afterwards is what was written."""
     out = tmp_path / "out.txt"
     argv = [
@@ -122,7 +106,7 @@ def test_a_killed_process_is_continued(run, sources, tmp_path):
         "-m",
         "difflm",
         "translate",
-        run,
+        reverser,
         sources,
         "--out",
         out,
@@ -144,13 +128,13 @@ def test_a_killed_process_is_continued(run, sources, tmp_path):
     assert 2 <= done < 10 and not out.exists()
     finished = subprocess.run(argv, capture_output=True, text=True)
     assert finished.returncode == 0 and f"{done} of 10 texts are already written" in finished.stderr
-    whole = TextDiffusion.from_pretrained(run).generate(source=SOURCES, steps=400)
+    whole = TextDiffusion.from_pretrained(reverser).generate(source=SOURCES, steps=400)
     assert out.read_text().splitlines() == [text.text for text in whole]
 
 
-def test_other_arguments_do_not_continue_a_file(run, sources, tmp_path, complaint, monkeypatch):
+def test_other_arguments_do_not_continue_a_file(reverser, sources, tmp_path, complaint, monkeypatch):
     out = tmp_path / "out.txt"
-    argv = ("translate", run, sources, "--out", out, "--steps")
+    argv = ("translate", reverser, sources, "--out", out, "--steps")
     with monkeypatch.context() as patch:
         patch.setattr(ResumableLines, "finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main([str(arg) for arg in (*argv, 3)]) == 1
@@ -168,10 +152,11 @@ def test_other_arguments_do_not_continue_a_file(run, sources, tmp_path, complain
 
 
 @pytest.mark.kept("posix")
-def test_two_processes_do_not_write_one_file(run, sources, tmp_path, complaint):
+def test_two_processes_do_not_write_one_file(reverser, sources, tmp_path, complaint):
     with ResumableLines(tmp_path / "out.txt", {}) as kept:
         kept.put("one")
-        assert "another process is writing" in complaint(1, "translate", run, sources, "--out", tmp_path / "out.txt")
+        argv = ("translate", reverser, sources, "--out", tmp_path / "out.txt")
+        assert "another process is writing" in complaint(1, *argv)
     assert kept.partial.read_text() == "{}\none\n"
 
 
@@ -195,45 +180,46 @@ def test_two_processes_do_not_write_one_file(run, sources, tmp_path, complaint):
         ("a.txt", "a\n", ("--guidance", "3"), 2, "--guidance is how strongly classifiers steer"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(run, tmp_path, complaint, name, content, more, code, said):
+def test_bad_input_is_one_line_and_leaves_nothing(reverser, tmp_path, complaint, name, content, more, code, said):
     path, out = tmp_path / name, tmp_path / "out.txt"
     if content is not None:
         path.write_text(content)
-    assert said.format(path) in complaint(code, "translate", run, path, "--out", out, *more)
+    assert said.format(path) in complaint(code, "translate", reverser, path, "--out", out, *more)
     assert {file.name for file in tmp_path.iterdir()} <= {name}
 
 
 def test_a_run_without_sources_is_not_asked_to_translate_nor_one_with_them_to_do_without(
-    run, tiny_runs, sources, complaint
+    reverser, tiny_runs, sources, complaint
 ):
     assert "was trained on texts without sources" in complaint(2, "translate", tiny_runs["difflm"], sources)
     assert "was trained on texts without sources" in complaint(2, "generate", tiny_runs["difflm"], "--source", "a b")
-    assert "writes each text from a source: give one" in complaint(2, "generate", run)
+    assert "writes each text from a source: give one" in complaint(2, "generate", reverser)
 
 
-def test_generate_writes_from_one_source_and_from_those_of_its_lines(run, tmp_path, capsys, expected):
-    assert main(["generate", str(run), "--source", SOURCES[0], "--steps", "3"]) == 0
+def test_generate_writes_from_one_source_and_from_those_of_its_lines(reverser, tmp_path, capsys, expected):
+    assert main(["generate", str(reverser), "--source", SOURCES[0], "--steps", "3"]) == 0
     lines = "".join(json.dumps({"source": source, "steps": 3}) + "\n" for source in SOURCES[:1] * 2)
     (tmp_path / "requests.jsonl").write_text(lines)
-    assert main(["generate", str(run), "--input", str(tmp_path / "requests.jsonl")]) == 0
+    assert main(["generate", str(reverser), "--input", str(tmp_path / "requests.jsonl")]) == 0
     assert capsys.readouterr().out.splitlines() == 3 * expected[:1]
 
 
-def test_words_that_the_model_does_not_know_are_counted(run, tmp_path, capsys):
+def test_words_that_the_model_does_not_know_are_counted(reverser, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("a zebra b\n")
-    assert translated(run, tmp_path / "a.txt") == 0
+    assert translated(reverser, tmp_path / "a.txt") == 0
     said = "1 of 3 tokens of the sources are words that this model does not know"
     assert said in capsys.readouterr().err
-    assert main(["generate", str(run), "--source", "a zebra b", "--steps", "3"]) == 0
+    assert main(["generate", str(reverser), "--source", "a zebra b", "--steps", "3"]) == 0
     assert said in capsys.readouterr().err
-    (text,) = TextDiffusion.from_pretrained(run).generate(1, source="a zebra b", steps=3)
+    (text,) = TextDiffusion.from_pretrained(reverser).generate(1, source="a zebra b", steps=3)
     assert text.warnings == [f"{said}."]
 
 
-def test_candidates_are_ranked(run, tmp_path, complaint):
+def test_candidates_are_ranked(reverser, tmp_path, complaint):
     (tmp_path / "a.txt").write_text("a b\n")
-    assert "give --rank bound or --rank RUN" in complaint(2, "translate", run, tmp_path / "a.txt", "--candidates", 3)
+    argv = ("translate", reverser, tmp_path / "a.txt", "--candidates", 3)
+    assert "give --rank bound or --rank RUN" in complaint(2, *argv)
 
 
-def test_bench_has_no_sources(run, complaint):
-    assert "writes from sources, which bench has none of" in complaint(2, "bench", run)
+def test_bench_has_no_sources(reverser, complaint):
+    assert "writes from sources, which bench has none of" in complaint(2, "bench", reverser)

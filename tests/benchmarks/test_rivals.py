@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from difflm.methods.rivals import DECODERS
-from tests.evaluation.test_control import write_corpus
+from tests.support.corpora import write_e2e
 
 rivals = pytest.importorskip("benchmarks.tables.rivals", reason="run from the repository's root")
 from benchmarks.tables.rival_runs import Plan, draw_both  # noqa: E402
@@ -67,7 +67,7 @@ def test_what_is_written_is_not_done_again(tmp_path):
 
 @pytest.mark.long
 def test_strengths_are_chosen_on_other_sentences_than_those_reported(tmp_path):
-    write_corpus(tmp_path)
+    write_e2e(tmp_path)
     reported, others = draw_both(make_plan(tmp_path, data=tmp_path))
     assert {target.control for target in reported} == {target.control for target in others} == set(rivals.PARTS)
     assert not {target.sentence for target in reported} & {target.sentence for target in others}

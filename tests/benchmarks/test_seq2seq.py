@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from difflm.training import fit
-from tests.networks.test_pretrained_decoder import make_decoder
-from tests.networks.test_pretrained_encoder import hf  # noqa: F401
-from tests.training.test_laptop import data  # noqa: F401
+from tests.support.pretrained import make_decoder
+
+pytestmark = pytest.mark.usefixtures("hf")
 
 seq2seq = pytest.importorskip("benchmarks.tables.seq2seq", reason="run from the repository's root")
 SMALL = ["longest=16", "source_longest=16", "widths=[]", "batch_size=8"]
@@ -27,10 +27,10 @@ def test_there_is_no_pretrained_row_without_a_directory(tmp_path):
 
 
 @pytest.mark.long
-def test_a_pretrained_model_is_fine_tuned_and_measured(tmp_path, data, monkeypatch):  # noqa: F811
+def test_a_pretrained_model_is_fine_tuned_and_measured(tmp_path, multi30k, monkeypatch):
     for name in ("Trainer", "check_same_recipe"):  # the benchmark has its own, for its process
         monkeypatch.setattr(fit, name, getattr(fit, name))
-    asked = ask(tmp_path / "out", data, pretrained=make_decoder(tmp_path / "theirs", "llama"))
+    asked = ask(tmp_path / "out", multi30k, pretrained=make_decoder(tmp_path / "theirs", "llama"))
     asked.out.mkdir()
     seq2seq.write_pairs(asked)
     seq2seq.make("smollm2-0", asked)
@@ -41,13 +41,13 @@ def test_a_pretrained_model_is_fine_tuned_and_measured(tmp_path, data, monkeypat
 
 
 @pytest.mark.long
-def test_the_flagship_is_ranked_by_the_twin_that_was_trained_again(tmp_path, data, monkeypatch):  # noqa: F811
+def test_the_flagship_is_ranked_by_the_twin_that_was_trained_again(tmp_path, multi30k, monkeypatch):
     for name in ("Trainer", "check_same_recipe"):
         monkeypatch.setattr(fit, name, getattr(fit, name))
     monkeypatch.setattr(seq2seq, "MOST_SOURCES", 8)
     sizes = ["model.hidden=16", "model.heads=2", "model.layers=1", "model.encoder_layers=1"]
     names = [seq2seq.TWIN, seq2seq.AGAIN, "begun-both"]
-    asked = ask(tmp_path, data, only=names, more=[*SMALL, *sizes])
+    asked = ask(tmp_path, multi30k, only=names, more=[*SMALL, *sizes])
     seq2seq.write_pairs(asked)
     for name in names:
         seq2seq.make(f"{name}-0", asked)
@@ -68,11 +68,11 @@ def test_the_fewest_calls_are_those_of_settings_as_good_as_the_twin(tmp_path):
 
 
 @pytest.mark.long
-def test_the_flagship_and_its_twin_are_timed(tmp_path, data, monkeypatch, capsys):  # noqa: F811
+def test_the_flagship_and_its_twin_are_timed(tmp_path, multi30k, monkeypatch, capsys):
     for name in ("Trainer", "check_same_recipe"):
         monkeypatch.setattr(fit, name, getattr(fit, name))
     monkeypatch.setattr(seq2seq, "UNTIMED_PASSES", 0)
-    argv = ["--data", str(data), "--out", str(tmp_path), "--device", "cpu", "--share", "0.05"]
+    argv = ["--data", str(multi30k), "--out", str(tmp_path), "--device", "cpu", "--share", "0.05"]
     sizes = ["model.hidden=16", "model.heads=2", "model.layers=1", "model.encoder_layers=1"]
     monkeypatch.setattr("sys.argv", ["seq2seq_speed", *argv, *SMALL, *sizes])
     import_module("benchmarks.speed.seq2seq").main()

@@ -27,9 +27,7 @@ from difflm.methods.base import TextSpec
 from difflm.methods.difflm import DiffLM
 from difflm.runtime.tensors import dequantise, load_tensors
 from tests.support.browsing import axe_faults, load_axe
-from tests.support.tiny import tiny_run, tiny_runs
-
-assert tiny_runs  # a fixture
+from tests.support.tiny import tiny_run
 
 WEIRD = [
     "isn't it? The customers' rating is \"high\", it's £30.50-ish (more or less) at St. John's, 5 pm.",

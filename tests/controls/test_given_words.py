@@ -11,7 +11,7 @@ from difflm.controls import Pattern, WordCount
 from difflm.data.tokenizers import SPECIALS, Words
 from difflm.data.words import has_phrase, join_words, space_words, split_words
 from difflm.errors import UsageError
-from tests.controls.test_exact import DIFFUSION, VOCABULARY, spiteful
+from tests.support.spiteful import DIFFUSION, VOCABULARY, spiteful
 
 PIECES = [
     *("customers'", "'The Eagle'", "‘The Eagle’", '"The Eagle"', "“The Eagle”", "don't", "it's", "it’s", "o'clock"),

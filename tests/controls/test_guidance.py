@@ -36,13 +36,12 @@ from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.training.classifier import Learner
 from difflm.training.run import load_run
-from tests.support.oracles import JOINT, ExactDenoiser, denoise, frequencies, total_variation
-from tests.support.tiny import change_json, tiny_runs, write_grammar
+from tests.support.oracles import JOINT, ExactDenoiser, cosine, denoise, frequencies, total_variation
+from tests.support.tiny import change_json
 
-assert tiny_runs  # a fixture
 DIAGONAL = torch.eye(3, dtype=torch.bool)  # both words the same: what neither position can see alone
 CHANCES = torch.tensor([[0.9, 0.05, 0.2], [0.1, 0.6, 0.02], [0.3, 0.05, 0.8]])
-EXACT = ExactDenoiser(Gaussian(LogSnrShift(Cosine(), -3)))
+EXACT = ExactDenoiser(cosine())
 
 
 class ExactOpinion:
@@ -252,15 +251,6 @@ def test_the_tail_is_left_alone():
 # -- labels -------------------------------------------------------------------------------------------------------
 
 
-def write_labelled(path: Path, n: int = 120) -> Path:
-    write_grammar(path.with_suffix(".txt"), n)
-    texts = path.with_suffix(".txt").read_text(encoding="utf-8").splitlines()
-    with path.open("w", encoding="utf-8") as file:
-        for text in texts:
-            file.write(json.dumps({"text": text, "food": "French" if "French" in text else "other"}) + "\n")
-    return path
-
-
 def test_kinds_of_labels_are_seen_in_the_file(tmp_path):
     path = tmp_path / "l.jsonl"
     rows = [
@@ -338,16 +328,6 @@ def test_nats_are_those_of_the_labels_and_of_nothing_else():
 
 
 # -- a classifier of one's own ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def guide(tiny_runs, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("guide")
-    data = write_labelled(folder / "my.jsonl")
-    sizes = ["model.hidden=32", "model.layers=1", "model.heads=2", "steps=60", "batch_size=32", "lr=3e-3", "warmup=5"]
-    argv = ["train", "classifier", f"data={data}", f"model.guides={tiny_runs['difflm']}", *sizes, "save_every=20"]
-    assert main([*argv, "--out", str(folder / "guide")]) == 0
-    return folder / "guide"
 
 
 @pytest.fixture

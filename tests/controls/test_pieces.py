@@ -26,7 +26,7 @@ from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.fast.inference import Inference
 from difflm.methods import METHODS, TextSpec
-from tests.data.test_pretrained_tokenizer import train_encoder
+from tests.support.pretrained import train_encoder
 
 TEXTS = [
     "The Mill is a cheap pub near Café Sicilia, 5pm, food for £30.",

@@ -13,8 +13,7 @@ from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Clamp, ImposeTokens, Sampler
 from difflm.diffusion.samplers.steps import STEPS
-from tests.diffusion.test_samplers import GRIDS, cosine
-from tests.support.oracles import DIM, denoise, word_vectors
+from tests.support.oracles import DIM, GRIDS, cosine, denoise, word_vectors
 
 
 @given(

@@ -1,8 +1,6 @@
 """Sentence classifiers of the Hugging Face library as guides: small ones that the test makes, as any other would be
 read. They never saw noise, nor the model."""
 
-import importlib.util
-import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,59 +20,14 @@ from difflm.diffusion.processes.discrete import certain_logits
 from difflm.diffusion.samplers.loop import Clamp
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
-from tests.support.tiny import PARTS, tiny_runs, write_grammar
+from tests.support.pretrained import CLASSIFIERS, make_classifier
+from tests.support.tiny import write_grammar
 
-pytestmark = pytest.mark.long  # a few seconds of setup
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("hf")]  # a few seconds of setup
 
-assert tiny_runs  # a fixture
 
-KINDS = {"bert": {}, "roberta": {"max_position_embeddings": 66}, "distilbert": {"hidden_dim": 64}}
-MOODS = ["dull", "kind", "rude"]
 CUISINES = ["Italian", "French", "Chinese", "English"]
 TEXTS = ["The old pub near the river serves food, and is cheap.", "A red inn sells wine for 30 pounds."]
-
-
-@pytest.fixture(autouse=True)
-def hf() -> None:
-    if importlib.util.find_spec("transformers") is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("the extra `hf` is not installed")
-
-
-def make_classifier(folder: Path, kind: str = "bert", **changes: object) -> Path:
-    """A tiny classifier with random weights and its tokenizer, saved as the library saves them. It knows the words of
-    the grammar; others it spells letter by letter."""
-    import transformers
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
-    letters = "abcdefghijklmnopqrstuvwxyzé0123456789£"
-    known = {word for part in PARTS for words in part for word in words.lower().replace(",", "").split()}
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "rest", "##aurant", ".", ","]
-    words += sorted(word for word in known - {"restaurant", "£30"} if len(word) > 1)
-    words += [*letters, *(f"##{letter}" for letter in letters)]
-    inner = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    inner.normalizer = normalizers.Lowercase()
-    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    inner.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    names = {name: f"[{name[:-6].upper()}]" for name in ("pad_token", "unk_token", "cls_token", "sep_token")}
-    pieces = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=64, **names)
-    pieces.save_pretrained(folder)
-    config = transformers.AutoConfig.for_model(
-        kind,
-        vocab_size=len(words),
-        hidden_size=32,
-        num_attention_heads=2,
-        intermediate_size=64,
-        pad_token_id=0,
-        **{"max_position_embeddings": 64, "initializer_range": 0.3, "num_hidden_layers": 2}
-        | {"id2label": dict(enumerate(MOODS))}
-        | KINDS[kind]
-        | changes,
-    )
-    torch.manual_seed(5)
-    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +41,7 @@ def ssd(tiny_runs, mood) -> TextDiffusion:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CLASSIFIERS)
 def test_it_reads_words_as_the_library_reads_their_print(tmp_path, kind):
     """Words that the model is sure of, of one piece or of many, up to END and across padding: the same probabilities
     as the library's own."""

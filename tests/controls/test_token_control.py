@@ -21,10 +21,8 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Sampling
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import DrawnLength
-from difflm.training.fit import train_run
-from difflm.training.recipe import check
 from tests.support.oracles import JOINT, denoise, frequencies, total_variation
-from tests.support.tiny import Silent, tiny_run, write_grammar
+from tests.support.tiny import tiny_run, train_quietly, write_grammar
 from tests.support.token_oracles import ExactTokens, likelihoods
 
 DRAWS = 10_000
@@ -145,9 +143,9 @@ def cuisine(folder: Path, run: Path, steps: int) -> Path:
     (folder / "labelled.jsonl").write_text("\n".join(lines) + "\n")
     sizes = {"guides": str(run), "hidden": 32, "layers": 1, "heads": 2, "dropout": 0.0}
     budget = {"steps": steps, "batch_size": 64, "warmup": 10, "lr": 3e-3, "ema": 0.99}
-    recipe = check({"method": "classifier", "model": sizes, "data": str(folder / "labelled.jsonl"), **budget})
-    train_run(recipe, folder / "guide", torch.device("cpu"), Silent(), lambda *_: None, None, False)
-    return folder / "guide"
+    return train_quietly(
+        {"method": "classifier", "model": sizes, "data": str(folder / "labelled.jsonl"), **budget}, folder / "guide"
+    )
 
 
 @pytest.mark.parametrize("sampler", ["ancestral", "confidence", "threshold", "first-hitting", "remask"])

@@ -25,9 +25,7 @@ from difflm.data.texts import read_texts
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError
 from difflm.training.recipe import load_recipe
-from tests.data.test_fetch import Page, Web, served, serving, web
-
-assert serving and web  # fixtures
+from tests.support.web import Page, Web, served
 
 # A line that Diffusion-LM released, after the row of the challenge that it stands for; then one of our own.
 MR = "name[The Mill], eatType[coffee shop], food[French], priceRange[£20-25], area[riverside], near[The Sorrento]"

@@ -1,6 +1,5 @@
 """Public corpora of sources and targets, on small files of the same formats."""
 
-import gzip
 import json
 from pathlib import Path
 
@@ -11,16 +10,7 @@ from difflm.data.known_corpora import PAIRS
 from difflm.data.texts import Example
 from difflm.errors import DifflmError, UsageError
 from difflm.training.recipe import check, known_recipes, load_recipe
-from tests.app.test_bad_input import complaint
-
-assert complaint  # a fixture
-
-
-def write(root: Path, name: str, *lines: str) -> None:
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = "".join(f"{line}\n" for line in lines).encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+from tests.support.corpora import write_lines
 
 
 def pairs(name: str, root: Path, split: str = "train") -> list[tuple[str, str]]:
@@ -31,7 +21,9 @@ def pairs(name: str, root: Path, split: str = "train") -> list[tuple[str, str]]:
 def test_multi30k_is_read_from_english_to_german(tmp_path, name):
     for split, count in (("train", 3), ("val", 2), ("test", 1)):
         for side in ("en", "de"):
-            write(tmp_path, f"multi30k/{name.format(split, side)}", *(f"{split} {side} {k}" for k in range(count)))
+            write_lines(
+                tmp_path, f"multi30k/{name.format(split, side)}", *(f"{split} {side} {k}" for k in range(count))
+            )
     assert pairs("multi30k", tmp_path) == [(f"train en {k}", f"train de {k}") for k in range(3)]
     assert pairs("multi30k", tmp_path, "valid") == [("val en 0", "val de 0"), ("val en 1", "val de 1")]
     assert list(corpus("multi30k", tmp_path, "valid")) == ["val de 0", "val de 1"]
@@ -42,7 +34,7 @@ def test_multi30k_is_read_from_english_to_german(tmp_path, name):
 def test_captions_are_sources_of_each_other_in_training_and_the_first_one_of_the_rest_held_out(tmp_path):
     for split in ("train", "val", "test"):
         for k in range(1, 6):
-            write(tmp_path, f"multi30k/task2.{split}.{k}.en.gz", f"a{k}", f"b{k}")
+            write_lines(tmp_path, f"multi30k/task2.{split}.{k}.en.gz", f"a{k}", f"b{k}")
     trained, held_out = (pairs("multi30k-captions", tmp_path, split) for split in ("train", "valid"))
     assert held_out == [(f"{image}1", f"{image}{k}") for image in "ab" for k in range(2, 6)]
     assert pairs("multi30k-captions", tmp_path, "test") == held_out
@@ -54,7 +46,7 @@ def test_dialogues_are_split_into_turns_and_replies(tmp_path):
     dialogues = [[f"u{k}", f"s{k}", f"v{k}", f"t{k}"] for k in range(200)]
     dialogues[7].pop()  # a turn is missing: nobody knows where
     lines = [line for turns in dialogues for line in (*turns, "")]
-    write(tmp_path, "sgd/sgd.txt.gz", *lines)
+    write_lines(tmp_path, "sgd/sgd.txt.gz", *lines)
     held_out = pairs("sgd", tmp_path, "valid")
     assert held_out == [("u99", "s99"), ("v99", "t99"), ("u199", "s199"), ("v199", "t199")]
     with pytest.raises(UsageError, match="Schema-Guided Dialogue has no split 'test' here: train or valid"):
@@ -67,10 +59,10 @@ def test_dialogues_are_split_into_turns_and_replies(tmp_path):
 def test_no_source_is_held_out_in_one_corpus_of_simplifications_and_learned_in_the_other(tmp_path):
     """Both have the same sources in the same order, but write them with other spaces."""
     rows = [f"sentence {k} .\tsimple {k}{j}" for k in range(12) for j in range(8)]
-    write(tmp_path, "simplification/wiki_auto_valid.tsv.gz", *rows)
-    write(tmp_path, "asset/asset.valid.orig", *(f"sentence {k}." for k in range(12)))
+    write_lines(tmp_path, "simplification/wiki_auto_valid.tsv.gz", *rows)
+    write_lines(tmp_path, "asset/asset.valid.orig", *(f"sentence {k}." for k in range(12)))
     for j in range(10):
-        write(tmp_path, f"asset/asset.valid.simp.{j}", *(f"simpler {k}{j}" for k in range(12)))
+        write_lines(tmp_path, f"asset/asset.valid.simp.{j}", *(f"simpler {k}{j}" for k in range(12)))
     numbers = {}
     for name, each in (("simplification", 8), ("asset", 10)):
         for split in ("train", "valid"):
@@ -82,9 +74,9 @@ def test_no_source_is_held_out_in_one_corpus_of_simplifications_and_learned_in_t
 
 
 def test_questions_and_sets_of_words_are_read(tmp_path):
-    write(tmp_path, "qqp/valid.jsonl.gz", json.dumps({"src": "Who is it?", "trg": "Who are they?"}))
+    write_lines(tmp_path, "qqp/valid.jsonl.gz", json.dumps({"src": "Who is it?", "trg": "Who are they?"}))
     row = {"concept_set": "cat#sit", "scene": ["A cat sits.", "The cat is sitting."], "reason": ["", ""]}
-    write(tmp_path, "commongen/dev.jsonl.gz", json.dumps(row))
+    write_lines(tmp_path, "commongen/dev.jsonl.gz", json.dumps(row))
     assert list(corpus_examples("qqp", tmp_path, "valid")) == [Example("Who are they?", "Who is it?")]
     assert pairs("commongen", tmp_path, "valid") == [("cat sit", "A cat sits."), ("cat sit", "The cat is sitting.")]
 
@@ -113,7 +105,7 @@ def test_questions_and_sets_of_words_are_read(tmp_path):
 )
 def test_damaged_files_are_named_in_one_line(tmp_path, name, files, said):
     for path, lines in files.items():
-        write(tmp_path, path, *lines)
+        write_lines(tmp_path, path, *lines)
     with pytest.raises(DifflmError, match=said) as refused:
         pairs(name, tmp_path)
     assert len(str(refused.value).splitlines()) <= 2
@@ -143,7 +135,7 @@ def test_training_on_pairs_reads_their_own_held_out_split(tmp_path):
 
     for split, count in (("train", 12), ("val", 3)):
         for side in ("en", "de"):
-            write(tmp_path, f"multi30k/task1.{split}.{side}", *(f"{split} {side} {k}" for k in range(count)))
+            write_lines(tmp_path, f"multi30k/task1.{split}.{side}", *(f"{split} {side} {k}" for k in range(count)))
     sizes = ("model.hidden=16", "model.layers=1", "model.encoder_layers=1", "model.heads=2")
     small = ("steps=2", "batch_size=4", "warmup=0", *sizes)
     argv = ["train", "multi30k-laptop", *small, "--data", tmp_path, "--out", tmp_path / "run", "--device", "cpu"]
@@ -154,6 +146,6 @@ def test_training_on_pairs_reads_their_own_held_out_split(tmp_path):
 
 
 def test_texts_without_sources_are_refused(tmp_path):
-    write(tmp_path, "roc/train.json", '["One. Two. Three. Four. Five."]')
+    write_lines(tmp_path, "roc/train.json", '["One. Two. Three. Four. Five."]')
     with pytest.raises(UsageError, match="the texts of roc have no sources"):
         list(corpus_examples("roc", tmp_path))

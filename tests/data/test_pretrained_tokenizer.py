@@ -5,42 +5,14 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Encoder
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from difflm.app.cli import main
 from difflm.data.tokenizers import SPECIALS, UNK, PretrainedTokenizer, Tokenizer
 from difflm.training.run import load_run
+from tests.support.pretrained import TEXTS, train_encoder
 from tests.support.tiny import MODEL, write_grammar
 
-TEXTS = ["The old pub near the river serves Italian food.", "A small inn sells wine for £30.", "Zürich, naïve — ok?"]
 KINDS = ("bpe", "wordpiece", "unigram", "words")
-
-
-def train_encoder(kind: str) -> Encoder:
-    """One of each model that the library has, with the special tokens that its users give it."""
-    if kind == "bpe":
-        encoder = Encoder(models.BPE())
-        encoder.pre_tokenizer, encoder.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=sorted(alphabet))
-    elif kind == "wordpiece":
-        encoder = Encoder(models.WordPiece(unk_token="[UNK]"))
-        encoder.pre_tokenizer, encoder.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(vocab_size=150, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[MASK]"])
-        encoder.enable_truncation(4)
-        encoder.enable_padding(length=9)
-    elif kind == "unigram":
-        encoder = Encoder(models.Unigram())
-        encoder.pre_tokenizer, encoder.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-        trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=["<unk>", "</s>"], unk_token="<unk>")
-    else:
-        encoder = Encoder(models.WordLevel(unk_token=None))
-        encoder.pre_tokenizer, trainer = pre_tokenizers.Whitespace(), trainers.WordLevelTrainer()
-    encoder.train_from_iterator(TEXTS, trainer)
-    if kind == "wordpiece":
-        mark = encoder.token_to_id("[CLS]")
-        encoder.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", mark)])
-    return encoder
 
 
 @pytest.fixture(scope="module")

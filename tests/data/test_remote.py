@@ -15,14 +15,14 @@ from difflm.data.corpora import corpus, file_names, resolve_data, split_paths
 from difflm.data.remote import fetch_remote
 from difflm.errors import DifflmError, UsageError
 from difflm.training.run import read_config
-from tests.data.test_fetch import Page, Web, serving, web  # noqa: F401 (fixtures)
 from tests.support.tiny import MODEL, make_story
+from tests.support.web import Page, Web
 
 HOST = "https://example.org"
 
 
 @pytest.fixture
-def https(web: Web, monkeypatch) -> Web:  # noqa: F811
+def https(web: Web, monkeypatch) -> Web:
     """A server that answers for example.org."""
     real = fetch.fetch_file
 

@@ -18,8 +18,10 @@ from difflm.diffusion.samplers.loop import BanTokens, BoundDenoiser, Clamp, Draw
 from difflm.diffusion.samplers.steps import STEPS, StepState, ancestral, ddim, euler
 from difflm.methods.ar_diffusion.times import TwoLevelTimes
 from tests.support.oracles import (
+    GRIDS,
     JOINT,
     ExactDenoiser,
+    cosine,
     denoise,
     frequencies,
     oracle_walk,
@@ -35,24 +37,12 @@ DRAWS = 20_000
 CLOSE = 0.03
 
 
-def cosine(exploding: bool = False, shift: float = -3.0) -> Gaussian:
-    """At the shift of −3 the words of the fixture part in the middle of time, so even steps cover what matters."""
-    return Gaussian(LogSnrShift(Cosine(), shift), exploding)
-
-
 def even(steps: int) -> torch.Tensor:
     return torch.linspace(1, 0, steps + 1)
 
 
 # -- the oracle x̂_0 = x_0 -------------------------------------------------------------------------------------------
 
-GRIDS = {
-    "even": torch.linspace(1, 0, 9, dtype=torch.float64),
-    "uneven": torch.tensor([1.0, 0.97, 0.6, 0.59, 0.2, 0.01, 0.0], dtype=torch.float64),
-    "of each position": torch.tensor(
-        [[1.0, 1.0, 1.0], [0.9, 0.99, 0.3], [0.7, 0.5, 0.2], [0.1, 0.45, 0.15], [0.0, 0.02, 0.01]], dtype=torch.float64
-    ).unsqueeze(1),
-}
 X_0 = torch.tensor([[1.0, -2.0], [0.5, 0.0], [3.0, 1.0]], dtype=torch.float64)
 
 

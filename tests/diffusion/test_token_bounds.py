@@ -12,26 +12,12 @@ from difflm.diffusion.processes import Absorbing, Interpolating, Uniform
 from difflm.diffusion.timesteps import BlockTimes, MostlyAt, TimeSampler
 from difflm.methods.gidd import Hybrid
 from tests.support.oracles import ENTROPY, JOINT
-from tests.support.token_oracles import MUTUAL, ExactTokens
+from tests.support.token_oracles import MUTUAL, AtAnyTime
 
 EACH = 2000
 CELLS = torch.arange(9).repeat_interleave(EACH)
 IDS = torch.stack([CELLS // 3, CELLS % 3], dim=1)
 MASK = torch.ones_like(IDS, dtype=torch.bool)
-
-
-class AtAnyTime(ExactTokens):
-    """Exact for texts at times of their own: log q(z | w) from the shares of the mixture."""
-
-    def context(self, z: Tensor, t: Tensor) -> Tensor:
-        process = self.process
-        assert isinstance(process, Interpolating)
-        alpha, mask, uniform = (share.view(-1, 1, 1) for share in process.mix(t.double()))
-        same = torch.nn.functional.one_hot(z, 4)[..., :3]
-        seen = torch.where((z == process.mask_id).unsqueeze(-1), mask, alpha * same + uniform / 3).log()
-        first = (self.log_joint + seen[:, 1, None, :]).logsumexp(2)
-        second = (self.log_joint + seen[:, 0, :, None]).logsumexp(1)
-        return torch.stack([first, second], dim=1)
 
 
 def measured(process: Interpolating, draws: int, levels: int | None = None) -> tuple[Tensor, float, float]:

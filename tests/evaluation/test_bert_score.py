@@ -9,18 +9,17 @@ import pytest
 import torch
 
 from difflm.app.cli import main
+from difflm.data.stories import Gap
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore, f_measure
 from difflm.evaluation.infill import GapMetrics
+from difflm.evaluation.infill_writers import Lengths, Set
 from difflm.evaluation.reports import INFILL
 from difflm.evaluation.seq2seq import COPY, Outputs, measure_outputs
-from tests.app.test_bad_input import complaint
-from tests.app.test_translate import run
-from tests.networks.test_pretrained_encoder import hf, make_encoder  # noqa: F401
+from tests.support.pretrained import make_encoder
 
-pytestmark = pytest.mark.long  # a few seconds of setup
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("hf")]  # a few seconds of setup
 
-assert run and complaint  # fixtures
 CPU = torch.device("cpu")
 
 
@@ -49,10 +48,10 @@ def test_a_text_is_its_own_best_match(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.long
 def test_the_figure_stands_beside_the_others(tmp_path: Path) -> None:
-    from tests.evaluation.test_infill import SET
-
     score = BertScore(str(make_encoder(tmp_path / "bert", "bert", masked_lm=False)), CPU)
-    drawn = GapMetrics(SET, 0, [], score).overlap([gap.references[0].split() for gap in SET.gaps])
+    gaps = [Gap("A b.", "C d.", ("the dog ran home .", "it was gone .")), Gap("E f.", "G h.", ("nobody was there .",))]
+    metrics = GapMetrics(Set("anlg", gaps, Lengths.of([["A b."] * 5], ends_only=False)), 0, [], score)
+    drawn = metrics.overlap([gap.references[0].split() for gap in gaps])
     assert drawn["bert_score"][0] == pytest.approx(100, abs=0.5)
     assert "bert_score" in INFILL
 
@@ -68,11 +67,11 @@ def test_the_source_to_target_report_names_its_encoder(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_command_measures_it(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_measures_it(reverser: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The references repeat their sources: the copy baseline is the best match there is."""
     folder = make_encoder(tmp_path / "bert", "bert", masked_lm=False)
     (tmp_path / "pairs.csv").write_text("src,trg\na b c,a b c\nd e f,d e f\n")
-    argv = ["evaluate", run, "--task", "seq2seq", "--pairs", tmp_path / "pairs.csv", "--steps", 2, "--mbr", 1]
+    argv = ["evaluate", reverser, "--task", "seq2seq", "--pairs", tmp_path / "pairs.csv", "--steps", 2, "--mbr", 1]
     assert main([str(arg) for arg in (*argv, "--encoder", folder, "--out", tmp_path / "out.jsonl", "--json")]) == 0
     own, copy = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert copy["bert_score"] == pytest.approx(1) and 0 < own["bert_score"] < 0.999
@@ -81,12 +80,12 @@ def test_the_command_measures_it(run: Path, tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.long
 @pytest.mark.parametrize(("missing", "said"), [(False, "no config.json there"), (True, 'pip install ".[hf]"')])
 def test_the_command_says_in_one_line_what_it_lacks(
-    run: Path, tmp_path: Path, complaint: Any, monkeypatch: pytest.MonkeyPatch, missing: bool, said: str
+    reverser: Path, tmp_path: Path, complaint: Any, monkeypatch: pytest.MonkeyPatch, missing: bool, said: str
 ) -> None:
     folder = make_encoder(tmp_path / "bert", "bert", masked_lm=False) if missing else tmp_path
     if missing:
         monkeypatch.setitem(sys.modules, "transformers", None)
-    argv = ("evaluate", run, "--task", "seq2seq", "--encoder", folder, "--out", tmp_path / "out.jsonl")
+    argv = ("evaluate", reverser, "--task", "seq2seq", "--encoder", folder, "--out", tmp_path / "out.jsonl")
     assert said in complaint(2, *argv)
     assert not (tmp_path / "out.jsonl").exists()
 

@@ -2,7 +2,6 @@
 model of a corpus in the layout of E2E that is written here."""
 
 import json
-from itertools import product
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from difflm.app.cli import main
 from difflm.controls import Infill
 from difflm.controls.learned import checking_tagger
 from difflm.controls.plan import check_text
-from difflm.data.known_corpora import E2EPair, read_e2e
+from difflm.data.known_corpora import E2EPair
 from difflm.data.tokenizers import UNK
 from difflm.data.words import split_words
 from difflm.errors import UsageError
@@ -52,36 +51,10 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
+from tests.support.corpora import write_e2e
 from tests.support.tiny import Silent, tiny_run
 
 pytestmark = pytest.mark.long  # a few seconds of setup
-
-FORMS = (
-    "{name} is a {price} {Type} by the {area} , near {near} . It is {friendly} , rated {rating} , with {food} food .",
-    "A {friendly} {price} {Type} , {name} , has {food} food , rated {rating} . It is in the {area} near {near} .",
-    "{name} , in the {area} , near {near} , is {friendly} , rated {rating} , and a {price} {Type} with {food} food .",
-)
-
-
-def write_corpus(folder):
-    """Each meaning in three sentences; the validation split has one sentence more, with a word that nobody knows."""
-    (folder / "e2e").mkdir(parents=True)
-    lines = []
-    for name, near, food, price in product(
-        ("Cotto", "The Mill"), ("Avalon", "Ranch"), ("French", "Indian"), ("cheap", "high")
-    ):
-        fields = {
-            **{"name": name, "Type": "pub", "food": food, "price": price, "customer rating": "5 out of 5"},
-            **{"area": "riverside", "family friendly": "yes", "near": near},
-        }
-        said = {"price": "cheap" if price == "cheap" else "expensive", "rating": "5 out of 5"}
-        meaning = " | ".join(f"{key} : {value}" for key, value in fields.items())
-        for form in FORMS:
-            lines.append(f"{meaning}||{form.format(**{**fields, **said}, friendly='family friendly')}")
-    (folder / "e2e" / "train.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    odd = ["name : Cotto||Cotto is zyzzyva .", f"name : Cotto||{'Cotto is a pub . ' * 20}"]
-    (folder / "e2e" / "valid.txt").write_text("\n".join([*odd, *lines]) + "\n", encoding="utf-8")
-    return list(read_e2e(folder / "e2e" / "valid.txt"))
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +64,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pairs(home):
-    return write_corpus(home)
+    return write_e2e(home)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from difflm.evaluation.options import Options
 from difflm.evaluation.reports import LANGUAGE
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities, LanguageModel, Sampling
-from tests.support.tiny import tiny_run, tiny_runs, write_grammar  # noqa: F401
+from tests.support.tiny import tiny_run, write_grammar
 
 REAL = "real text (valid)"
 
@@ -68,7 +68,7 @@ def grammar(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def judge(tiny_runs):  # noqa: F811
+def judge(tiny_runs):
     return TextDiffusion.from_pretrained(tiny_runs["autoregressive"])
 
 
@@ -248,7 +248,7 @@ def test_the_standard_error_is_the_spread_over_draws_of_texts():
 
 
 @pytest.mark.long
-def test_three_methods_in_one_report(tiny_runs):  # noqa: F811
+def test_three_methods_in_one_report(tiny_runs):
     methods = ("diffusion-lm", "difflm", "autoregressive")
     lms = {method: TextDiffusion.from_pretrained(tiny_runs[method]) for method in methods}
     models = {name: lms[name] for name in ("diffusion-lm", "difflm")}
@@ -324,7 +324,7 @@ def test_a_files_held_out_texts_are_those_that_training_held_out(tmp_path):
 
 
 @pytest.mark.long
-def test_a_text_has_the_figure_that_scoring_all_of_them_gives(grammar, tiny_runs):  # noqa: F811
+def test_a_text_has_the_figure_that_scoring_all_of_them_gives(grammar, tiny_runs):
     """Scoring goes in pieces of 256; text 300 must not be taken for text 44 of another seed."""
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
     rows = lm.encode(grammar[:300])

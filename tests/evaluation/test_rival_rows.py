@@ -18,14 +18,14 @@ from difflm.generation.jobs import Generation
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import DECODERS
 from difflm.training.run import find_run
-from tests.evaluation.test_control import write_corpus
+from tests.support.corpora import write_e2e
 from tests.support.tiny import MODEL, write_stories
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("rows")
-    write_corpus(home)
+    write_e2e(home)
     return home
 
 

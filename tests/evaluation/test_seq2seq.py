@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from difflm import TextDiffusion
 from difflm.app.cli import main
@@ -15,14 +14,9 @@ from difflm.data.text_metrics import most_central
 from difflm.data.texts import Example
 from difflm.errors import UsageError
 from difflm.evaluation.corpora import PairSet, pairs_for, read_pair_set
-from difflm.training.fit import train_run
-from difflm.training.recipe import check
-from tests.app.test_bad_input import complaint
-from tests.app.test_translate import run
-from tests.models.test_source import RECIPE
-from tests.support.tiny import Silent, tiny_runs
+from tests.support.pairs import RECIPE
+from tests.support.tiny import train_quietly
 
-assert run and tiny_runs and complaint  # fixtures
 EVALUATE = ("evaluate", "--task", "seq2seq", "--steps", "2")
 PAIRS = [("a b c", "c b a"), ("d e f", "f e d"), ("a b c", "c b"), ("g h a b", "b a h g")]
 
@@ -39,8 +33,8 @@ def measured(capsys, *argv: object) -> list[dict]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_rows_are_those_that_translate_writes_and_cost_what_all_candidates_cost(run, pairs, capsys, tmp_path):
-    rows = measured(capsys, run, "--pairs", pairs, "--mbr", 4, "--oracle", "--out", tmp_path / "out.jsonl")
+def test_rows_are_those_that_translate_writes_and_cost_what_all_candidates_cost(reverser, pairs, capsys, tmp_path):
+    rows = measured(capsys, reverser, "--pairs", pairs, "--mbr", 4, "--oracle", "--out", tmp_path / "out.jsonl")
     assert [(row["name"], row["how"], row["calls"]) for row in rows] == [
         ("run", "one sample", 2),
         ("run", "MBR of 4", 8),
@@ -49,7 +43,7 @@ def test_rows_are_those_that_translate_writes_and_cost_what_all_candidates_cost(
     ]
     assert all(row["sources"] == 3 and row["references"] == 4 for row in rows)
     sources, references = ["a b c", "d e f", "g h a b"], [["c b a", "c b"], ["f e d"], ["b a h g"]]
-    made = TextDiffusion.from_pretrained(run).generate(4, source=sources, steps=2)
+    made = TextDiffusion.from_pretrained(reverser).generate(4, source=sources, steps=2)
     groups = [made[k : k + 4] for k in range(0, 12, 4)]
     chosen = [
         [group[0].text for group in groups],
@@ -69,33 +63,33 @@ def test_rows_are_those_that_translate_writes_and_cost_what_all_candidates_cost(
     assert {record["task"] for record in records} == {"seq2seq"} and len({r["model"] for r in records}) == 2
 
 
-def test_without_an_oracle_none_is_shown(run, pairs, capsys, tmp_path):
-    argv = [*EVALUATE, run, "--pairs", pairs, "--mbr", "3", "--out", tmp_path / "out.jsonl"]
+def test_without_an_oracle_none_is_shown(reverser, pairs, capsys, tmp_path):
+    argv = [*EVALUATE, reverser, "--pairs", pairs, "--mbr", "3", "--out", tmp_path / "out.jsonl"]
     assert main([str(arg) for arg in argv]) == 0
     out = capsys.readouterr().out
     assert "oracle" not in out and "MBR of 3" in out and "copy of the source" in out and "sacreBLEU: nrefs:var" in out
 
 
-def test_pairs_that_training_held_out_are_the_default(run, capsys, tmp_path):
-    unseen = pairs_for(TextDiffusion.from_pretrained(run), None)
+def test_pairs_that_training_held_out_are_the_default(reverser, capsys, tmp_path):
+    unseen = pairs_for(TextDiffusion.from_pretrained(reverser), None)
     assert len(unseen.sources) == 4  # a hundredth of 400
     for source, references in zip(unseen.sources, unseen.references, strict=True):
         assert references == [" ".join(reversed(source.split()))]
-    trained = pairs_for(TextDiffusion.from_pretrained(run), None, "train")
+    trained = pairs_for(TextDiffusion.from_pretrained(reverser), None, "train")
     assert not {*unseen.sources} & {*trained.sources}
     copy = Path(tmp_path / "second")
-    shutil.copytree(run, copy)
-    rows = measured(capsys, run, "--rival", copy, "--mbr", 1, "--out", tmp_path / "out.jsonl")
+    shutil.copytree(reverser, copy)
+    rows = measured(capsys, reverser, "--rival", copy, "--mbr", 1, "--out", tmp_path / "out.jsonl")
     assert [row["name"] for row in rows] == ["run", "second", "copy of the source"]
     assert rows[0]["bleu_sacre"] == rows[1]["bleu_sacre"] and rows[0]["sources"] == 4
-    (few,) = {row["sources"] for row in measured(capsys, run, "--samples", 2, "--mbr", 1, "--out", tmp_path / "o")}
+    (few,) = {row["sources"] for row in measured(capsys, reverser, "--samples", 2, "--mbr", 1, "--out", tmp_path / "o")}
     assert few == 2
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_a_held_out_source_that_was_learned_with_another_target_is_left_out(run, tmp_path, learned):
+def test_a_held_out_source_that_was_learned_with_another_target_is_left_out(reverser, tmp_path, learned):
     """Of twenty pairs one is held out; its source may also be that of another pair."""
-    lm = TextDiffusion.from_pretrained(run)
+    lm = TextDiffusion.from_pretrained(reverser)
     number = int(held_out(20, 0)[0])
     sources = [f"s{k if k != (number + 1) % 20 else number if learned else k}" for k in range(20)]
     (tmp_path / "pairs.csv").write_text("src,trg\n" + "".join(f"{source},t\n" for source in sources))
@@ -154,11 +148,11 @@ def test_sources_of_a_seed_are_the_same_whatever_number_is_asked_for():
         ({}, ("--skip", "-1"), 2, "--skip must be between 0"),
     ],
 )
-def test_bad_input_is_one_line(run, tmp_path, monkeypatch, complaint, files, argv, code, said):
+def test_bad_input_is_one_line(reverser, tmp_path, monkeypatch, complaint, files, argv, code, said):
     monkeypatch.chdir(tmp_path)
     for name, content in files.items():
         Path(name).write_text(content)
-    assert said in complaint(code, *EVALUATE, run, *argv, "--out", "out.jsonl")
+    assert said in complaint(code, *EVALUATE, reverser, *argv, "--out", "out.jsonl")
     assert not Path("out.jsonl").exists()
 
 
@@ -167,13 +161,12 @@ def test_a_run_without_sources_is_refused(tiny_runs, complaint, pairs):
     assert "--pairs is for --task seq2seq" in complaint(2, "evaluate", tiny_runs["difflm"], "--pairs", pairs)
 
 
-def test_a_left_to_right_model_also_searches_and_ignores_settings_of_denoising(run, pairs, capsys, tmp_path):
+def test_a_left_to_right_model_also_searches_and_ignores_settings_of_denoising(reverser, pairs, capsys, tmp_path):
     sizes = {"hidden": 32, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
-    data = str(run.parent / "pairs.jsonl")
-    recipe = check({**RECIPE, "method": "encoder-decoder", "model": sizes, "steps": 5, "data": data})
-    train_run(recipe, tmp_path / "twin", torch.device("cpu"), Silent(), lambda *_: None, None, False)
+    data = str(reverser.parent / "pairs.jsonl")
+    train_quietly({**RECIPE, "method": "encoder-decoder", "model": sizes, "steps": 5, "data": data}, tmp_path / "twin")
     argv = (
-        run,
+        reverser,
         "--rival",
         tmp_path / "twin",
         "--pairs",

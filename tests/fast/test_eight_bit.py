@@ -14,7 +14,7 @@ from difflm.fast.eight_bit import EightBitLinear, lacks_vnni, pack_weight
 from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.machine import eight_bit_engine, turn
-from tests.fast.test_recorded_tokens import build_model
+from tests.support.recorded import build_model
 
 pytestmark = pytest.mark.usefixtures("on")
 

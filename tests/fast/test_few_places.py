@@ -15,8 +15,7 @@ from difflm.diffusion.timesteps import StepSpan
 from difflm.fast import few_places, recorded
 from difflm.fast.inference import Inference
 from difflm.models.base import TextBatch
-from tests.fast.test_recorded import Strict
-from tests.fast.test_recorded_tokens import DEVICES, WORDS, build_model
+from tests.support.recorded import DEVICES, WORDS, Strict, build_model
 
 WIDTH, ROWS, STEPS = 12, 5, 16
 

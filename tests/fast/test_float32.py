@@ -12,7 +12,7 @@ from difflm.errors import UsageError
 from difflm.fast.float32 import WithoutFloat64
 from difflm.generation.jobs import check_device
 from difflm.methods import METHODS, TextSpec
-from tests.runtime.test_distributed import SIZES, start, train
+from tests.support.processes import SIZES, start, train
 
 
 class Refusing(TorchDispatchMode):

@@ -10,7 +10,7 @@ from difflm.fast.inference import Inference, position_layers
 from difflm.fast.packed_weights import pack_layers
 from difflm.machine import turn
 from difflm.networks.transformer import Transformer
-from tests.fast.test_recorded_tokens import build_model
+from tests.support.recorded import build_model
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Span, Tags, Tree
 from difflm.controls.edits import Edit
@@ -23,7 +22,6 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
-from difflm.fast.cuda_graphs import CapturedFunction
 from difflm.fast.inference import Inference, PaddedLinear, remember_times
 from difflm.fast.recorded import capture_key
 from difflm.generation.pipeline import TextDiffusion
@@ -42,11 +40,8 @@ from difflm.models.batching import (
     pad_batch,
 )
 from difflm.runtime.tensors import module_tensors, submodules
-from tests.controls.test_guidance import guide
-from tests.support.tiny import tiny_runs
+from tests.support.recorded import DEVICES, Strict, assert_alike
 
-assert tiny_runs and guide  # fixtures
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
 SETTINGS: list[dict[str, Any]] = [
     *({"sampler": name} for name in STEPS),
     {"draw": True},
@@ -78,20 +73,6 @@ def walked(lm: TextDiffusion, records: bool, seed: int = 3, steering: Steering |
         lengths = torch.full_like(lengths, 24)
     with torch.no_grad():
         return list(lm.inference.stream(noise, lengths, 24, Sampling(**{"steps": 6, **more}), steering))
-
-
-def assert_alike(one: list[Frame], other: list[Frame]) -> None:
-    assert len(one) == len(other)
-    for a, b in zip(one, other, strict=True):
-        assert a.step == b.step and torch.equal(a.t, b.t) and torch.equal(a.mask, b.mask)
-        assert torch.equal(a.tokens, b.tokens), f"step {a.step}"
-        assert (a.changed is None) == (b.changed is None)
-        assert a.changed is None or torch.equal(a.changed, b.changed)
-        if a.tokens.is_cuda:  # a recorded product may be cut into other pieces
-            assert torch.allclose(a.confidence, b.confidence, atol=1e-3)
-            assert torch.allclose(a.state, b.state, atol=1e-3)
-        else:
-            assert torch.equal(a.confidence, b.confidence) and torch.equal(a.state, b.state)
 
 
 @pytest.mark.parametrize("more", SETTINGS, ids=str)
@@ -477,29 +458,6 @@ def test_guided_rows_stand_by_themselves_on_a_cpu(tiny_runs):
 
 
 # -- what a recording forbids ------------------------------------------------------------------------------------------
-
-# A number read from the device, a shape that depends on it, or a tensor made out of numbers of the host.
-FORBIDDEN = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "equal")
-
-
-class Unable(TorchDispatchMode):
-    """Refuses on a CPU what could not be recorded on a GPU."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.removeprefix("aten::")
-        by_mask = name.startswith("index") and any(
-            one is not None and one.dtype is torch.bool for one in (args[1] if isinstance(args[1], list) else [])
-        )
-        assert not by_mask and not name.startswith(FORBIDDEN), f"{name} cannot be recorded"
-        return func(*args, **(kwargs or {}))
-
-
-class Strict(CapturedFunction):
-    """Lets nothing pass, from the call on at which a GPU would record the work."""
-
-    def _replay_on_cpu(self) -> None:
-        with Unable():
-            super()._replay_on_cpu()
 
 
 def test_the_strict_recorder_finds_what_it_should():

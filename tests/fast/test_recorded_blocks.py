@@ -12,8 +12,7 @@ from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.fast import recorded
 from difflm.fast.inference import Inference
 from difflm.fast.recorded_blocks import RecordedBlocks
-from tests.fast.test_recorded import Strict
-from tests.fast.test_recorded_tokens import DEVICES, WORDS, build_model
+from tests.support.recorded import DEVICES, WORDS, Strict, build_model
 
 WIDTH, ROWS = 20, 4
 RULES = ["first-hitting"]

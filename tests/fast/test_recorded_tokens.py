@@ -1,64 +1,19 @@
 """Recorded steps of token models write what the plain loop writes, whatever the process and the step rule."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
 
-from difflm.diffusion.condition import FREE
-from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.fast.inference import Inference, narrow_norms
-from difflm.methods import METHODS
-from difflm.methods.base import TextSpec
-from difflm.models.diffusion import DiffusionModel
 from difflm.networks.rotary import compute_rotations, rotate_halves, rotate_vectors
 from difflm.runtime.delayed_flag import FLAG_DELAY, DelayedFlag
 from difflm.runtime.tensors import module_tensors
-from tests.fast.test_recorded import DEVICES, Strict, assert_alike
+from tests.support.recorded import DEVICES, SIZES, WIDTH, Strict, assert_alike, build_model, write_frames
 
-WORDS, WIDTH, ROWS = 19, 12, 5
-SIZES = {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.1}
 QUICK = ["mdlm", "udlm"]
 LONG = ["cmlm", "diffusionbert", "d3pm-absorbing", "d3pm-nearest", "gidd", "sedd"]
 RECORDED = [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
-
-
-def build_model(method: str, source_longest: int = 0, **more: Any) -> DiffusionModel:
-    torch.manual_seed(0)
-    model = METHODS[method](**SIZES, **more).build(TextSpec(WORDS, WIDTH, source_longest, WORDS))
-    assert isinstance(model, DiffusionModel)
-    counts = torch.arange(1, WORDS + 1)
-    for part in model.pair_readers:
-        part.read_pairs(counts.outer(counts))
-    model.observe(torch.ones(WIDTH + 1, dtype=torch.int64), counts)
-    with torch.no_grad():
-        for weight in model.denoiser.network.parameters():  # a head of zeros has no opinion
-            weight.add_(0.2 * torch.randn_like(weight))
-    return model.eval()
-
-
-def write_frames(
-    inference: Inference, record: bool, seed: int = 3, known: bool = False, sampler: str = "", steps: int = 6
-) -> list[Frame]:
-    """Frames of texts of several lengths, from sources where the model reads them."""
-    inference.record, model = record, inference.model
-    device = next(model.parameters()).device
-    noise = Noise(torch.full((ROWS,), seed, device=device), torch.arange(ROWS, device=device))
-    lengths = torch.tensor([1, 4, 7, WIDTH, WIDTH], device=device)
-    draw = torch.Generator().manual_seed(seed)
-    given, source, there = None, None, None
-    if known:
-        given = torch.full((ROWS, WIDTH), FREE, device=device)
-        given[:, seed % 4] = 7
-    if model.capabilities.source_limit:
-        limit = model.capabilities.source_limit
-        source = torch.randint(5, WORDS, (ROWS, limit), generator=draw).to(device)
-        there = torch.arange(limit, device=device) < torch.tensor([[2], [3], [4], [1], [4]]).to(device)
-    sampling = model.sampling.change({"steps": steps, **({"sampler": sampler} if sampler else {})})
-    steering = Steering(known=given, source=source, source_mask=there)
-    return list(inference.stream(noise, lengths, WIDTH, sampling, steering))
 
 
 @pytest.mark.long

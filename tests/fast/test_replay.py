@@ -20,10 +20,6 @@ from difflm.fast.recorded import RecordedSampler
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import TextBatch
 from difflm.models.batching import make_batches
-from tests.controls.test_guidance import guide
-from tests.support.tiny import tiny_runs
-
-assert tiny_runs and guide  # fixtures
 
 
 def counted(device: torch.device, calls: int) -> list[float]:

@@ -12,11 +12,7 @@ from difflm.generation.loops import Loop, LoopShape, Seat, loop_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
 from difflm.models.diffusion import DiffusionModel
-from tests.controls.test_guidance import guide
-from tests.generation.test_loops import ASKED
-from tests.support.tiny import tiny_runs
-
-assert tiny_runs and guide  # fixtures
+from tests.support.guides import ASKED
 
 
 class Server:

@@ -6,18 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from difflm.controls import Avoid, Contains, Infill, Label, Length
+from difflm.controls import Label, Length
 from difflm.controls.edits import Edit
 from difflm.controls.guidance import GuidanceSettings
 from difflm.generation.loops import loop_shape
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import CPU_BATCH, GUIDED_BATCH, Layout, Row, make_batches, pad_batch
-from tests.controls.test_guidance import guide
-from tests.support.tiny import tiny_runs
+from tests.support.guides import ASKED
 
 pytestmark = pytest.mark.long  # a few seconds of setup
-
-assert tiny_runs and guide  # fixtures
 
 
 @pytest.fixture(scope="module", params=["difflm", "diffusion-lm", "autoregressive", "mdlm", "udlm"])
@@ -26,15 +23,6 @@ def lm(request, tiny_runs):
 
 
 FREE = [{"n": 3, "seed": 1}, {"n": 1, "seed": 2, "steps": 3}, {"n": 2, "seed": 1, "steps": 7, "mbr": 2}]
-
-ASKED = [
-    {"n": 2, "seed": 1, "controls": [Length(6)], "steps": 5},
-    {"n": 1, "seed": 1, "steps": 5},
-    {"n": 2, "seed": 9, "controls": [Contains("pub"), Avoid("the")], "steps": 3},
-    {"n": 1, "seed": 4, "controls": [Infill("The ___:2 is ___ .")], "steps": 6},
-    {"n": 1, "seed": 3, "edit": Edit("The old pub is cheap .", 0.4), "steps": 5},
-    {"n": 1, "seed": 3, "edit": Edit("The old pub is cheap .", 0.9, ("pub",)), "steps": 2},
-]
 
 
 def all_together(lm: TextDiffusion, asked: list[dict]) -> list[list[str]]:

@@ -15,13 +15,12 @@ from difflm.machine import is_on
 from difflm.methods import TextSpec
 from difflm.methods.difflm import DiffLM
 from difflm.models.batching import GPU_BATCH, Layout, Row, batched, draw_rows, make_batches, max_batch_rows
-from tests.support.tiny import tiny_runs  # noqa: F401
 
 METHODS = ["difflm", "diffusion-lm", "autoregressive", "mdlm", "block-diffusion"]
 
 
 @pytest.fixture(scope="module")
-def models(tiny_runs):  # noqa: F811
+def models(tiny_runs):
     return {method: TextDiffusion.from_pretrained(tiny_runs[method]) for method in METHODS}
 
 
@@ -60,7 +59,7 @@ def test_room_is_what_encode_accepts(models):
 
 @pytest.mark.parametrize("method", [pytest.param(METHODS[0], marks=pytest.mark.long), *METHODS[1:]])
 @pytest.mark.native
-def test_half_width_arithmetic_writes_and_scores(models, tiny_runs, method):  # noqa: F811
+def test_half_width_arithmetic_writes_and_scores(models, tiny_runs, method):
     """bfloat16 has eight bits: a text's nats agree to a few percent, and the weights stay as they were."""
     half = TextDiffusion.from_pretrained(tiny_runs[method], dtype=torch.bfloat16)
     assert {p.dtype for p in half.model.parameters()} == {torch.float32}
@@ -73,7 +72,7 @@ def test_half_width_arithmetic_writes_and_scores(models, tiny_runs, method):  # 
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.native
-def test_half_width_arithmetic_leaves_that_of_others_as_it_was(tiny_runs, method):  # noqa: F811
+def test_half_width_arithmetic_leaves_that_of_others_as_it_was(tiny_runs, method):
     """On ARM without bfloat16, torch gives oneDNN up for the whole process at the first such product."""
     x, weight, bias = torch.randn(192, 32), torch.randn(96, 32), torch.randn(96)
     enabled = torch._C._get_mkldnn_enabled()

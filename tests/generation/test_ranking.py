@@ -35,21 +35,15 @@ from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import DrawnFromSource
 from difflm.runtime.resumable import ResumableLines
-from difflm.training.fit import train_run
-from difflm.training.recipe import check
-from tests.app.test_bad_input import complaint
-from tests.app.test_translate import RECIPE, run
-from tests.app.test_translate import SMALL as SIZES
-from tests.diffusion.test_token_bounds import AtAnyTime
-from tests.fast.test_recorded import Strict
-from tests.models.test_encoder_decoder import SOURCES, WORDS, batch_of
-from tests.models.test_encoder_decoder import build as build_twin
 from tests.support.oracles import JOINT
-from tests.support.tiny import Silent, tiny_runs
+from tests.support.pairs import FEW, RECIPE
+from tests.support.recorded import Strict
+from tests.support.tiny import train_quietly
+from tests.support.token_oracles import AtAnyTime
+from tests.support.twins import SOURCES, WORDS, batch_of, random_reader
 
 pytestmark = pytest.mark.long  # a few seconds of setup
 
-assert run and tiny_runs and complaint  # fixtures
 LONGEST, EACH = 8, 6
 LETTERS = Words([*SPECIALS, *"abcdefgh"])
 ASKED = ["a b c d", "h g", "d d d e e f"]
@@ -108,7 +102,7 @@ def nats_alone(lm: TextDiffusion, ids: list[int], source: str, number: int) -> f
 @pytest.mark.parametrize("source", SOURCES)
 def test_scores_of_all_texts_given_a_source_are_those_of_a_distribution(source):
     """Texts of at most three tokens, and the mass of everything that begins with three and goes on."""
-    model = build_twin(0)
+    model = random_reader(0)
     lm = TextDiffusion(model, Words([*SPECIALS, *"abc"]), {"method": "encoder-decoder"})
     texts = [list(text) for n in range(4) for text in itertools.product([START, UNK, PAD, *WORDS], repeat=n)]
     ended = torch.exp(-lm.score_ids(texts, sources=[source] * len(texts)).double()).sum()
@@ -322,13 +316,11 @@ def test_what_cannot_rank_is_refused(tiny_runs):
 
 
 @pytest.fixture(scope="module")
-def twin(run, tmp_path_factory) -> Path:
+def twin(reverser, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("rerank") / "twin"
-    recipe = {**RECIPE, "method": "encoder-decoder", "model": {k: v for k, v in SIZES.items() if k != "embedding_dim"}}
-    data = str(run.parent / "pairs.jsonl")
-    made = check({**recipe, "steps": 20, "data": data})
-    train_run(made, folder, torch.device("cpu"), Silent(), lambda *_: None, None, False)
-    return folder
+    recipe = {**RECIPE, "method": "encoder-decoder", "model": {k: v for k, v in FEW.items() if k != "embedding_dim"}}
+    data = str(reverser.parent / "pairs.jsonl")
+    return train_quietly({**recipe, "steps": 20, "data": data}, folder)
 
 
 @pytest.fixture
@@ -338,11 +330,11 @@ def sources(tmp_path) -> Path:
 
 
 @pytest.mark.long
-def test_translate_ranks_in_any_pieces(run, twin, sources, capsys, monkeypatch):
+def test_translate_ranks_in_any_pieces(reverser, twin, sources, capsys, monkeypatch):
     monkeypatch.setattr(command, "PIECE", {"cpu": 3})
-    lm = TextDiffusion.from_pretrained(run)
+    lm = TextDiffusion.from_pretrained(reverser)
     for rank, given in (("bound", "bound"), (str(twin), TextDiffusion.from_pretrained(twin))):
-        argv = ["translate", str(run), str(sources), "--steps", "2", "--candidates", "3", "--rank", rank, "--json"]
+        argv = ["translate", str(reverser), str(sources), "--steps", "2", "--candidates", "3", "--rank", rank, "--json"]
         assert main(argv) == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         expected = lm.generate(source=ASKED, steps=2, candidates=3, rank=given)
@@ -350,8 +342,8 @@ def test_translate_ranks_in_any_pieces(run, twin, sources, capsys, monkeypatch):
 
 
 @pytest.mark.long
-def test_another_rank_does_not_continue_a_file(run, twin, sources, tmp_path, complaint, monkeypatch):
-    argv = ("translate", run, sources, "--out", tmp_path / "out.txt", "--steps", 2, "--candidates", 2, "--rank")
+def test_another_rank_does_not_continue_a_file(reverser, twin, sources, tmp_path, complaint, monkeypatch):
+    argv = ("translate", reverser, sources, "--out", tmp_path / "out.txt", "--steps", 2, "--candidates", 2, "--rank")
     with monkeypatch.context() as patch:
         patch.setattr(ResumableLines, "finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main([str(arg) for arg in (*argv, "bound")]) == 1
@@ -368,22 +360,22 @@ def test_another_rank_does_not_continue_a_file(run, twin, sources, tmp_path, com
         (("--rank", "TEXTS", "--candidates", 2), "difflm reads no source"),
     ],
 )
-def test_a_rank_that_cannot_be_is_one_line(run, tiny_runs, sources, tmp_path, complaint, more, said):
+def test_a_rank_that_cannot_be_is_one_line(reverser, tiny_runs, sources, tmp_path, complaint, more, said):
     (tmp_path / "empty").mkdir()
     named = {"EMPTY": tmp_path / "empty", "TEXTS": tiny_runs["difflm"]}
     out = tmp_path / "out.txt"
-    assert said in complaint(2, "translate", run, sources, "--out", out, *(named.get(arg, arg) for arg in more))
+    assert said in complaint(2, "translate", reverser, sources, "--out", out, *(named.get(arg, arg) for arg in more))
     assert not out.exists() and not out.with_name("out.txt.partial").exists()
 
 
 @pytest.mark.long
-def test_evaluate_has_a_row_for_each_rank_and_counts_its_calls(run, twin, tmp_path, capsys, complaint):
+def test_evaluate_has_a_row_for_each_rank_and_counts_its_calls(reverser, twin, tmp_path, capsys, complaint):
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps({"src": one, "trg": one[::-1]}) + "\n" for one in ASKED))
-    argv = ["evaluate", run, "--task", "seq2seq", "--pairs", tmp_path / "pairs.jsonl", "--steps", 2, "--rank", "bound"]
-    argv += ["--out", tmp_path / "out.jsonl"]
+    argv = ["evaluate", reverser, "--task", "seq2seq", "--pairs", tmp_path / "pairs.jsonl", "--steps", 2]
+    argv += ["--rank", "bound", "--out", tmp_path / "out.jsonl"]
     assert main([str(arg) for arg in (*argv, "--mbr", 3, "--rank", twin, "--json")]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    lm = TextDiffusion.from_pretrained(run)
+    lm = TextDiffusion.from_pretrained(reverser)
     calls = 3 * lm.model.nats_calls(VECTOR_DRAWS)
     assert [(row["how"], row["calls"]) for row in rows[1:4]] == [
         ("MBR of 3", 6),
@@ -397,13 +389,13 @@ def test_evaluate_has_a_row_for_each_rank_and_counts_its_calls(run, twin, tmp_pa
     assert "give --mbr 2 or more" in complaint(2, *argv, "--mbr", 1)
     assert "--rank takes one run at most" in complaint(2, *argv, "--rank", "a", "--rank", "b")
     assert "was trained on texts without sources" in complaint(2, *argv, "--rank", "e2e")
-    assert "--rank is for --task seq2seq" in complaint(2, "evaluate", run, "--rank", "bound")
+    assert "--rank is for --task seq2seq" in complaint(2, "evaluate", reverser, "--rank", "bound")
 
 
 @pytest.mark.long
-def test_pairs_are_scored_from_columns_parallel_files_and_with_one_source(run, tmp_path, capsys, complaint):
+def test_pairs_are_scored_from_columns_parallel_files_and_with_one_source(reverser, tmp_path, capsys, complaint):
     texts = ["d c b a", "g h", "f e e d d d"]
-    lm = TextDiffusion.from_pretrained(run)
+    lm = TextDiffusion.from_pretrained(reverser)
     (tmp_path / "pairs.jsonl").write_text(
         "".join(json.dumps({"src": s, "trg": t}) + "\n" for s, t in zip(ASKED, texts, strict=True))
     )
@@ -411,7 +403,7 @@ def test_pairs_are_scored_from_columns_parallel_files_and_with_one_source(run, t
     (tmp_path / "t.txt").write_text("\n".join(texts) + "\n")
 
     def scored(*argv: object) -> list[dict]:
-        assert main(["score", str(run), *map(str, argv), "--draws", "3", "--json"]) == 0
+        assert main(["score", str(reverser), *map(str, argv), "--draws", "3", "--json"]) == 0
         *rows, mean = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert mean["texts"] == 3 and [row["text"] for row in rows] == texts
         return rows
@@ -423,8 +415,8 @@ def test_pairs_are_scored_from_columns_parallel_files_and_with_one_source(run, t
         assert [row["source"] for row in rows] == ASKED
     rows = scored(tmp_path / "t.txt", "--source", ASKED[1])
     assert [row["nats"] for row in rows] == pytest.approx(lm.score(texts, draws=3, source=ASKED[1]), abs=1e-3)
-    assert "has no sources for its texts" in complaint(2, "score", run, tmp_path / "t.txt")
-    assert "source 1 is empty" in complaint(2, "score", run, tmp_path / "t.txt", "--source", " ")
+    assert "has no sources for its texts" in complaint(2, "score", reverser, tmp_path / "t.txt")
+    assert "source 1 is empty" in complaint(2, "score", reverser, tmp_path / "t.txt", "--source", " ")
 
 
 def test_a_model_without_sources_scores_none(tiny_runs, tmp_path, complaint):
@@ -715,9 +707,9 @@ def test_repairs_do_not_undo_controls():
         )
 
 
-def test_commands_repair(run, twin, sources, tmp_path, capsys, complaint, monkeypatch):
+def test_commands_repair(reverser, twin, sources, tmp_path, capsys, complaint, monkeypatch):
     """`translate` counts one more reading per candidate, and `evaluate` names the row after it."""
-    argv = ["translate", run, sources, "--steps", 2, "--candidates", 2, "--rank", twin]
+    argv = ["translate", reverser, sources, "--steps", 2, "--candidates", 2, "--rank", twin]
     monkeypatch.setattr("difflm.generation.ranking.DOUBT", 1.0)  # an untrained twin finds nothing unlikely
     calls = []
     for repairs in (0, 1):
@@ -728,7 +720,7 @@ def test_commands_repair(run, twin, sources, tmp_path, capsys, complaint, monkey
     assert "--repairs may undo" in complaint(2, *argv, "--repairs", 1, "--length", 2)
     assert "needs a left-to-right" in complaint(2, *argv[:-1], "bound", "--repairs", 1)
     (tmp_path / "pairs.jsonl").write_text('{"src": "a cheap pub", "trg": "eine billige Kneipe"}\n' * 2)
-    argv = ["evaluate", run, "--task", "seq2seq", "--pairs", tmp_path / "pairs.jsonl", "--steps", 2, "--mbr", 2]
+    argv = ["evaluate", reverser, "--task", "seq2seq", "--pairs", tmp_path / "pairs.jsonl", "--steps", 2, "--mbr", 2]
     assert main([str(arg) for arg in (*argv, "--rank", twin, "--repairs", 1, "--json")]) == 0
     assert "by the twin, best of 2, 1 repair each" in capsys.readouterr().out
     alone = [*argv[:-1], 1, "--rank", twin]

@@ -12,12 +12,9 @@ from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.networks.transformer import Transformer
 from difflm.runtime.tensors import module_tensors
-from tests.controls.test_guidance import guide
-from tests.support.tiny import tiny_runs
 
 pytestmark = pytest.mark.long  # a few seconds of setup
 
-assert tiny_runs and guide  # fixtures
 SEEDS = range(6)
 
 

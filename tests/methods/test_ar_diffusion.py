@@ -30,10 +30,8 @@ from difflm.methods.ar_diffusion.bound import TwoLevelBound
 from difflm.methods.ar_diffusion.network import TimeAttentionDecoder
 from difflm.methods.ar_diffusion.times import TwoLevelTimes
 from difflm.models.diffusion import DiffusionModel, TrainedTexts
-from difflm.training.fit import train_run
-from difflm.training.recipe import check
 from tests.support.oracles import ENTROPY, JOINT, ExactDenoiser, denoise, sphere, word_vectors
-from tests.support.tiny import Silent
+from tests.support.tiny import train_quietly
 
 SMALL = {"embedding_dim": 16, "hidden": 64, "layers": 2, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
 
@@ -287,9 +285,9 @@ def sequences(count: int, seed: int) -> list[list[str]]:
 def train(folder: Path, pairs: Iterable[tuple[Sequence[str], Sequence[str]]], **changes: Any) -> TextDiffusion:
     rows = [{"src": " ".join(source), "trg": " ".join(target)} for source, target in pairs]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = check({**RECIPE, **changes, "data": str(folder / "pairs.jsonl")})
-    train_run(recipe, folder / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
-    return TextDiffusion.from_pretrained(folder / "run")
+    return TextDiffusion.from_pretrained(
+        train_quietly({**RECIPE, **changes, "data": str(folder / "pairs.jsonl")}, folder / "run")
+    )
 
 
 @torch.no_grad()

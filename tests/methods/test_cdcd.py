@@ -1,7 +1,6 @@
 """CDCD: score interpolation in warped time, and texts with given positions."""
 
 import json
-import random
 from functools import partial
 from pathlib import Path
 
@@ -31,9 +30,8 @@ from difflm.diffusion.timesteps import LearnedWarp
 from difflm.fast.inference import Inference
 from difflm.methods import METHODS, TextSpec
 from difflm.models.diffusion import DiffusionModel
-from difflm.training.fit import train_run
-from difflm.training.recipe import check
-from tests.support.tiny import Silent
+from tests.support.pairs import sequences
+from tests.support.tiny import train_quietly
 
 WORDS, DIM, DRAWS = 8, 16, 5000
 ZIPF = 1 / torch.arange(1.0, WORDS + 1) / (1 / torch.arange(1.0, WORDS + 1)).sum()
@@ -318,15 +316,8 @@ RECIPE = {
 }
 
 
-def sequences(count: int, seed: int, length: int) -> list[list[str]]:
-    draw = random.Random(seed)
-    return [[draw.choice("abcdefgh") for _ in range(length)] for _ in range(count)]
-
-
 def train(folder: Path, data: Path, **changes) -> TextDiffusion:
-    recipe = check({**RECIPE, **changes, "data": str(data)})
-    train_run(recipe, folder / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
-    return TextDiffusion.from_pretrained(folder / "run")
+    return TextDiffusion.from_pretrained(train_quietly({**RECIPE, **changes, "data": str(data)}, folder / "run"))
 
 
 @pytest.mark.long

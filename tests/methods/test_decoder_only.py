@@ -15,9 +15,10 @@ from difflm.errors import UsageError
 from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
-from tests.networks.test_pretrained_decoder import make_decoder
-from tests.networks.test_pretrained_encoder import hf  # noqa: F401
+from tests.support.pretrained import make_decoder
 from tests.support.tiny import tiny_run
+
+pytestmark = pytest.mark.usefixtures("hf")
 
 SOURCES, WORDS = [[4, 6, 5], [5], [6, 6, 4, 4, 5]], 9
 KINDS = ["new", pytest.param("llama", marks=pytest.mark.long), pytest.param("gpt2", marks=pytest.mark.long)]

@@ -1,7 +1,6 @@
 """DiffuSeq and data with sources: a model that learns to reverse sequences reads its source, and nothing else."""
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from difflm.diffusion.samplers.loop import Steering
 from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import LanguageModel
-from difflm.training.fit import train_run
 from difflm.training.recipe import check
 from difflm.training.run import load_run, read_config
-from tests.support.tiny import Silent
+from tests.support.pairs import sequences, write_reversals
+from tests.support.tiny import train_quietly
 
 LENGTH, TEXTS = 8, 64
 RECIPE = {
@@ -36,19 +35,11 @@ RECIPE = {
 }
 
 
-def sequences(count: int, seed: int) -> list[list[str]]:
-    draw = random.Random(seed)
-    return [[draw.choice("abcdefgh") for _ in range(LENGTH)] for _ in range(count)]
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("reverse")
-    rows = [{"src": " ".join(words), "trg": " ".join(reversed(words))} for words in sequences(4000, 0)]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = check({**RECIPE, "data": str(folder / "pairs.jsonl")})
-    train_run(recipe, folder / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
-    return folder / "run"
+    data = write_reversals(folder / "pairs.jsonl", 4000, LENGTH)
+    return train_quietly({**RECIPE, "data": data}, folder / "run")
 
 
 def generate(model: LanguageModel, source: Tensor, mask: Tensor | None = None) -> list[list[int]]:
@@ -64,7 +55,7 @@ def generate(model: LanguageModel, source: Tensor, mask: Tensor | None = None) -
 def test_unseen_sequences_are_reversed_and_only_the_source_says_how(run):
     """The paper's objective, 100 steps. 64 sequences of 8^8 possible ones: none was trained on."""
     model, tokenizer, config = load_run(run)
-    unseen = sequences(TEXTS, 1)
+    unseen = sequences(TEXTS, 1, LENGTH)
     source = torch.tensor(tokenizer.encode_batch([" ".join(words) for words in unseen]))
     expected = source.flip(1).tolist()
     exact = sum(found == right for found, right in zip(generate(model, source), expected, strict=True))

@@ -23,10 +23,8 @@ from difflm.diffusion.samplers.steps import STEPS, StepState
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.diffuseq import SoftAbsorbing
 from difflm.models.diffusion import DiffusionModel
-from difflm.training.fit import train_run
-from difflm.training.recipe import check
 from difflm.training.run import load_run
-from tests.support.tiny import Silent
+from tests.support.tiny import train_quietly
 
 SMALL = {"embedding_dim": 16, "hidden": 64, "layers": 2, "heads": 2, "dropout": 0.0}
 DRAWS = 20_000
@@ -120,8 +118,7 @@ def test_unseen_sequences_are_reversed_and_only_the_source_says_how(tmp_path):
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = {"method": "diffuseq-v2", "model": SMALL, "tokenizer": "words", "more_than": 0, "longest": 10}
     recipe |= {"steps": 100, "batch_size": 32, "warmup": 20, "lr": 4e-3, "ema": 0.9, "validate_every": 999}
-    checked = check({**recipe, "data": str(tmp_path / "pairs.jsonl")})
-    train_run(checked, tmp_path / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
+    train_quietly({**recipe, "data": str(tmp_path / "pairs.jsonl")}, tmp_path / "run")
     model, tokenizer, _ = load_run(tmp_path / "run")
     source = torch.tensor(tokenizer.encode_batch([" ".join(words) for words in made[:64]]))
 

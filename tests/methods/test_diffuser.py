@@ -39,14 +39,14 @@ from difflm.methods.levt.alignment import (
 from difflm.methods.levt.editing import between_ends
 from difflm.player.frames import Draft, Packer
 from difflm.runtime.delayed_flag import DelayedFlag
-from tests.methods.test_levt import longest_common, reversals
-from tests.player.test_player import opened, text_of
 from tests.support.browsing import Opener, write
+from tests.support.drafts import text_of
+from tests.support.oracles import longest_common
+from tests.support.pairs import reversals
+from tests.support.recorded import OnDevice
 from tests.support.serving import need, running
 from tests.support.tiny import tiny_run
-from tests.whole.test_device import OnDevice
 
-assert opened  # a fixture
 WORDS, LONGEST, SLOT = 12, 8, 99
 SMALL = {"hidden": 32, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
 

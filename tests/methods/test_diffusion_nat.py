@@ -20,8 +20,8 @@ from difflm.diffusion.samplers.steps import StepState
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.diffusion_nat import SelfPrompting, join_texts
 from difflm.models.diffusion import DiffusionModel
-from tests.models.test_source import sequences, train
 from tests.support.oracles import JOINT, frequencies, sample, total_variation
+from tests.support.pairs import sequences, train_reversals
 from tests.support.token_oracles import ExactTokens, beliefs_of
 
 WORDS, LENGTH = 12, 6
@@ -141,7 +141,7 @@ def test_calls_count_all_three_answers():
 def test_unseen_sequences_are_reversed_and_prompts_do_no_harm(tmp_path):
     """Cross-entropy of masked words, half of them masked: no more with prompts than without."""
     sizes = {**SMALL, "hidden": 64, "layers": 2, "encoder_layers": 2}
-    lm = TextDiffusion.from_pretrained(train(tmp_path, method="diffusion-nat", model=sizes, steps=160))
+    lm = TextDiffusion.from_pretrained(train_reversals(tmp_path, method="diffusion-nat", model=sizes, steps=160))
     unseen = sequences(32, 1)
     made = lm.generate(source=[" ".join(words) for words in unseen], steps=6)
     assert sum(text.text == " ".join(reversed(words)) for text, words in zip(made, unseen, strict=True)) >= 0.85 * 32

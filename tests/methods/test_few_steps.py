@@ -22,13 +22,10 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import TextSpec
 from difflm.methods.difflm import DiffLM
 from difflm.models.diffusion import TrainedTexts
-from difflm.training.fit import train_run
 from difflm.training.recipe import check, load_recipe, read_recipe
 from difflm.training.run import load_run, read_config
 from difflm.training.texts import Setup, read_tokens
-from tests.support.tiny import PARTS, Silent, assert_resumed_to_the_bit, tiny_run, tiny_runs
-
-assert tiny_runs  # a fixture
+from tests.support.tiny import PARTS, assert_resumed_to_the_bit, tiny_run, train_quietly
 
 SHORT = ["steps=4", "batch_size=8", "warmup=0", "save_every=2", "validate_every=2", "widths=[]"]
 
@@ -250,7 +247,7 @@ def test_a_student_needs_fewer_steps_than_its_teacher(tmp_path, monkeypatch):
     recipe = read_recipe(path)
     recipe |= {"init": str(path), "data": str(tmp_path / "pairs.jsonl"), "steps": 1000, "lr": 1e-3, "warmup": 20}
     recipe["model"] = {**sizes, "coupled": True, "behind": 0.3}
-    train_run(check(recipe), tmp_path / "few", torch.device("cpu"), Silent(), lambda *_: None, None, False)
+    train_quietly(recipe, tmp_path / "few")
     student = TextDiffusion.from_pretrained(tmp_path / "few")
     (before, _), (after, different), (many, _) = sentences(teacher, 2), sentences(student, 2), sentences(teacher, 30)
     print(f"two steps: teacher {before:.1%}, student {after:.1%}; teacher in thirty {many:.1%}")

@@ -30,12 +30,10 @@ from difflm.methods.flow_map.model import FlowMapModel
 from difflm.models.base import Sampling
 from difflm.models.lengths import DrawnLength
 from difflm.training.run import load_run
-from tests.fast.test_recorded import Strict, assert_alike
-from tests.fast.test_recorded_tokens import build_model, write_frames
 from tests.support.oracles import JOINT, ExactDenoiser, frequencies, sphere, total_variation
-from tests.support.tiny import assert_resumed_to_the_bit, tiny_runs
+from tests.support.recorded import Strict, assert_alike, build_model, write_frames
+from tests.support.tiny import assert_resumed_to_the_bit
 
-assert tiny_runs  # a fixture
 PROCESS = Mapped(LogSnrShift(Cosine(), -3.0))
 MASK = torch.ones(1, 2, dtype=torch.bool)
 SMALL = {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.0, "embedding_dim": 16}

@@ -21,10 +21,9 @@ from difflm.data.tokenizers import Words
 from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.batching import source_condition
-from difflm.training.fit import train_run
 from difflm.training.recipe import check
 from difflm.training.run import load_run
-from tests.support.tiny import Silent, write_grammar
+from tests.support.tiny import train_quietly, write_grammar
 
 SMALL = {"embedding_dim": 16, "hidden": 48, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
 RECIPE = {"method": "genie", "model": SMALL, "tokenizer": "words", "more_than": 0, "batch_size": 32, "warmup": 0}
@@ -37,8 +36,7 @@ def fill_span(source: list[int], span: list[int]) -> list[int]:
 
 
 def train(out: Path, **changes: object) -> Path:
-    train_run(check({**RECIPE, **changes}), out, torch.device("cpu"), Silent(), lambda *_: None, None, False)
-    return out
+    return train_quietly({**RECIPE, **changes}, out)
 
 
 # -- spans ------------------------------------------------------------------------------------------------------------

@@ -38,11 +38,8 @@ from difflm.models.batching import pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 from difflm.player.page import Recording
 from difflm.training.run import load_run
-from tests.app.test_bad_input import complaint
-from tests.player.test_player import opened
 from tests.support.tiny import assert_resumed_to_the_bit, tiny_run, write_grammar
 
-assert complaint and opened  # fixtures
 SMALL = {"hidden": 16, "heads": 2, "layers": 1, "encoder_layers": 1, "dropout": 0.0}
 TEXTS = ["The pub serves food for £30.", "Café Sicilia is family-friendly.", "„Weiße Männer“ – 中文 und Öl"]
 
@@ -377,9 +374,9 @@ def test_the_studio_streams_pictures_and_offers_no_control_of_words(run):
 
 
 @pytest.mark.long
-def test_a_browser_shows_the_pixels_of_every_step(opened, run):
+def test_a_browser_shows_the_pixels_of_every_step(open_player, run):
     recording, lm = Recording(1, 2), TextDiffusion.from_pretrained(run)
-    tab = opened(recording.texts(lm.generate(1, steps=2, watch=recording.frame)))
+    tab = open_player(recording.texts(lm.generate(1, steps=2, watch=recording.frame)))
     assert tab.evaluate("document.querySelector('.card').children[1].className") == "picture"
     sizes = "(({naturalWidth, naturalHeight}) => [naturalWidth, naturalHeight])(document.querySelector('img'))"
     tab.wait_for_function("document.querySelector('img').complete")

@@ -22,10 +22,8 @@ from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.gpvae import kl_from_standard
-from tests.app.test_bad_input import complaint
 from tests.support.tiny import assert_resumed_to_the_bit, tiny_run, write_grammar
 
-assert complaint  # a fixture
 BOTH = ["ld4lg", "gpvae"]
 SMALL = {"hidden": 16, "heads": 2, "layers": 1, "encoder_layers": 1, "autoencoder_layers": 1, "dropout": 0.0}
 WORDS, LONGEST = 13, 6

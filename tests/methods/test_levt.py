@@ -16,17 +16,13 @@ from difflm.methods import METHODS, TextSpec
 from difflm.methods.levt.alignment import align, insert_holes, keep_words
 from difflm.methods.levt.model import LevenshteinModel, between_ends
 from difflm.models.batching import pad_token_rows
+from tests.support.oracles import longest_common
+from tests.support.pairs import reversals
 
 WORDS, LENGTH, HOLE = 12, 6, 99
 SMALL = {"hidden": 32, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
 TEXT = st.lists(st.integers(4, 7), max_size=7)
 PAIRS = st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=6)
-
-
-def longest_common(text: list[int], target: list[int]) -> int:
-    """By enumeration of all subsequences."""
-    of = [{c for n in range(len(one) + 1) for c in combinations(one, n)} for one in (text, target)]
-    return max(len(found) for found in of[0] & of[1])
 
 
 def padded(rows, more: int = 1) -> tuple[Tensor, Tensor]:
@@ -89,16 +85,6 @@ def build(**changes) -> LevenshteinModel:
     model = METHODS["levt"](**{**SMALL, **changes}).build(TextSpec(WORDS, 8, 8))
     assert isinstance(model, LevenshteinModel)
     return model
-
-
-def reversals(count: int, seed: int, longest: int) -> Batch:
-    """Sequences of 1, 2 … `longest` words, and from the beginning again; every seed has others."""
-    source = torch.randint(4, WORDS, (count, longest), generator=torch.Generator().manual_seed(seed))
-    lengths = 1 + torch.arange(count) % longest
-    there = torch.arange(longest) < lengths.unsqueeze(1)
-    order = (lengths.unsqueeze(1) - 1 - torch.arange(longest)).clamp(min=0)
-    ids = torch.where(there, source.gather(1, order), PAD)
-    return Batch(ids, lengths, torch.where(there, source, PAD), lengths, index=torch.arange(count) + count * seed)
 
 
 def test_texts_stand_between_start_and_end():

@@ -13,10 +13,8 @@ from difflm.diffusion.condition import Condition
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Steering
 from difflm.models.base import LanguageModel
-from difflm.training.fit import train_run
-from difflm.training.recipe import check
 from difflm.training.run import load_run
-from tests.support.tiny import Silent
+from tests.support.tiny import train_quietly
 
 # Four answers to each source. No two answers to one source have a word in common; any word occurs in several sources'.
 ANSWERS = {
@@ -44,7 +42,7 @@ def train(folder: Path, method: str, **sizes: Any) -> tuple[LanguageModel, Token
     pairs = [{"src": source, "trg": text} for source, texts in ANSWERS.items() for text in texts]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs * 40))
     recipe = {**RECIPE, "model": {**RECIPE["model"], **sizes}, "data": str(folder / "pairs.jsonl"), "method": method}
-    train_run(check(recipe), folder / method, torch.device("cpu"), Silent(), lambda *_: None, None, False)
+    train_quietly(recipe, folder / method)
     model, tokenizer, _ = load_run(folder / method)
     return model, tokenizer
 

@@ -11,30 +11,21 @@ from difflm import Infill, Length, TextDiffusion
 from difflm.app.cli import main
 from difflm.errors import UsageError
 from difflm.models.diffusion import DiffusionModel
-from difflm.training.fit import train_run
-from difflm.training.recipe import check
-from tests.models.test_source import RECIPE, sequences
-from tests.support.tiny import Silent, assert_resumed_to_the_bit
+from tests.support.pairs import RECIPE, write_reversals
+from tests.support.tiny import assert_resumed_to_the_bit, train_quietly
 
 NAMES = ("diff-glat", "diffusion-nat", "levt", "diffuser")
 SIZES = {"hidden": 32, "layers": 3, "encoder_layers": 1, "heads": 2, "dropout": 0.1}
 SOURCES = ["a b c d e f", "f e", "h h h", "b a b"]
 
 
-def write_pairs(folder: Path) -> str:
-    rows = [{"src": " ".join(words), "trg": " ".join(reversed(words))} for words in sequences(120, 0)]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(folder / "pairs.jsonl")
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
     """A run of each, which has hardly learned anything."""
     folder = tmp_path_factory.mktemp("parallel")
-    short = {"data": write_pairs(folder), "model": SIZES, "steps": 8, "batch_size": 16}
+    short = {"data": write_reversals(folder / "pairs.jsonl", 120), "model": SIZES, "steps": 8, "batch_size": 16}
     for name in NAMES:
-        recipe = check({**RECIPE, **short, "method": name})
-        train_run(recipe, folder / name, torch.device("cpu"), Silent(), lambda *_: None, None, False)
+        train_quietly({**RECIPE, **short, "method": name}, folder / name)
     return {name: folder / name for name in NAMES}
 
 
@@ -90,6 +81,7 @@ def test_translations_are_evaluated_without_a_likelihood(name, runs, tmp_path, c
 @pytest.mark.parametrize("name", NAMES)
 def test_a_training_that_is_resumed_ends_as_one_that_was_not(name, tmp_path, monkeypatch):
     sizes = [f"model.{key}={value}" for key, value in SIZES.items()]
-    argv = ["train", "multi30k-laptop", f"method={name}", *sizes, f"data={write_pairs(tmp_path)}", "licence=none"]
+    data = write_reversals(tmp_path / "pairs.jsonl", 120)
+    argv = ["train", "multi30k-laptop", f"method={name}", *sizes, f"data={data}", "licence=none"]
     argv += ["tokenizer=words", "more_than=0", "longest=6", "steps=8", "batch_size=16", "save_every=4"]
     assert_resumed_to_the_bit([*argv, "--device", "cpu"], 6, tmp_path, monkeypatch)

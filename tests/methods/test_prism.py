@@ -26,13 +26,11 @@ from difflm.methods import METHODS, TextSpec
 from difflm.methods.mdlm import QualityModel
 from difflm.models.diffusion import TrainedTexts
 from difflm.training.run import load_run
-from tests.fast.test_recorded import Strict, assert_alike
-from tests.fast.test_recorded_tokens import build_model, write_frames
 from tests.support.oracles import JOINT
-from tests.support.tiny import tiny_run, tiny_runs
+from tests.support.recorded import Strict, assert_alike, build_model, write_frames
+from tests.support.tiny import tiny_run
 from tests.support.token_oracles import ExactTokens
 
-assert tiny_runs  # a fixture
 SMALL = {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.0}
 
 

@@ -20,10 +20,9 @@ from difflm.diffusion.samplers.loop import BoundDenoiser
 from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.sed import ReadoutEmbedding, cooccurrence_vectors, main_directions, read_word_vectors
-from difflm.training.fit import train_run
 from difflm.training.recipe import check
 from difflm.training.run import load_run, read_config
-from tests.support.tiny import Silent, write_grammar
+from tests.support.tiny import train_quietly, write_grammar
 
 SIZES = {"embedding_dim": 8, "hidden": 32, "layers": 1, "heads": 2, "dropout": 0.0}
 
@@ -228,8 +227,7 @@ def test_given_words_are_continued(tmp_path):
     sizes = {**SIZES, "embedding_dim": 16, "hidden": 64, "layers": 2}
     training = {"steps": 240, "batch_size": 32, "warmup": 20, "lr": 4e-3, "ema": 0.9, "sample_every": 0}
     words = {"tokenizer": "words", "more_than": 0, "longest": 8, "data": str(tmp_path / "my.txt")}
-    recipe = check({"method": "sed", "model": sizes, **words, **training})
-    train_run(recipe, tmp_path / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
+    train_quietly({"method": "sed", "model": sizes, **words, **training}, tmp_path / "run")
     lm = TextDiffusion.from_pretrained(tmp_path / "run")
     for half in ("___:3 c a f", "c a f ___:3", "___:1 a ___:1 c ___:1 f"):
         made = lm.generate(16, controls=[Infill(half)], steps=20, contrast=1.0)

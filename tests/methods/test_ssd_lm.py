@@ -27,9 +27,6 @@ from difflm.models.base import Sampling
 from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths, BlockwiseDenoiser
 from difflm.networks import Transformer
 from tests.support.oracles import JOINT, frequencies, total_variation
-from tests.support.tiny import tiny_runs
-
-assert tiny_runs  # a fixture
 
 WORDS, LONGEST, BLOCK = 14, 18, 4
 DRAWS = 4_000

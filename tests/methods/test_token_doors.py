@@ -20,11 +20,8 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
 from difflm.methods import METHODS
 from difflm.methods.d3pm.matrix import Matrix, nearest_rate
-from difflm.training.fit import train_run
-from difflm.training.recipe import check
-from tests.support.tiny import Silent, tiny_runs
+from tests.support.tiny import train_quietly
 
-assert tiny_runs  # a fixture
 FAMILIES = ("masked", "uniform", "hybrid", "matrix")
 DISCRETE = [name for name, one in METHODS.items() if one.family in FAMILIES and one.task != "seq2seq"]
 
@@ -147,8 +144,7 @@ def of_characters(folder, method):
     (folder / "play.txt").write_text("To be or not to be, that is it.\n" * 400)
     values = {"method": method, "model": {"hidden": 16, "layers": 1, "heads": 2}, "data": str(folder / "play.txt")}
     values |= {"chunk": 32, "tokenizer": "characters", "more_than": 0, "longest": 32, "steps": 2, "batch_size": 8}
-    train_run(check(values), folder / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
-    return TextDiffusion.from_pretrained(folder / "run")
+    return TextDiffusion.from_pretrained(train_quietly(values, folder / "run"))
 
 
 def test_blocks_of_characters_are_as_many_as_asked(tmp_path, capsys):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
@@ -17,17 +16,7 @@ from difflm.diffusion.samplers.loop import Steering
 from difflm.fast.inference import MAX_DECODERS, Inference
 from difflm.models.autoregressive import BANNED, Autoregressive
 from difflm.models.base import Sampling
-
-VOCABULARY = 7  # the four specials and three words
-WORDS = [4, 5, 6]
-
-
-def random_twin(seed: int, std: float) -> Autoregressive:
-    model = Autoregressive(VOCABULARY, 5, 32, 2, 4, 0.0, Sampling("autoregressive", steps=5))
-    torch.manual_seed(seed)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=std)
-    return model.eval()
+from tests.support.twins import VOCABULARY, WORDS, padded, random_twin, ruled
 
 
 @pytest.fixture(scope="module")
@@ -36,22 +25,10 @@ def twin() -> Autoregressive:
     return random_twin(11, 0.35)
 
 
-def padded(texts: list[tuple[int, ...]]) -> Batch:
-    width = max(1, max(map(len, texts)))
-    ids = torch.tensor([list(text) + [PAD] * (width - len(text)) for text in texts])
-    return Batch(ids, torch.tensor([len(text) for text in texts]))
-
-
 def full_logits(twin: Autoregressive, text: tuple[int, ...]) -> Tensor:
     """Of the word after `text`, by one pass over all of it."""
     with torch.no_grad():
         return twin.network(twin.embedding(torch.tensor([[START, *text]])), None)[0, -1]
-
-
-def ruled(logits: Tensor, first: bool) -> Tensor:
-    logits = logits.clone()
-    logits[list(BANNED) + ([END] if first else [])] = float("-inf")
-    return logits
 
 
 def test_a_cached_step_answers_as_the_whole_text_does(twin):

@@ -1,14 +1,13 @@
 """The twin that reads a source: exact likelihoods given it, and beam search, checked by enumeration and by hand."""
 
 import itertools
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
@@ -22,44 +21,18 @@ from difflm.diffusion.samplers.loop import Steering
 from difflm.errors import UsageError
 from difflm.fast.inference import Inference
 from difflm.fast.recorded import RecordedDecoder
-from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import BANNED, Autoregressive
 from difflm.models.base import Sampling
 from difflm.networks import EncoderDecoder
-from difflm.training.fit import train_run
-from difflm.training.recipe import check
-from tests.support.tiny import Silent
-
-WORDS = [4, 5, 6]
-SOURCES = [[4, 6, 5], [5], [6, 6, 4, 4, 5]]
-SMALL = {"hidden": 32, "layers": 2, "encoder_layers": 1, "heads": 4, "dropout": 0.0}
-
-
-def build(seed: int, vocabulary: int = 7, longest: int = 5, end: float = -2.0) -> Autoregressive:
-    """Random weights, far from uniform. The source has much to say, and END is rare: texts depend on all of both."""
-    model = METHODS["encoder-decoder"](**SMALL).build(TextSpec(vocabulary, longest, 6))
-    assert isinstance(model, Autoregressive)
-    torch.manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=1.0 if ".source." in name or "embed" in name else 0.3)
-    with torch.no_grad():
-        model.network.head.bias[END] = end
-    return model.eval()
+from tests.support.pairs import LENGTH, TEXTS, sequences, write_reversals
+from tests.support.tiny import train_quietly
+from tests.support.twins import SOURCES, WORDS, batch_of, random_reader
 
 
 def steering(sources: list[list[int]], width: int = 6, known: Tensor | None = None) -> Steering:
     lengths = torch.tensor([len(source) for source in sources])
     ids = torch.tensor([[*source, *[PAD] * (width - len(source))] for source in sources])
     return Steering(known, source=ids, source_mask=torch.arange(width) < lengths.unsqueeze(1))
-
-
-def batch_of(texts: list[tuple[int, ...]], source: list[int]) -> Batch:
-    width = max(map(len, texts))
-    ids = torch.tensor([[*text, *[PAD] * (width - len(text))] for text in texts])
-    rows = torch.tensor([source] * len(texts))
-    lengths = torch.tensor([len(text) for text in texts])
-    return Batch(ids, lengths, rows, torch.full((len(texts),), len(source)))
 
 
 @torch.no_grad()
@@ -96,7 +69,7 @@ def run(
 @pytest.mark.parametrize("source", SOURCES)
 def test_probabilities_of_all_texts_given_a_source_sum_to_one(source):
     """Texts of at most three tokens, and the mass of everything that begins with three and goes on."""
-    model = build(0)
+    model = random_reader(0)
     texts = [text for n in range(4) for text in itertools.product([START, UNK, PAD, *WORDS], repeat=n)]
     with torch.no_grad():
         nats, mask = model.batch_nats(batch_of(texts, source))
@@ -108,7 +81,7 @@ def test_probabilities_of_all_texts_given_a_source_sum_to_one(source):
 
 
 def test_nats_are_the_chain_rule_given_the_source():
-    model, text = build(1), (6, 5, 4)
+    model, text = random_reader(1), (6, 5, 4)
     found = [float(model.nats(batch_of([text], source))) for source in SOURCES]
     for nats, source in zip(found, SOURCES, strict=True):
         logits = read_whole(model, [text], source)[0].log_softmax(-1)
@@ -117,7 +90,7 @@ def test_nats_are_the_chain_rule_given_the_source():
 
 
 def test_padding_of_sources_changes_no_likelihood():
-    model = build(1)
+    model = random_reader(1)
     alone = torch.cat([model.nats(batch_of([(6, 5, 4)], source)) for source in SOURCES])
     told = steering(SOURCES)
     lengths = told.source_mask.sum(1)
@@ -128,7 +101,7 @@ def test_padding_of_sources_changes_no_likelihood():
 
 def test_label_smoothing_is_of_the_loss_alone():
     """(1 − ε) of the cross-entropy, and ε of the mean −log p of all words."""
-    model, batch = build(2), batch_of([(4, 5), (6, 6)], SOURCES[0])
+    model, batch = random_reader(2), batch_of([(4, 5), (6, 6)], SOURCES[0])
     logits = read_whole(model, [(4, 5), (6, 6)], SOURCES[0])
     targets = F.pad(batch.ids, (0, 1), value=END)
     plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
@@ -139,7 +112,7 @@ def test_label_smoothing_is_of_the_loss_alone():
 
 
 def test_gradients_reach_the_encoder():
-    model = build(2).train()
+    model = random_reader(2).train()
     model(batch_of([(4, 5), (6, 6)], SOURCES[0])).total.backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.network.encoder.blocks.parameters())
 
@@ -150,7 +123,7 @@ def test_gradients_reach_the_encoder():
 @torch.no_grad()
 def test_a_cached_step_answers_as_the_whole_text_does():
     """Two texts of each source, one after the other, as beam search asks."""
-    model, texts = build(3), [(4, 6, 5), (6, 5, 5)]
+    model, texts = random_reader(3), [(4, 6, 5), (6, 5, 5)]
     told = steering(SOURCES)
     memory, caches = model.encode_source(told.source, told.source_mask), []
     whole = torch.cat([read_whole(model, texts, source) for source in SOURCES])
@@ -173,7 +146,7 @@ SETTINGS = [
 @pytest.mark.parametrize("sampling", SETTINGS)
 def test_a_batch_of_sources_is_each_of_them_alone(sampling):
     """Also with a decoder that wrote other texts before, and beside sources that are longer."""
-    model = build(4, vocabulary=12, longest=10)
+    model = random_reader(4, vocabulary=12, longest=10)
     draw = random.Random(0)
     sources = [[draw.randrange(4, 12) for _ in range(draw.randrange(1, 7))] for _ in range(12)]
     inference = Inference(model)
@@ -192,7 +165,7 @@ def test_a_batch_of_sources_is_each_of_them_alone(sampling):
 def test_a_step_is_the_same_work_on_the_same_tensors(sampling):
     """What a CUDA graph demands: the operations of one step, traced at the first word of other sources, write every
     word of these."""
-    model, told = build(4, vocabulary=12, longest=10), steering([[5, 9, 6], [11], [4, 4, 8, 7, 10]])
+    model, told = random_reader(4, vocabulary=12, longest=10), steering([[5, 9, 6], [11], [4, 4, 8, 7, 10]])
     memory = model.encode_source(told.source.flip(0), told.source_mask.flip(0))
     decoder = RecordedDecoder(model, 3, 10, sampling, memory)
     decoder.state.begin(Noise(0, torch.arange(3)), None)
@@ -226,7 +199,7 @@ def penalised(scores: dict[tuple, float], alpha: float) -> list[int]:
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_a_wide_beam_finds_the_best_text_of_every_source(seed):
     """81 beams hold every partial text of four words. All sources at once, with and without a penalty."""
-    model = build(seed)
+    model = random_reader(seed)
     scores = [enumerate_scores(model, source) for source in SOURCES]
     lengths = []
     for alpha in (0.0, 0.6, 1.5, 4.0):
@@ -237,7 +210,7 @@ def test_a_wide_beam_finds_the_best_text_of_every_source(seed):
 
 
 def test_a_search_goes_on_from_given_words():
-    model, begins = build(5), [(4,), (), (6, 5)]
+    model, begins = random_reader(5), [(4,), (), (6, 5)]
     known = torch.full((3, 5), FREE)
     for k, begin in enumerate(begins):
         known[k, : len(begin)] = torch.tensor(begin, dtype=torch.int64)
@@ -274,7 +247,7 @@ def search_by_hand(chances: Chances, beams: int, alpha: float, longest: int) -> 
 @pytest.mark.parametrize(("beams", "alpha"), [(1, 0.0), (2, 0.0), (3, 0.6), (4, 1.0), (5, 2.0)])
 def test_a_narrow_beam_keeps_what_it_should(beams, alpha, seed):
     """Texts and network calls of a batch against a search of each source in plain Python."""
-    model = build(seed, vocabulary=9, longest=10, end=-1.0)
+    model = random_reader(seed, vocabulary=9, longest=10, end=-1.0)
     expected = []
     for source in SOURCES:
 
@@ -323,7 +296,7 @@ def test_a_confident_model_is_not_cut_short_by_its_unlikely_ends():
 
 def test_many_texts_are_searched_in_parts(monkeypatch):
     """So that memory has a limit: two texts at a time, and a rest of one, give the words of all at once."""
-    model, sampling, told = build(7), Sampling(beams=5, length_penalty=0.5), steering(SOURCES * 2 + SOURCES[:1])
+    model, sampling, told = random_reader(7), Sampling(beams=5, length_penalty=0.5), steering(SOURCES * 2 + SOURCES[:1])
     noise, lengths = Noise(0, torch.arange(7)), torch.full((7,), 5)
     (whole,) = Inference(model).stream(noise, lengths, 5, sampling, told)
     monkeypatch.setattr("difflm.fast.inference.MAX_BEAM_ROWS", 10)
@@ -332,7 +305,7 @@ def test_many_texts_are_searched_in_parts(monkeypatch):
 
 
 def test_rules_take_part_in_a_search():
-    model = build(7)
+    model = random_reader(7)
 
     def ban(prefix: Tensor, logits: Tensor, caches: list) -> Tensor:
         assert len(prefix) == len(logits) == 3 * 81
@@ -352,7 +325,7 @@ def test_the_source_is_encoded_once_a_generation(monkeypatch):
         return encode(self, source, mask)
 
     monkeypatch.setattr(EncoderDecoder, "encode", spy)
-    model = build(8)
+    model = random_reader(8)
     for sampling in (Sampling(), Sampling(beams=4)):
         run(model, sampling, steering(SOURCES))
     assert encoded == [3, 3]
@@ -361,7 +334,7 @@ def test_the_source_is_encoded_once_a_generation(monkeypatch):
 @pytest.mark.native
 def test_a_decoder_of_cast_weights_follows_the_model():
     """Beams keep the model's own arithmetic unless the model says otherwise; each width has a copy of its own."""
-    model, enabled = build(8), torch._C._get_mkldnn_enabled()
+    model, enabled = random_reader(8), torch._C._get_mkldnn_enabled()
     inference = Inference(model, torch.bfloat16)
     assert run(model, Sampling(beams=3), steering(SOURCES), inference=inference) == run(
         model, Sampling(beams=3), steering(SOURCES)
@@ -381,7 +354,7 @@ def test_a_decoder_of_cast_weights_follows_the_model():
 
 
 def test_a_model_with_sources_writes_nothing_without():
-    model = build(8)
+    model = random_reader(8)
     with pytest.raises(UsageError, match="from a source, and none is given"):
         list(Inference(model).stream(Noise(0, torch.arange(1)), torch.tensor([5]), 5, Sampling()))
     with pytest.raises(UsageError, match="from a source, and none is given"):
@@ -390,7 +363,6 @@ def test_a_model_with_sources_writes_nothing_without():
 
 # -- a trained run ----------------------------------------------------------------------------------------------------
 
-LENGTH, TEXTS = 6, 48
 RECIPE = {
     "method": "encoder-decoder",
     "model": {"hidden": 64, "layers": 2, "encoder_layers": 1, "heads": 2, "dropout": 0.0, "label_smoothing": 0.0},
@@ -405,19 +377,11 @@ RECIPE = {
 }
 
 
-def sequences(count: int, seed: int) -> list[list[str]]:
-    draw = random.Random(seed)
-    return [[draw.choice("abcdefgh") for _ in range(LENGTH)] for _ in range(count)]
-
-
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory) -> TextDiffusion:
     folder: Path = tmp_path_factory.mktemp("encoder-decoder")
-    rows = [{"src": " ".join(words), "trg": " ".join(reversed(words))} for words in sequences(3000, 0)]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = check({**RECIPE, "data": str(folder / "pairs.jsonl")})
-    train_run(recipe, folder / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
-    return TextDiffusion.from_pretrained(folder / "run")
+    data = write_reversals(folder / "pairs.jsonl", 3000)
+    return TextDiffusion.from_pretrained(train_quietly({**RECIPE, "data": data}, folder / "run"))
 
 
 @pytest.mark.long

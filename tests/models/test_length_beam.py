@@ -24,10 +24,8 @@ from difflm.models.batching import source_condition
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.length_predictor import UNSEEN, LengthPredictor
 from difflm.models.lengths import DrawnFromSource
-from tests.fast.test_recorded import Strict
-from tests.support.tiny import tiny_runs
+from tests.support.recorded import Strict
 
-assert tiny_runs  # a fixture
 WORDS, LONGEST = 12, 8
 SMALL = {"embedding_dim": 8, "hidden": 32, "layers": 1, "encoder_layers": 1, "heads": 2, "dropout": 0.0}
 

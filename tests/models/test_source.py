@@ -1,7 +1,5 @@
 """Texts that are written from a source: reversed sequences are, and nothing but the source says how."""
 
-import json
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,57 +16,25 @@ from difflm.methods import METHODS, TextSpec
 from difflm.models.batching import make_batches
 from difflm.models.lengths import DrawnFromSource
 from difflm.networks import EncoderDecoder
-from difflm.training.fit import train_run
-from difflm.training.recipe import check
-from tests.support.tiny import Silent, tiny_runs
-
-assert tiny_runs  # a fixture
-LENGTH, TEXTS = 6, 48
-SMALL = {"embedding_dim": 16, "hidden": 64, "layers": 2, "encoder_layers": 2, "heads": 2, "dropout": 0.0}
-RECIPE = {
-    "method": "difflm",
-    "task": "seq2seq",
-    "model": SMALL,
-    "tokenizer": "words",
-    "more_than": 0,
-    "longest": LENGTH,
-    "steps": 140,
-    "batch_size": 32,
-    "warmup": 20,
-    "lr": 4e-3,
-    "ema": 0.9,
-}
-
-
-def sequences(count: int, seed: int) -> list[list[str]]:
-    draw = random.Random(seed)
-    return [[draw.choice("abcdefgh") for _ in range(LENGTH)] for _ in range(count)]
-
-
-def train(folder: Path, **changes) -> Path:
-    rows = [{"src": " ".join(words), "trg": " ".join(reversed(words))} for words in sequences(4000, 0)]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = check({**RECIPE, "data": str(folder / "pairs.jsonl"), **changes})
-    train_run(recipe, folder / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
-    return folder / "run"
+from tests.support.pairs import SIZES, TEXTS, sequences, train_reversals
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    return train(tmp_path_factory.mktemp("source"))
+    return train_reversals(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory) -> Path:
     """A run that has learned next to nothing."""
-    return train(tmp_path_factory.mktemp("begun"), steps=2)
+    return train_reversals(tmp_path_factory.mktemp("begun"), steps=2)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["mdlm", "block-diffusion", "diff-glat"])
 def test_models_of_tokens_read_a_source_too(method, tmp_path):
-    sizes = {key: value for key, value in SMALL.items() if key != "embedding_dim"}
-    lm = TextDiffusion.from_pretrained(train(tmp_path, method=method, model=sizes, steps=200))
+    sizes = {key: value for key, value in SIZES.items() if key != "embedding_dim"}
+    lm = TextDiffusion.from_pretrained(train_reversals(tmp_path, method=method, model=sizes, steps=200))
     unseen = sequences(TEXTS, 1)
     made = lm.generate(source=[" ".join(words) for words in unseen])
     exact = sum(text.text == " ".join(reversed(words)) for text, words in zip(made, unseen, strict=True))
@@ -136,7 +102,7 @@ def test_a_gpus_batches_hold_sources_of_several_lengths(begun):
 
 def build(**changes) -> torch.nn.Module:
     torch.manual_seed(0)
-    return METHODS["difflm"](**{**SMALL, **changes}).build(TextSpec(12, 8, 8))
+    return METHODS["difflm"](**{**SIZES, **changes}).build(TextSpec(12, 8, 8))
 
 
 def batch(count: int = 4) -> Batch:

@@ -16,41 +16,14 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
 from difflm.training.recipe import check
 from difflm.training.trainer import Trainer
-from tests.methods.rivals.test_fine_tuning import write_labels
-from tests.networks.test_pretrained_encoder import hf, make_encoder  # noqa: F401
+from tests.support.corpora import write_labels
+from tests.support.pretrained import make_decoder, make_encoder
 from tests.support.tiny import tiny_run
 
+pytestmark = pytest.mark.usefixtures("hf")
+
 WORDS = ["START", "END", "UNK", "PAD", "food", "pub", "."]
-OWN = {"llama": {"num_key_value_heads": 1}, "gpt2": {"n_inner": 64}}
 KINDS = ["llama", pytest.param("gpt2", marks=pytest.mark.long)]
-
-
-def make_decoder(folder: Path, kind: str) -> Path:
-    """A tiny model and its byte pairs, saved as the library saves them."""
-    import transformers
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pieces = ["<end>", *alphabet, "fo", "od", "food", "Ġfood", "Ġpub"]
-    merges = [("f", "o"), ("o", "d"), ("fo", "od"), ("Ġ", "food")]
-    inner = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    names = {"eos_token": "<end>", "bos_token": "<end>"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **names).save_pretrained(folder)
-    config = transformers.AutoConfig.for_model(
-        kind,
-        vocab_size=len(pieces),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=128,
-        **OWN[kind],
-    )
-    torch.manual_seed(5)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return folder
 
 
 def built(folder: Path):

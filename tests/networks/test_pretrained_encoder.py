@@ -1,8 +1,6 @@
 """Encoders from a directory: small ones that the test makes, as any other would be read."""
 
-import importlib.util
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -11,60 +9,12 @@ import torch
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
-from difflm.training.fit import train_run
-from difflm.training.recipe import check
-from tests.support.tiny import MODEL, Silent, tiny_run, write_grammar
+from tests.support.pretrained import ENCODERS, make_encoder
+from tests.support.tiny import MODEL, tiny_run, train_quietly, write_grammar
 
-OWN = {  # what a kind has beside the common sizes: ALBERT and ELECTRA project narrow vectors of words up
-    "bert": {},
-    "roberta": {},
-    "albert": {"embedding_size": 16},
-    "electra": {"embedding_size": 16},
-    "distilbert": {"hidden_dim": 64},
-    "rembert": {"input_embedding_size": 16, "output_embedding_size": 48},
-    "mobilebert": {"embedding_size": 16, "true_hidden_size": 16, "intra_bottleneck_size": 16},
-}
+pytestmark = pytest.mark.usefixtures("hf")
+
 KINDS = ["bert", "roberta", "albert", "electra", "distilbert", "rembert"]
-
-
-@pytest.fixture(autouse=True)
-def hf() -> None:
-    if importlib.util.find_spec("transformers") is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("the extra `hf` is not installed")
-
-
-def make_encoder(folder: Path, kind: str, masked_lm: bool) -> Path:
-    """A tiny encoder and its tokenizer, saved as the library saves them."""
-    import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "food", "rest", "##aurant", "the", "The", "."]
-    words += [f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz"] + list("abcdefghijklmnopqrstuvwxyzTAO")
-    inner = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    names = {
-        "pad_token": "[PAD]",
-        "unk_token": "[UNK]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-        "mask_token": "[MASK]",
-    }
-    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **names).save_pretrained(folder)
-    config = transformers.AutoConfig.for_model(
-        kind,
-        vocab_size=len(words),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        **OWN[kind],
-    )
-    torch.manual_seed(5)
-    auto = transformers.AutoModelForMaskedLM if masked_lm else transformers.AutoModel
-    auto.from_config(config).save_pretrained(folder)
-    return folder
 
 
 def built(folder: Path, words: list[str], **changes):
@@ -94,7 +44,7 @@ def test_words_begin_as_the_mean_of_their_pieces(tmp_path, kind):
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder)
     vectors, output = theirs.get_input_embeddings().weight, theirs.get_output_embeddings().weight
     raw, network = model.denoiser.codec.raw, model.denoiser.network
-    assert raw.shape == (len(WORDS) + 1, OWN[kind].get("embedding_size", vectors.shape[1]))
+    assert raw.shape == (len(WORDS) + 1, ENCODERS[kind].get("embedding_size", vectors.shape[1]))
     assert torch.allclose(raw[4], vectors[5]) and torch.allclose(raw[5], (vectors[6] + vectors[7]) / 2)
     assert torch.allclose(raw[7], vectors[4])  # the mask
     assert torch.allclose(network.head.weight[5], (output[6] + output[7]) / 2)
@@ -177,7 +127,7 @@ def test_a_run_keeps_what_it_needs_of_its_encoder(tmp_path, kind, weights):
         "steps": 3,
         "batch_size": 8,
     }
-    train_run(check(values), tmp_path / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
+    train_quietly(values, tmp_path / "run")
     (tmp_path / "encoder").rename(tmp_path / "gone")
     lm = TextDiffusion.from_pretrained(tmp_path / "run")
     assert lm.generate(2, steps=3)[0].tokens and len(lm.score(["The old pub serves Italian food."])) == 1

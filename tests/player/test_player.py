@@ -15,46 +15,7 @@ from difflm.errors import UsageError, speak_command
 from difflm.generation.jobs import Generation
 from difflm.player.frames import SIGNS, Draft, spaces
 from difflm.player.page import MOST_FRAMES, MOST_TEXTS, Recording, page, write_player
-
-STEPS = 12
-WORDS = ["Zizzi", "is", "a", "cheap", "pub", "near", "the", "river", "."]
-HOSTILE = [
-    "</script><script>document.title='owned'</script>",
-    "<!--<script ",
-    "<img src=x onerror=\"document.title='owned'\">",
-]
-
-
-def text_of(tokens: list[str], number: int = 0, steps: int = STEPS, **changes: Any) -> Generation:
-    """Words that are "the" until their turn comes: one more is right at every step."""
-    drafts = []
-    before: list[str] = []
-    for step in range(steps):
-        right = len(tokens) * (step + 1) // steps
-        now = tokens[:right] + ["the"] * (len(tokens) - right)
-        changed = [not before or a != b for a, b in zip(now, before or now, strict=True)]
-        sure = [1.0 if i < right else (step + 1) / steps for i in range(len(tokens))]
-        drafts.append(Draft(number, step, 1 - (step + 1) / steps, now, sure, changed))
-        before = now
-    made = {"steps": steps, "denoiser_calls": steps, "seconds": 0.1, "seed": 3, **changes}
-    return Generation(join_words(tokens), tokens, **made, drafts=drafts)
-
-
-def four_texts() -> list[Generation]:
-    controls = [
-        {"name": "length", "target": 9, "satisfied": True, "score": 1.0, "checker": "count"},
-        {"name": "food", "target": "Thai", "satisfied": False, "score": 0.1, "checker": "words"},
-        {"name": "tree", "target": "(S *)", "satisfied": None, "score": None, "checker": ""},
-    ]
-    return [
-        text_of(WORDS, 0),
-        text_of([*WORDS[:-1], "and", "isn", "'", "t", "child", "-", "friendly", "."], 1, controls=controls),
-        text_of([*HOSTILE, "&amp;", "\"'`", "\u2028", "x" * 200], 2),
-        text_of(["مرحبا", "بكم", "في", "المطعم", "."], 3),
-    ]
-
-
-ABOUT = {"model": "tiny </title>", "sampler": "ancestral", "command": "difflm generate tiny -n 4 --seed 3"}
+from tests.support.drafts import ABOUT, STEPS, WORDS, drafts, four_texts, text_of
 
 
 class Reader(HTMLParser):
@@ -104,27 +65,6 @@ def unpacked(frames: list[dict[str, Any]], tokens: list[str]) -> list[dict[str, 
             }
         )
     return drafts
-
-
-@st.composite
-def drafts(draw: st.DrawFn) -> list[Draft]:
-    tokens = st.sampled_from(["is", ".", "</script>", "<!--", '"', "\\", "שלום", "👩‍👩‍👧", "\n", ""]) | st.text(
-        max_size=5
-    )
-    made = []
-    for step in range(draw(st.integers(1, 5))):
-        length = draw(st.integers(0, 6))
-        made.append(
-            Draft(
-                0,
-                step,
-                draw(st.floats(0, 1)),
-                draw(st.lists(tokens, min_size=length, max_size=length)),
-                draw(st.lists(st.floats(0, 1), min_size=length, max_size=length)),
-                draw(st.lists(st.booleans(), min_size=length, max_size=length)),
-            )
-        )
-    return made
 
 
 @given(made=drafts())
@@ -267,33 +207,6 @@ def test_every_level_of_confidence_can_be_read_and_told_apart(theme):
 # ---- in a browser ----
 
 
-@pytest.fixture
-def opened(browser, tmp_path):
-    """Opens texts in a page of its own; at the end there must have been no error and no request."""
-    contexts, wrong = [], []
-
-    def open_texts(texts: list[Generation], motion: str = "reduce", theme: str = "light", width: int = 1200) -> Any:
-        path = tmp_path / "player.html"
-        write_player(path, texts, ABOUT)
-        context = browser.new_context(
-            viewport={"width": width, "height": 800}, reduced_motion=motion, color_scheme=theme
-        )
-        contexts.append(context)
-        context.set_default_timeout(120_000)
-        tab = context.new_page()
-        tab.on("console", lambda message: wrong.append(message.text))
-        tab.on("pageerror", lambda error: wrong.append(str(error)))
-        tab.on("request", lambda request: request.url == path.as_uri() or wrong.append(request.url))
-        tab.goto(path.as_uri())
-        return tab
-
-    open_texts.wrong = wrong  # type: ignore[attr-defined]
-    yield open_texts
-    for context in contexts:
-        context.close()
-    assert wrong == []
-
-
 def shown(tab: Any, number: int = 0) -> str:
     return tab.evaluate("n => document.querySelectorAll('.text')[n].textContent", number)
 
@@ -305,9 +218,9 @@ def reached(tab: Any, step: str) -> None:
 
 
 @pytest.mark.long
-def test_the_slider_leads_from_the_first_draft_to_the_text(opened):
+def test_the_slider_leads_from_the_first_draft_to_the_text(open_player):
     texts = four_texts()
-    tab = opened(texts)
+    tab = open_player(texts)
     slider = tab.get_by_label("Step", exact=True)
     slider.fill("0")
     assert shown(tab).startswith("the the")
@@ -318,18 +231,18 @@ def test_the_slider_leads_from_the_first_draft_to_the_text(opened):
     assert slider.get_attribute("aria-valuetext") == f"step {STEPS} of {STEPS}, t 0.000"
 
 
-def test_a_text_that_its_tokens_do_not_spell_is_shown_at_the_end(opened):
+def test_a_text_that_its_tokens_do_not_spell_is_shown_at_the_end(open_player):
     played = text_of(WORDS)
     odd = Generation("Zizzi", ["Zizzi"], STEPS, STEPS, 0.0, 3, drafts=[*played.drafts[:-1], played.drafts[0]])
-    tab = opened([odd])
+    tab = open_player([odd])
     assert shown(tab) == "Zizzi"
     tab.keyboard.press("ArrowLeft")
     assert shown(tab) == join_words(played.drafts[-2].tokens)
 
 
 @pytest.mark.long
-def test_how_sure_it_is_is_shown_only_while_a_text_forms(opened):
-    tab = opened([text_of(WORDS)])
+def test_how_sure_it_is_is_shown_only_while_a_text_forms(open_player):
+    tab = open_player([text_of(WORDS)])
     slider, share = tab.get_by_label("Step", exact=True), tab.locator(".sureness")
     slider.fill("3")
     assert re.fullmatch(r"\d+ % sure", share.inner_text()) and tab.locator(".word[title*='sure']").count() > 0
@@ -338,15 +251,15 @@ def test_how_sure_it_is_is_shown_only_while_a_text_forms(opened):
 
 
 @pytest.mark.long
-def test_a_warning_of_the_texts_stands_above_them_once(opened):
-    assert opened([text_of(WORDS)]).locator("#warning").is_hidden()
-    tab = opened([text_of(WORDS, k, warnings=["tiny does not know 'dog'."]) for k in range(2)])
+def test_a_warning_of_the_texts_stands_above_them_once(open_player):
+    assert open_player([text_of(WORDS)]).locator("#warning").is_hidden()
+    tab = open_player([text_of(WORDS, k, warnings=["tiny does not know 'dog'."]) for k in range(2)])
     assert tab.inner_text("#warning").removeprefix("! ") == "tiny does not know 'dog'."
 
 
 @pytest.mark.long
-def test_keys_move_by_a_step_and_to_both_ends(opened):
-    tab = opened([text_of(WORDS)])
+def test_keys_move_by_a_step_and_to_both_ends(open_player):
+    tab = open_player([text_of(WORDS)])
     for key, step in [("Home", 1), ("ArrowRight", 2), ("ArrowRight", 3), ("ArrowLeft", 2), ("End", STEPS)]:
         tab.keyboard.press(key)
         assert tab.inner_text("#step") == f"{step}/{STEPS}"
@@ -356,8 +269,8 @@ def test_keys_move_by_a_step_and_to_both_ends(opened):
 
 
 @pytest.mark.long
-def test_it_plays_to_the_end_by_itself(opened):
-    tab = opened([text_of(WORDS)], motion="no-preference")
+def test_it_plays_to_the_end_by_itself(open_player):
+    tab = open_player([text_of(WORDS)], motion="no-preference")
     assert tab.get_by_role("button", name="Pause").count() == 1
     tab.select_option("#speed", "4")
     reached(tab, f"^{STEPS}/")
@@ -366,8 +279,8 @@ def test_it_plays_to_the_end_by_itself(opened):
 
 
 @pytest.mark.long
-def test_reduced_motion_waits_at_the_text_until_it_is_asked_to_play(opened):
-    tab = opened([text_of(WORDS)], motion="reduce")
+def test_reduced_motion_waits_at_the_text_until_it_is_asked_to_play(open_player):
+    tab = open_player([text_of(WORDS)], motion="reduce")
     assert shown(tab) == join_words(WORDS)
     assert tab.get_by_role("button", name="Play").count() == 1
     tab.evaluate("document.getElementById('speed').value = '0.5'")  # a busy machine sees it play, too
@@ -381,9 +294,9 @@ def test_reduced_motion_waits_at_the_text_until_it_is_asked_to_play(opened):
 
 
 @pytest.mark.long
-def test_changed_words_are_underlined(opened):
+def test_changed_words_are_underlined(open_player):
     played = text_of(WORDS)
-    tab = opened([played])
+    tab = open_player([played])
     for step in (0, 5):
         tab.get_by_label("Step", exact=True).fill(str(step))
         marked = tab.evaluate(
@@ -393,8 +306,8 @@ def test_changed_words_are_underlined(opened):
 
 
 @pytest.mark.long
-def test_the_theme_follows_the_system_and_the_button(opened):
-    tab = opened([text_of(WORDS)], theme="dark")
+def test_the_theme_follows_the_system_and_the_button(open_player):
+    tab = open_player([text_of(WORDS)], theme="dark")
     ground = "getComputedStyle(document.body).backgroundColor"
     dark = tab.evaluate(ground)
     tab.get_by_role("button", name="Switch to the light theme").click()
@@ -404,8 +317,8 @@ def test_the_theme_follows_the_system_and_the_button(opened):
     assert tab.evaluate(ground) == dark
 
 
-def test_a_focused_button_keeps_the_space_bar(opened):
-    tab = opened([text_of(WORDS)])
+def test_a_focused_button_keeps_the_space_bar(open_player):
+    tab = open_player([text_of(WORDS)])
     tab.focus("#theme")
     tab.keyboard.press(" ")
     assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
@@ -413,16 +326,16 @@ def test_a_focused_button_keeps_the_space_bar(opened):
 
 
 @pytest.mark.parametrize("width", [360, 1600])
-def test_it_fits_narrow_and_wide_windows(opened, width):
-    tab = opened(four_texts(), width=width)
+def test_it_fits_narrow_and_wide_windows(open_player, width):
+    tab = open_player(four_texts(), width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     left = tab.evaluate("[...document.querySelectorAll('.card')].map(card => card.getBoundingClientRect().left)")
     assert len(set(left)) == (1 if width == 360 else 2)
 
 
 @pytest.mark.long
-def test_the_page_keeps_its_height_while_it_plays(opened):
-    tab = opened(four_texts())
+def test_the_page_keeps_its_height_while_it_plays(open_player):
+    tab = open_player(four_texts())
     heights = set()
     for step in range(STEPS):
         tab.get_by_label("Step", exact=True).fill(str(step))
@@ -430,8 +343,8 @@ def test_the_page_keeps_its_height_while_it_plays(opened):
     assert len(heights) == 1
 
 
-def test_hostile_texts_stay_texts(opened):
-    tab = opened(four_texts())
+def test_hostile_texts_stay_texts(open_player):
+    tab = open_player(four_texts())
     assert tab.title() == f"{ABOUT['model']}: texts out of noise"
     assert tab.inner_text("h1") == "difflm" and ABOUT["model"] in tab.inner_text("#about")
     assert "all words form at once out of noise" in tab.inner_text("#intro")
@@ -440,30 +353,30 @@ def test_hostile_texts_stay_texts(opened):
 
 
 @pytest.mark.long
-def test_controls_have_names_and_marks(opened):
-    tab = opened(four_texts())
+def test_controls_have_names_and_marks(open_player):
+    tab = open_player(four_texts())
     items = tab.evaluate("[...document.querySelectorAll('.controls li')].map(li => li.textContent)")
     assert items == ["✓length9", "✗foodThai", "–tree(S *)"]
     assert tab.get_by_role("img", name="missed", exact=True).count() == 1
 
 
-def test_a_text_is_read_in_its_direction(opened):
-    tab = opened(four_texts())
+def test_a_text_is_read_in_its_direction(open_player):
+    tab = open_player(four_texts())
     assert tab.evaluate("[...document.querySelectorAll('.text')].map(p => p.dir)") == ["ltr", "ltr", "ltr", "rtl"]
 
 
-def test_copy_gives_the_finished_text(opened):
-    tab = opened([text_of(WORDS)])
+def test_copy_gives_the_finished_text(open_player):
+    tab = open_player([text_of(WORDS)])
     tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
     tab.keyboard.press("Home")
     tab.get_by_role("button", name="Copy text 1").click()
     assert tab.evaluate("navigator.clipboard.readText()") == join_words(WORDS)
 
 
-def test_the_browser_unpacks_the_drafts(opened):
+def test_the_browser_unpacks_the_drafts(open_player):
     """The same frames as in Python, from the code that studio pages share."""
     texts = four_texts()
-    tab = opened(texts)
+    tab = open_player(texts)
     frames = tab.evaluate(
         "() => { const d = JSON.parse(document.getElementById('data').textContent);"
         " return d.texts.map(t => Player.unpack(t.frames, d.tokens)) }"
@@ -476,15 +389,15 @@ def test_the_browser_unpacks_the_drafts(opened):
             )
 
 
-def test_the_page_may_not_load_anything(opened):
+def test_the_page_may_not_load_anything(open_player):
     """Even a script of its own could not: the policy holds."""
-    tab = opened([text_of(WORDS)])
+    tab = open_player([text_of(WORDS)])
     assert tab.evaluate("fetch('data:text/plain,x').then(() => 'loaded', () => 'refused')") == "refused"
-    assert any("Content Security Policy" in told for told in opened.wrong)
-    opened.wrong.clear()
+    assert any("Content Security Policy" in told for told in open_player.wrong)
+    open_player.wrong.clear()
 
 
-def test_where_it_comes_from_is_at_the_foot(opened):
-    tab = opened([text_of(WORDS)])
+def test_where_it_comes_from_is_at_the_foot(open_player):
+    tab = open_player([text_of(WORDS)])
     foot = tab.inner_text("footer dl")
     assert ABOUT["command"] in foot and re.search(r"seed\s+3", foot) and "ancestral" in foot

@@ -15,52 +15,20 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from difflm.app.cli import main
-from difflm.data.batches import Batch
 from difflm.errors import DifflmError, UsageError
 from difflm.generation import ray_data
-from difflm.methods import METHODS, TextSpec
 from difflm.runtime import distributed
 from difflm.runtime.distributed import Processes, current, divide_weights
 from difflm.runtime.resumable import ResumableLines
 from difflm.runtime.tensors import load_tensors, save_tensors
 from difflm.training.checkpoints import checkpoint_steps, load_checkpoint, newest_checkpoint, shard_name
 from difflm.training.fit import check_shares
-from difflm.training.recipe import check
-from difflm.training.trainer import Trainer
-from tests.support.processes import command_together, run_together, running
-from tests.support.tiny import tiny_run, tiny_runs, write_grammar
+from tests.support.processes import SIZES, command_together, run_together, running, start, train
+from tests.support.tiny import tiny_run, write_grammar
 
-assert tiny_runs  # a fixture
 # The distance between two sets of weights, as a share of the way that training moved them. Sums in another order differ
 # by about 1e-7 in float32, and Adam divides small gradients by their own size: 1e-6 to 1e-5 was measured.
 ROUNDING = 1e-4
-SIZES = {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.0}
-
-
-class Numbers:
-    """Texts of random ids and lengths: the shares of a batch have different numbers of tokens."""
-
-    def batch(self, step: int) -> Batch:
-        draw = np.random.default_rng(step)
-        lengths = draw.integers(2, 16, 8)
-        ids = np.where(np.arange(16) < lengths[:, None], draw.integers(5, 30, (8, 16)), 0)
-        return Batch(ids, lengths, index=8 * step + np.arange(8), seed=0)
-
-
-def start(folder: Path, method: str, **changes) -> Trainer:
-    recipe = {"method": method, "model": SIZES, "data": "none.txt", "longest": 16, "batch_size": 8, "warmup": 0}
-    folder.mkdir(exist_ok=True, parents=True)
-    torch.manual_seed(0)
-    model = METHODS[method](**SIZES).build(TextSpec(30, 16, 0, 0, None))
-    return Trainer(model, check({**recipe, "steps": 20, **changes}), folder, torch.device("cpu"))
-
-
-def train(trainer: Trainer, steps: int) -> None:
-    texts, each = Numbers(), trainer.recipe.accumulate
-    while trainer.step < steps:
-        losses = trainer.train_step([texts.batch(each * trainer.step + k) for k in range(each)])
-        trainer.check_finite({name: float(value) for name, value in losses.items()})
-    trainer.save()
 
 
 def distance(one: Path, other: Path) -> float:

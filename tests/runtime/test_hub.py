@@ -18,10 +18,6 @@ import torch
 from difflm.controls import Label
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.pipeline import TextDiffusion
-from tests.controls.test_guidance import guide
-from tests.support.tiny import tiny_runs
-
-assert tiny_runs and guide  # fixtures
 
 TOKEN = "hf_right"
 
@@ -149,11 +145,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     yield found
     found.shutdown()
     found.server_close()
-
-
-@pytest.fixture
-def lm(tiny_runs: dict[str, Path]) -> TextDiffusion:
-    return TextDiffusion.from_pretrained(tiny_runs["difflm"])
 
 
 def texts(lm: TextDiffusion, **asked: Any) -> list[str]:

@@ -11,9 +11,6 @@ import torch
 from difflm.generation.pipeline import TextDiffusion
 from difflm.machine import is_found, turn
 from difflm.runtime.threads import IsStopped, Job, run_parallel
-from tests.support.tiny import tiny_runs
-
-assert tiny_runs  # a fixture
 
 
 @pytest.fixture(autouse=True)

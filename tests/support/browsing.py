@@ -2,11 +2,15 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+
+from difflm.generation.pipeline import TextDiffusion
+from tests.support.serving import need, running
 
 TWO = "#n=2&steps=3&length=12&field.food=Japanese"
 REFUSED = "Failed to load resource"  # the browser's own line for an answer that is an error
@@ -88,3 +92,20 @@ def load_axe(tab: Any) -> None:
 
 def axe_faults(tab: Any) -> list[str]:
     return tab.evaluate("axe.run().then(found => found.violations.map(one => `${one.impact} ${one.id}: ${one.help}`))")
+
+
+@pytest.fixture(scope="module")
+def studio() -> Iterator[str]:
+    """The address of a server of our own."""
+    need("fastapi", "uvicorn")
+    with running(TextDiffusion.from_pretrained("e2e"), name="e2e") as found:
+        yield f"{found.url}/"
+
+
+@pytest.fixture
+def opened(browser: Any, studio: str) -> Iterator[Opener]:
+    opener = Opener(browser, studio)
+    yield opener
+    for context in opener.contexts:
+        context.close()
+    assert opener.wrong == []

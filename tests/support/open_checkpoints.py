@@ -48,8 +48,6 @@ def write_weights(folder: Path, weights: dict[str, torch.Tensor], shards: int = 
 
 
 WORDS = "the a dog cat garden house sleeps runs near in is and old small very . , ! my your"
-
-
 CHAT = (
     "{% for m in messages %}<|reserved_0|>{{ m.role }} {{ m['content'] | trim }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|reserved_0|>assistant {% endif %}"

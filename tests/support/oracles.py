@@ -4,6 +4,7 @@ The nine cells p(x¹, x²) are written so that the two positions depend on each 
 """
 
 from collections.abc import Iterator
+from itertools import combinations
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,15 @@ from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.samplers.loop import BoundDenoiser, Denoise, Frame, Sampler, SamplerInputs, Transform
+from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift
+from difflm.diffusion.samplers.loop import (
+    BoundDenoiser,
+    Denoise,
+    Frame,
+    Sampler,
+    SamplerInputs,
+    Transform,
+)
 from difflm.diffusion.samplers.steps import Step, StepState
 
 JOINT = torch.tensor([[0.07, 0.47, 0.05], [0.05, 0.01, 0.07], [0.19, 0.05, 0.04]], dtype=torch.float64)
@@ -124,3 +133,23 @@ def oracle_walk(
     for _ in denoise(lambda *_: belief, process, grid, Sampler(recorded), noise, mask, tuple(clean.shape[1:])):
         pass
     return walked
+
+
+def cosine(exploding: bool = False, shift: float = -3.0) -> Gaussian:
+    """At the shift of −3 the words of the fixture part in the middle of time, so even steps cover what matters."""
+    return Gaussian(LogSnrShift(Cosine(), shift), exploding)
+
+
+GRIDS = {
+    "even": torch.linspace(1, 0, 9, dtype=torch.float64),
+    "uneven": torch.tensor([1.0, 0.97, 0.6, 0.59, 0.2, 0.01, 0.0], dtype=torch.float64),
+    "of each position": torch.tensor(
+        [[1.0, 1.0, 1.0], [0.9, 0.99, 0.3], [0.7, 0.5, 0.2], [0.1, 0.45, 0.15], [0.0, 0.02, 0.01]], dtype=torch.float64
+    ).unsqueeze(1),
+}
+
+
+def longest_common(text: list[int], target: list[int]) -> int:
+    """By enumeration of all subsequences."""
+    of = [{c for n in range(len(one) + 1) for c in combinations(one, n)} for one in (text, target)]
+    return max(len(found) for found in of[0] & of[1])

@@ -140,3 +140,23 @@ class Gate:
     @property
     def together(self) -> list[int]:
         return [len(jobs) for jobs in self._seen.values()]
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    found = Gate(monkeypatch)
+    yield found
+    found.open.set()
+
+
+@pytest.fixture(scope="module")
+def server(lm: TextDiffusion) -> Iterator[Running]:
+    """A server of the module's model, unless the module has a server of its own."""
+    with running(lm) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[Any]:
+    with need("httpx2").Client(base_url=server.url, timeout=PATIENCE) as found:
+        yield found

@@ -1,16 +1,18 @@
 """Tiny trained runs for tests: a small grammar, and each method trained on it for a handful of steps.
 
-Import the fixture `tiny_runs` into a test module, or call `tiny_run(tmp_path, "difflm", steps=5)`.
+Ask for the fixture `tiny_runs`, or call `tiny_run(tmp_path, "difflm", steps=5)`.
 """
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
@@ -50,6 +52,11 @@ def write_grammar(path: Path, n: int, seed: int = 0) -> list[str]:
     return texts
 
 
+def train_quietly(recipe: Mapping[str, object], out: Path, root: Path | None = None) -> Path:
+    train_run(check(recipe), out, torch.device("cpu"), Silent(), lambda *_: None, root, False)
+    return out
+
+
 def tiny_run(directory: Path, method: str, root: Path | None = None, **changes: Any) -> Path:
     """Train `directory/method` on `directory/grammar.txt`, which is written if it is not there."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -69,10 +76,7 @@ def tiny_run(directory: Path, method: str, root: Path | None = None, **changes: 
         "lr": 3e-3,
         "sample_every": 0,
     }
-    train_run(
-        check({**recipe, **changes}), directory / method, torch.device("cpu"), Silent(), lambda *_: None, root, False
-    )
-    return directory / method
+    return train_quietly({**recipe, **changes}, directory / method, root)
 
 
 class Runs(dict[str, Path]):
@@ -92,6 +96,12 @@ class Runs(dict[str, Path]):
 def tiny_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run of each method on the same grammar and words, made once a session whichever module asks first."""
     return Runs(tmp_path_factory.getbasetemp() / "tiny")
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_runs: dict[str, Path]) -> TextDiffusion:
+    """The tiny run of `difflm`, unless a module has a model of its own."""
+    return TextDiffusion.from_pretrained(tiny_runs["difflm"])
 
 
 NAMES, THINGS, PLACES = ("Ann", "Bea", "Tom", "Max"), ("dog", "cat", "hat", "ball"), ("park", "shop", "house")

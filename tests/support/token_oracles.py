@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from difflm.diffusion.base import Belief, Times
 from difflm.diffusion.codecs import Tokens
 from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.processes import DiscreteProcess
+from difflm.diffusion.processes import DiscreteProcess, Interpolating
 from tests.support.oracles import JOINT
 
 MUTUAL = 0.258865  # I(x¹; x²) of the cells, nats
@@ -112,3 +112,17 @@ def beliefs_of(process: DiscreteProcess, logits: Tensor, z: Tensor, t: Tensor) -
     """The belief behind a network's logits."""
     posterior, evidence = process.posterior_logits(logits, z, t)
     return Belief(posterior, evidence, state=posterior)
+
+
+class AtAnyTime(ExactTokens):
+    """Exact for texts at times of their own: log q(z | w) from the shares of the mixture."""
+
+    def context(self, z: Tensor, t: Tensor) -> Tensor:
+        process = self.process
+        assert isinstance(process, Interpolating)
+        alpha, mask, uniform = (share.view(-1, 1, 1) for share in process.mix(t.double()))
+        same = torch.nn.functional.one_hot(z, 4)[..., :3]
+        seen = torch.where((z == process.mask_id).unsqueeze(-1), mask, alpha * same + uniform / 3).log()
+        first = (self.log_joint + seen[:, 1, None, :]).logsumexp(2)
+        second = (self.log_joint + seen[:, 0, :, None]).logsumexp(1)
+        return torch.stack([first, second], dim=1)

@@ -19,9 +19,7 @@ from difflm.runtime.tensors import load_tensors
 from difflm.training.fit import begin_with_twin, train_run
 from difflm.training.recipe import check, load_recipe, read_recipe
 from difflm.training.run import load_run, read_config
-from tests.support.tiny import MODEL, Silent, assert_resumed_to_the_bit, tiny_run, tiny_runs, write_grammar
-
-assert tiny_runs  # a fixture
+from tests.support.tiny import MODEL, Silent, assert_resumed_to_the_bit, tiny_run, write_grammar
 
 SHORT = ["steps=4", "batch_size=8", "warmup=0", "sample_every=0", "save_every=2", "tokenizer=words"]
 

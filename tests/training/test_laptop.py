@@ -1,7 +1,5 @@
 """One recipe for a laptop trains every method that reads sources, and what it trains translates."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,19 +9,10 @@ from difflm.data.tokenfile import TokenFile
 from difflm.methods import METHODS
 from difflm.training.recipe import load_recipe
 from difflm.training.run import load_run
-from tests.data.test_pair_corpora import write
+from tests.support.corpora import write_lines
 
 SMALL = ["model.hidden=16", "model.layers=1", "model.heads=2", "vocabulary=270", "longest=24", "source_longest=24"]
 QUICK = ["steps=2", "batch_size=4", "warmup=0"]
-
-
-@pytest.fixture
-def data(tmp_path) -> Path:
-    """A small Multi30k."""
-    for split, count in (("train", 12), ("val", 3)):
-        for side, word in (("en", "dog"), ("de", "Hund")):
-            write(tmp_path, f"multi30k/task1.{split}.{side}", *(f"{word} {k} {split}" for k in range(count)))
-    return tmp_path
 
 
 def call(*argv: object) -> int:
@@ -38,10 +27,10 @@ def call(*argv: object) -> int:
         if method.task != "text"
     ],
 )
-def test_every_method_with_sources_learns_from_it_and_translates(method, data, capsys):
-    run, asked = data / "run", data / "asked.txt"
+def test_every_method_with_sources_learns_from_it_and_translates(method, multi30k, capsys):
+    run, asked = multi30k / "run", multi30k / "asked.txt"
     small = [f"method={method}", *SMALL, *QUICK]
-    assert call("train", "multi30k-laptop", *small, "--data", data, "--out", run, "--device", "cpu") == 0
+    assert call("train", "multi30k-laptop", *small, "--data", multi30k, "--out", run, "--device", "cpu") == 0
     model, _, config = load_run(run)
     assert model.capabilities.source_limit == 24 and config["texts"] == 12 and config["held_out"] == 3
     asked.write_text("dog 1 train\ndog 2 train\n")
@@ -63,22 +52,22 @@ def test_a_method_keeps_what_is_its_own():
     assert not load_recipe("e2e-mdlm-laptop", ["method=sed"]).has_sources
 
 
-def test_plain_texts_of_a_corpus_of_pairs_are_both_of_its_sides(data):
+def test_plain_texts_of_a_corpus_of_pairs_are_both_of_its_sides(multi30k):
     """Pre-training by the recipe of GENIE, and what follows it, on the corpus by its name."""
-    common = [*QUICK, "--data", data, "--device", "cpu"]
-    assert call("train", "multi30k-genie", "task=span-denoising", *SMALL, *common, "--out", data / "pre") == 0
-    tokens, tokenizer = TokenFile.open(data / "pre" / "data" / "train"), load_run(data / "pre")[1]
+    common = [*QUICK, "--data", multi30k, "--device", "cpu"]
+    assert call("train", "multi30k-genie", "task=span-denoising", *SMALL, *common, "--out", multi30k / "pre") == 0
+    tokens, tokenizer = TokenFile.open(multi30k / "pre" / "data" / "train"), load_run(multi30k / "pre")[1]
     cut = {tokens.key(i) for i in range(len(tokens))}
     sides = [[tokenizer.encode(f"{word} {k} train") for k in range(12)] for word in ("dog", "Hund")]
     assert len(tokens) == 24 and cut == {np.array(ids, "<u2").tobytes() for side in sides for ids in side}
-    assert call("train", "multi30k-genie", f"init={data / 'pre'}", *common, "--out", data / "run") == 0
-    assert len(TokenFile.open(data / "run" / "data" / "train")) == 12
+    assert call("train", "multi30k-genie", f"init={multi30k / 'pre'}", *common, "--out", multi30k / "run") == 0
+    assert len(TokenFile.open(multi30k / "run" / "data" / "train")) == 12
 
 
 def test_no_plain_text_is_held_out_and_trained_on(tmp_path):
     """ASSET's files hold both splits: sources and simplifications of every fourth line are held out."""
-    write(tmp_path, "asset/asset.valid.orig", *(f"source {k}" for k in range(8)))
+    write_lines(tmp_path, "asset/asset.valid.orig", *(f"source {k}" for k in range(8)))
     for j in range(10):
-        write(tmp_path, f"asset/asset.valid.simp.{j}", *(f"simple {k} {j}" for k in range(8)))
+        write_lines(tmp_path, f"asset/asset.valid.simp.{j}", *(f"simple {k} {j}" for k in range(8)))
     trained, held_out = (list(plain_texts("asset", tmp_path, split)) for split in ("train", "valid"))
     assert len(trained) == 6 * 11 and len(held_out) == 2 * 11 and not {*trained} & {*held_out}

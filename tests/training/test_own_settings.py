@@ -21,7 +21,7 @@ from difflm.runtime.tensors import load_tensors
 from difflm.training.own_text import Survey, is_own_text, own_recipe
 from difflm.training.run import read_config
 from difflm.training.trainer import Trainer
-from tests.support.tiny import change_json, tiny_run, write_grammar
+from tests.support.tiny import assert_resumed_to_the_bit, change_json, tiny_run, write_grammar
 
 TINY = ["model.hidden=16", "model.layers=1", "model.heads=2", "batch_size=4", "sample_every=0"]
 
@@ -229,20 +229,7 @@ def test_an_own_text_run_is_resumed_to_the_bit(tmp_path, monkeypatch, capsys):
     """With what was chosen when it began."""
     write_prose(tmp_path / "my.txt")
     argv = ["train", str(tmp_path / "my.txt"), "method=mdlm", *TINY, "steps=10"]
-    assert main([*argv, "--out", str(tmp_path / "whole")]) == 0
-    step = Trainer.train_step
-
-    def broken(self, batches):
-        if self.step == 4:
-            raise KeyboardInterrupt
-        return step(self, batches)
-
-    with monkeypatch.context() as context:
-        context.setattr(Trainer, "train_step", broken)
-        assert main([*argv, "--out", str(tmp_path / "cut")]) == 1
-    assert main([*argv, "--out", str(tmp_path / "cut"), "--resume"]) == 0
-    whole, cut = (load_tensors(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
-    assert all((whole[name] == cut[name]).all() for name in whole)
+    assert_resumed_to_the_bit(argv, 4, tmp_path, monkeypatch)
     capsys.readouterr()
     assert main([*argv, "batch_size=8", "--out", str(tmp_path / "cut"), "--resume"]) == 2
     assert "was started with batch_size=4, not 8" in capsys.readouterr().err

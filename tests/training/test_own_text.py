@@ -17,10 +17,8 @@ from difflm.errors import DifflmError, UsageError
 from difflm.methods import METHODS
 from difflm.training.recipe import load_recipe
 from difflm.training.run import read_config
-from tests.networks.test_pretrained_encoder import make_encoder
-from tests.support.tiny import Silent, assert_resumed_to_the_bit, change_json, tiny_run, tiny_runs, write_grammar
-
-assert tiny_runs  # a fixture
+from tests.support.pretrained import make_encoder
+from tests.support.tiny import Silent, assert_resumed_to_the_bit, change_json, tiny_run, write_grammar
 
 TINY = ["model.hidden=16", "model.layers=1", "model.heads=2", "steps=2", "batch_size=4", "warmup=0", "sample_every=0"]
 TINY += ["validate_every=99", "tokenizer=words", "more_than=0", "save_every=99"]

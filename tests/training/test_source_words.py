@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from difflm import TextDiffusion
 from difflm.app.cli import main
@@ -16,10 +15,9 @@ from difflm.data.tokenizers import UNK, Tokenizer, Words
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.seq2seq import reads
 from difflm.methods import METHODS, TextSpec
-from difflm.training.fit import train_run
 from difflm.training.recipe import check, load_recipe
 from difflm.training.run import load_run, read_config
-from tests.support.tiny import Silent, assert_resumed_to_the_bit
+from tests.support.tiny import assert_resumed_to_the_bit, train_quietly
 
 pytestmark = pytest.mark.long  # a few seconds of setup
 
@@ -59,8 +57,7 @@ def write_pairs(path: Path, count: int) -> Path:
 
 
 def train(out: Path, **changes) -> Path:
-    train_run(check({**RECIPE, **changes}), out, torch.device("cpu"), Silent(), lambda *_: None, None, False)
-    return out
+    return train_quietly({**RECIPE, **changes}, out)
 
 
 @pytest.fixture(scope="module")

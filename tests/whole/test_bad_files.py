@@ -17,10 +17,9 @@ from difflm.data.tokenizers import Bpe, Characters, Tokenizer, Words
 from difflm.errors import DifflmError
 from difflm.runtime.files import write_atomic
 from difflm.runtime.tensors import SkipInit
-from tests.app.test_bad_input import complaint, copy_of
-from tests.support.tiny import change_json, tiny_runs
+from tests.support.commands import copy_of
+from tests.support.tiny import change_json
 
-assert tiny_runs and complaint  # fixtures
 posix = pytest.mark.skipif(os.name != "posix", reason="needs links, named pipes and devices")
 
 

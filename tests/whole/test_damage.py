@@ -27,10 +27,9 @@ from difflm.training.fit import train_run
 from difflm.training.recipe import check, read_recipe
 from difflm.training.run import bundled_runs, load_run, read_config
 from difflm.training.trainer import Trainer
-from tests.app.test_bad_input import complaint, copy_of
-from tests.support.tiny import Silent, change_json, tiny_run, tiny_runs, write_grammar
+from tests.support.commands import copy_of
+from tests.support.tiny import Silent, change_json, tiny_run, write_grammar
 
-assert tiny_runs and complaint  # fixtures
 posix = pytest.mark.skipif(os.name != "posix", reason="needs links, named pipes and limits of POSIX")
 
 

@@ -11,8 +11,6 @@ from itertools import islice
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
@@ -21,6 +19,7 @@ from difflm.methods.d3pm.matrix import Axes, Matrix
 from difflm.models.base import LanguageModel
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.delayed_flag import DelayedFlag
+from tests.support.recorded import OnDevice
 from tests.support.tiny import MODEL
 
 WORDS, LONGEST, BATCH = 20, 16, 4
@@ -33,16 +32,6 @@ def plain_precision(monkeypatch):
     """Autocast does not know the device "meta"."""
     monkeypatch.setattr(torch, "autocast", lambda *given, **more: nullcontext())
     monkeypatch.setattr("difflm.models.word_nats.most_masked", lambda *given: BATCH)  # which is found once a shape
-
-
-class OnDevice(TorchDispatchMode):
-    """Raises where an operation makes or reads a tensor of the host."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        host = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor) and leaf.is_cpu]
-        assert not host, f"{func} touches a tensor of the host"
-        return out
 
 
 def built(method: str, source_longest: int = 0) -> LanguageModel:

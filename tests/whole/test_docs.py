@@ -9,12 +9,11 @@ What is only parsed stands in `PARSED_ONLY` with its reason; nothing else is lef
 import importlib.util
 import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -34,11 +33,10 @@ from difflm.data.words import split_words
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, read_measured
 from difflm.training.run import bundled_runs
-from tests.controls.test_sentence_classifier import make_classifier
+from tests.support.pages import COMMANDS, PAGES, PYTHON, ROOT, YAML, Shown, commands_in, links_in
+from tests.support.pretrained import make_classifier
 from tests.support.tiny import write_grammar, write_stories
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 IMAGES = ROOT / "docs" / "images"
 
 PARSED_ONLY = {
@@ -132,62 +130,7 @@ def tiny(argv: list[str]) -> list[str]:
 # -- reading the pages ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A command or a block of Python, and where it stands."""
-
-    page: str
-    line: int
-    text: str
-    complaint: str = ""  # what it says on stderr, where it is shown to fail
-
-    def __str__(self) -> str:
-        return f"{self.page}:{self.line}"
-
-    @property
-    def argv(self) -> list[str]:
-        """Without prompt, comment and pipe; `[…]` of a synopsis may be left out, so it is, and RUN is a run."""
-        text = re.split(r" \| | > ", self.text.removeprefix("$ "))[0]
-        words = shlex.split(re.sub(r" \[[A-Z][^\]]*\]", "", text), comments=True)
-        return ["run" if word == "RUN" else word for word in words]
-
-
-def blocks(text: str) -> Iterator[tuple[int, str, str]]:
-    """(first line, language, content) of every fenced block."""
-    for found in re.finditer(r"^( *)```(\w*)\n(.*?)^\1```$", text, re.DOTALL | re.MULTILINE):
-        yield text[: found.start()].count("\n") + 2, found[2], found[3]
-
-
-def commands_in(page: str, text: str) -> list[Shown]:
-    """Lines of fenced blocks that begin with `difflm`, `make`, `pip` or `torchrun`, those that end in a backslash
-    joined."""
-    found = []
-    for start, language, content in blocks(text):
-        if language in ("", "sh", "bash", "console"):
-            lines = re.sub(r"\\\n", lambda _: "\0", content).split("\n")
-            number = start
-            for line, following in zip(lines, [*lines[1:], ""], strict=True):
-                if re.match(r"(\$ )?(difflm|make|pip|torchrun) ", line):
-                    complaint = following if following.startswith("difflm: ") else ""
-                    found.append(Shown(page, number, line.replace("\0", ""), complaint))
-                number += 1 + line.count("\0")
-    return found
-
-
-def shown(language: str = "") -> list[Shown]:
-    """All commands, or all blocks of a language."""
-    found = []
-    for path in PAGES:
-        page, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
-        if language:
-            found += [Shown(page, start, content) for start, kind, content in blocks(text) if kind == language]
-        else:
-            found += commands_in(page, text)
-    return found
-
-
 PART = "# src/"  # the first line of a block that shows a part of a file
-COMMANDS, PYTHON, YAML = shown(), shown("python"), shown("yaml")
 
 
 def why_parsed(command: Shown) -> str | None:
@@ -473,14 +416,6 @@ def test_names_stand_in_the_files_that_pages_say(page: Path) -> None:
         code = (page.parent / path).read_text(encoding="utf-8")
         for part in name.split("."):
             assert re.search(rf"(def|class) {part}\b|^{part}\b.* = ", code, re.MULTILINE), f"{name} is not in {path}"
-
-
-def links_in(text: str) -> list[str]:
-    """Targets of links and images outside code, without those that leave the repository."""
-    text = re.sub(r"^( *)```.*?^\1```$|`[^`\n]*`", "", text, flags=re.DOTALL | re.MULTILINE)
-    found = re.findall(r"\]\(([^)\s]+)(?: \"[^\"]*\")?\)|<img [^>]*src=\"([^\"]+)\"", text)
-    targets = [(a or b).partition("#")[0] for a, b in found]
-    return [target for target in targets if target and not re.match(r"[a-z]+:", target)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from difflm.training.run import peek_config
-from tests.whole.test_docs import COMMANDS, PYTHON, ROOT, Shown
+from tests.support.pages import COMMANDS, PYTHON, ROOT, Shown
 
 pytestmark = pytest.mark.slow
 

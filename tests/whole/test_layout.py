@@ -13,6 +13,7 @@ import difflm
 
 PACKAGE = Path(difflm.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+TESTS = Path(__file__).parents[1]
 
 # A package may import from the floors above it in this list, never from its own floor or a later one.
 FLOORS = [
@@ -33,6 +34,7 @@ FLOORS = [
 ]
 FLOOR = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}
 DATA_FILES = {"recipes", "pretrained"}
+TEST_ROOMS = {*FLOOR, "whole", "benchmarks", "browser", "support"}
 
 PICKLERS = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 PICKLING = {("torch", "save"), ("torch", "load")}
@@ -68,7 +70,7 @@ def questions_to_the_machine(path: Path) -> Iterator[str]:
 
 def imported(path: Path) -> Iterator[tuple[str, str]]:
     """(module, name) of every import in a file, relative ones resolved; late imports count like any other."""
-    package = ["difflm", *path.relative_to(PACKAGE).parts[:-1]]
+    package = ["difflm", *path.relative_to(PACKAGE).parts[:-1]] if path.is_relative_to(PACKAGE) else []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
@@ -98,6 +100,22 @@ def test_imports_point_one_way(path):
     for used in set(rooms_used(path)):
         assert used in FLOOR, f"give {used} a floor in {Path(__file__).name}"
         assert used == room or FLOOR[used] < FLOOR[room] or room == "__main__", f"{room} may not import {used}"
+
+
+def borrowed_tests(path: Path) -> Iterator[str]:
+    """What a test module imports of another one, or of tests/support/ by a bare name."""
+    shared = {path.stem for path in (TESTS / "support").glob("*.py")}
+    for module, name in imported(path):
+        parts = [*module.split("."), name]
+        if any(part.startswith("test_") for part in parts) or parts[0] in shared:
+            yield ".".join(parts)
+
+
+def test_tests_lie_in_rooms_and_borrow_from_support_alone():
+    for path in TESTS.rglob("*.py"):
+        place = path.relative_to(TESTS)
+        assert place.parts[0] in TEST_ROOMS or str(place) == "conftest.py", f"{place}: put it into a folder"
+        assert not [*borrowed_tests(path)], f"{place}: what several test modules use lies in tests/support/"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -143,3 +161,5 @@ def test_the_checks_see_what_they_forbid(tmp_path, monkeypatch):
         "hasattr(signal, 'SIGHUP'), torch.cuda.synchronize(), torch.backends.mkldnn.is_acl_available()\n"
     )
     assert len([*questions_to_the_machine(bad)]) == 7
+    bad.write_text("from tests.app.test_cli import run\nfrom tests.app import test_cli\nfrom tiny import tiny_run\n")
+    assert len([*borrowed_tests(bad)]) == 3

@@ -25,9 +25,8 @@ from difflm.machine import SWITCHES, is_found, is_on, parse_switches, processor_
 from difflm.networks.head import add_product
 from difflm.runtime.distributed import choose_backend
 from difflm.training import run as runs
-from tests.support.tiny import tiny_run, tiny_runs
+from tests.support.tiny import tiny_run
 
-assert tiny_runs  # a fixture
 BOTH = pytest.mark.parametrize("on", [True, False])
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"

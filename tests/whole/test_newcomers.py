@@ -25,9 +25,7 @@ from difflm.models.sampling import STEP_RULES
 from difflm.training.run import find_run
 from tests.support.open_checkpoints import CHAT, MODELS, write_model, write_tokenizer
 from tests.support.serving import need, running
-from tests.support.tiny import MODEL, tiny_runs
-
-assert tiny_runs  # a fixture
+from tests.support.tiny import MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -30,15 +30,10 @@ from difflm.generation.settings import Settings
 from difflm.models.leave_one_out import masked_logits
 from difflm.models.sampling import SETTINGS
 from tests.support.oracles import JOINT
-from tests.support.tiny import tiny_runs, write_grammar  # noqa: F401
+from tests.support.tiny import write_grammar
 from tests.support.token_oracles import ExactTokens
 
 WRITERS = ("generate", "stream", "infill", "edit", "translate")
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_runs):  # noqa: F811
-    return TextDiffusion.from_pretrained(tiny_runs["difflm"])
 
 
 # -- thirty mistakes: each is answered by a sentence that says what to do ---------------------------------------------
@@ -213,7 +208,7 @@ def test_masked_words_are_as_likely_as_the_joint_says():
 
 
 @pytest.mark.parametrize("method", ["difflm", "mdlm"])
-def test_a_text_tells_the_alternatives_of_its_words(tiny_runs, method):  # noqa: F811
+def test_a_text_tells_the_alternatives_of_its_words(tiny_runs, method):
     lm = TextDiffusion.from_pretrained(tiny_runs[method])
     (text,) = lm.generate(controls=Length(6), steps=4)
     found = text.alternatives
@@ -228,7 +223,7 @@ def test_a_text_tells_the_alternatives_of_its_words(tiny_runs, method):  # noqa:
     assert len(lm.alternatives([text.text, "The pub."], k=2)[1][0].alternatives) == 2
 
 
-def test_a_model_that_reads_left_to_right_cannot_tell(tiny_runs):  # noqa: F811
+def test_a_model_that_reads_left_to_right_cannot_tell(tiny_runs):
     lm = TextDiffusion.from_pretrained(tiny_runs["autoregressive"])
     with pytest.raises(UsageError, match=r"use lm\.score"):
         lm.alternatives("The pub.")

@@ -25,7 +25,7 @@ import difflm
 from difflm.data.words import split_words
 from difflm.generation.pipeline import TextDiffusion
 from difflm.training.run import bundled_runs
-from tests.whole.test_docs import COMMANDS, PAGES, PYTHON, ROOT, links_in
+from tests.support.pages import COMMANDS, PAGES, PYTHON, ROOT, links_in
 
 GUIDE = ROOT / "docs" / "guide"
 NOTEBOOK = GUIDE / "text-diffusion-in-15-minutes.ipynb"

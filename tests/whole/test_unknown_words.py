@@ -11,17 +11,9 @@ from difflm import Edit, Infill, Length
 from difflm.app.cli import main
 from difflm.generation.pipeline import TextDiffusion
 from tests.support.serving import need, running
-from tests.support.tiny import tiny_runs
-
-assert tiny_runs  # a fixture
 
 TEMPLATE = "My dog ___ near the river."
 WARNING = re.compile(r"difflm knows \d+ words of grammar\.txt; it does not know 'My', 'dog', and cannot take them")
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_runs: dict[str, Path]) -> TextDiffusion:
-    return TextDiffusion.from_pretrained(tiny_runs["difflm"])
 
 
 def infill_mark(controls: list[dict[str, Any]]) -> Any:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +16,7 @@ from hypothesis import strategies as st
 from difflm.app.studio.limits import Limits
 from difflm.generation.pipeline import TextDiffusion
 from tests.support.serving import PATIENCE, Gate, Running, events, need, running, wait_for
-from tests.support.tiny import tiny_runs
 
-assert tiny_runs  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn", "schemathesis")
 
 SMALL = {"steps": 2, "length": 6}
@@ -27,20 +24,9 @@ EXAMPLES = 20  # of each operation
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_runs: dict[str, Path]) -> TextDiffusion:
-    return TextDiffusion.from_pretrained(tiny_runs["difflm"])
-
-
-@pytest.fixture(scope="module")
 def server(lm: TextDiffusion) -> Iterator[Running]:
     """Small limits, so that what is allowed is quick."""
     with running(lm, Limits(n=4, rows=8, candidates=4, steps=8, body_seconds=0.5, stall_seconds=0.5)) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def client(server: Running) -> Iterator[Any]:
-    with httpx.Client(base_url=server.url, timeout=PATIENCE) as found:
         yield found
 
 

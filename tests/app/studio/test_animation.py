@@ -12,7 +12,7 @@ from difflm.app.studio.animation import FRAMES, HELD, PLAYED, draw_animation
 from difflm.errors import UsageError
 from difflm.generation.jobs import Generation
 from difflm.player.frames import Draft
-from tests.player.test_player import HOSTILE, WORDS, drafts, four_texts, text_of
+from tests.support.drafts import HOSTILE, WORDS, drafts, four_texts, text_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -23,27 +23,8 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import generation_to_json
 from difflm.player.frames import written
 from tests.support.serving import PATIENCE, Gate, Running, events, need, running, wait_for
-from tests.support.tiny import tiny_runs
 
-assert tiny_runs  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn")
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_runs: dict[str, Path]) -> TextDiffusion:
-    return TextDiffusion.from_pretrained(tiny_runs["difflm"])
-
-
-@pytest.fixture(scope="module")
-def server(lm: TextDiffusion) -> Iterator[Running]:
-    with running(lm) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def client(server: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=PATIENCE) as found:
-        yield found
 
 
 def library(lm: TextDiffusion, asked: dict[str, Any]) -> list[dict[str, Any]]:

@@ -31,9 +31,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.player.frames import Draft
 from difflm.runtime.work import LOOK, MAX_WORK, share_budget, spend_work
 from tests.support.serving import PATIENCE, Gate, events, need, running, wait_for
-from tests.support.tiny import tiny_runs
 
-assert tiny_runs  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn")
 
 SMALL = {"steps": 3, "length": 6}
@@ -42,13 +40,6 @@ SMALL = {"steps": 3, "length": 6}
 @pytest.fixture
 def lm(tiny_runs: dict[str, Path]) -> TextDiffusion:
     return TextDiffusion.from_pretrained(tiny_runs["difflm"])
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    found = Gate(monkeypatch)
-    yield found
-    found.open.set()
 
 
 class Waiting:

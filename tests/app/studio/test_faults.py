@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,24 +24,10 @@ from difflm.controls.patterns.regular import count_paths, parse_pattern
 from difflm.data.words import join_words, split_words
 from difflm.generation.pipeline import TextDiffusion
 from tests.support.serving import PATIENCE, Gate, Running, need, running, wait_for
-from tests.support.tiny import tiny_runs
 
-assert tiny_runs  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn")
 
 SMALL = {"steps": 2, "length": 6}
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_runs: dict[str, Path]) -> TextDiffusion:
-    return TextDiffusion.from_pretrained(tiny_runs["difflm"])
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    made = Gate(monkeypatch)
-    yield made
-    made.open.set()
 
 
 def logged(text: str) -> list[dict[str, Any]]:

@@ -5,12 +5,10 @@ import json
 import pytest
 
 from difflm.generation.pipeline import TextDiffusion
-from tests.app.studio.test_page import opened, studio
 from tests.support.browsing import Opener, asked, axe_faults, finished, hush, load_axe, texts
 from tests.support.serving import running
 
 pytestmark = pytest.mark.long  # a browser, and the bundled model behind it
-assert studio and opened  # fixtures
 
 
 def test_it_says_what_it_is_and_what_the_model_knows(opened):

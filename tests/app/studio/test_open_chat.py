@@ -1,6 +1,5 @@
 """Somebody else's model behind HTTP: the studio's own API, and the `openai` package with chats."""
 
-from collections.abc import Iterator
 from statistics import mean
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from difflm.generation.pipeline import TextDiffusion
 from tests.support.open_checkpoints import CHAT, write_model, write_tokenizer
-from tests.support.serving import PATIENCE, Running, need, running
+from tests.support.serving import PATIENCE, Running, need
 
 openai = need("openai", "httpx2", "fastapi", "uvicorn")
 MESSAGES = [{"role": "user", "content": "the dog"}]
@@ -19,12 +18,6 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> TextDiffusion:
     folder = write_model(tmp_path_factory.mktemp("models") / "tiny", "llada")
     write_tokenizer(folder, template=CHAT)
     return TextDiffusion.from_pretrained(folder)
-
-
-@pytest.fixture(scope="module")
-def server(lm: TextDiffusion) -> Iterator[Running]:
-    with running(lm) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

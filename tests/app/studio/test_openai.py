@@ -16,9 +16,8 @@ from difflm.data.words import split_words
 from difflm.generation.pipeline import TextDiffusion
 from difflm.player.frames import Draft
 from tests.support.serving import Running, need, running
-from tests.support.tiny import tiny_run, tiny_runs
+from tests.support.tiny import tiny_run
 
-assert tiny_runs  # a fixture
 openai = need("openai", "fastapi", "uvicorn")
 
 STEPS = {"controls": {"steps": 4}}

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +19,6 @@ from tests.support.tiny import tiny_run
 
 httpx = need("httpx2")
 pytestmark = pytest.mark.long  # a browser, and the bundled model behind it
-
-
-@pytest.fixture(scope="module")
-def studio() -> Iterator[str]:
-    """The address of a server of our own."""
-    need("fastapi", "uvicorn")
-    with running(TextDiffusion.from_pretrained("e2e"), name="e2e") as found:
-        yield f"{found.url}/"
-
-
-@pytest.fixture
-def opened(browser: Any, studio: str) -> Iterator[Opener]:
-    opener = Opener(browser, studio)
-    yield opener
-    for context in opener.contexts:
-        context.close()
-    assert opener.wrong == []
 
 
 # ---- asking ----

@@ -20,9 +20,7 @@ from difflm.app.studio.served import Models, Served
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from tests.support.serving import PATIENCE, need, running
-from tests.support.tiny import tiny_runs
 
-assert tiny_runs  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn")
 
 ROOT = Path(__file__).parents[3]

@@ -1,29 +1,20 @@
 """The studio with a model that writes from sources: the API takes one, and the page has a box for it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from difflm.generation.pipeline import TextDiffusion
-from tests.app.test_translate import run
 from tests.support.browsing import Opener, asked, finished, says, write
-from tests.support.serving import PATIENCE, Running, need, running
+from tests.support.serving import PATIENCE, Running, need
 
-assert run  # a fixture
 httpx = need("httpx2", "fastapi", "uvicorn")
 
 
 @pytest.fixture(scope="module")
-def lm(run: Path) -> TextDiffusion:
-    return TextDiffusion.from_pretrained(run)
-
-
-@pytest.fixture(scope="module")
-def server(lm: TextDiffusion) -> Iterator[Running]:
-    with running(lm) as found:
-        yield found
+def lm(reverser: Path) -> TextDiffusion:
+    return TextDiffusion.from_pretrained(reverser)
 
 
 def test_the_api_takes_a_source_and_says_when_one_is_missing(server: Running, lm: TextDiffusion) -> None:

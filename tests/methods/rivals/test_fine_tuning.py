@@ -26,12 +26,9 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals.fine_tuning import NOTHING_TOLD, Experts, tell_control, tell_controls
 from difflm.models.autoregressive import Autoregressive, join_rows
 from difflm.models.base import Sampling
-from tests.models.test_autoregressive import VOCABULARY, WORDS, padded, random_twin, ruled
-from tests.support.tiny import tiny_run, tiny_runs, write_grammar
-
-assert tiny_runs  # a fixture
-
-FOODS = ("Italian", "French", "Chinese", "English")
+from tests.support.corpora import write_labels
+from tests.support.tiny import tiny_run
+from tests.support.twins import VOCABULARY, WORDS, padded, random_twin, ruled
 
 
 @pytest.fixture(scope="module")
@@ -100,17 +97,6 @@ def test_controls_are_told_together_as_they_were_learned():
 def test_every_word_of_a_tree_is_one_token():
     told = tell_tree("tree", [(0, 1, "NP"), (1, 1, "S::VP")], 2)
     assert " ".join(split_words(told)) == told == "tree NP * S VP * ) ) )"
-
-
-def write_labels(path) -> None:
-    texts = write_grammar(path.parent / "grammar.txt", 60)
-    rows = []
-    for text in texts:
-        words = split_words(text)
-        row = {"text": text, "food": next(food for food in FOODS if food in text)}
-        row["pos"] = ["NOUN" if word.isalpha() else "PUNCT" for word in words]
-        rows.append({**row, "tree": [[0, len(words) - 1, "S"], [0, 2, "NP"]]})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_all_examples_of_a_text_are_held_out_or_none(tmp_path):

@@ -29,9 +29,7 @@ from difflm.methods.rivals.prefix_classifier import LENGTH, PrefixClassifier, wi
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
 from difflm.training.classifier import PrefixLearner
-from tests.support.tiny import tiny_run, tiny_runs, write_grammar
-
-assert tiny_runs  # a fixture
+from tests.support.tiny import tiny_run, write_grammar
 
 WORDS = Words(["START", "END", "UNK", "PAD", "a", "b", "c"])
 PHRASES = ("-", "NP", "VP", "S", "S::VP")
