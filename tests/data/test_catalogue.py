@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from difflm.data.texts import read_texts
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError
 from difflm.training.recipe import load_recipe
+from tests.support.corpora import DATA, needs_e2e
 from tests.support.web import Page, Web, served
 
 # A line that Diffusion-LM released, after the row of the challenge that it stands for; then one of our own.
@@ -144,12 +144,10 @@ def naturally(text: str) -> str:
     return re.sub(r"(?<=\d)- £", "-£", " - £".join(pieces))
 
 
+@needs_e2e
 def test_the_released_pairs_come_back(tmp_path):
     """Each released pair of a split, written as a row of the challenge, becomes the same fields and the same words."""
-    root = Path(os.environ.get("DIFFLM_DATA", "nowhere"))
-    if not (root / "e2e").is_dir():
-        pytest.skip("needs E2E under $DIFFLM_DATA")
-    pairs = list(read_e2e(e2e_path(root, "valid")))
+    pairs = list(read_e2e(e2e_path(DATA, "valid")))
     back = {new: old for old, new in E2E_FIELDS.items()}
     rows = [
         (

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ from difflm.data.known_corpora import read_e2e
 from difflm.data.tokenizers import END, PAD, SPECIALS, START, UNK, Bpe, Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError, UsageError
-
-DATA = Path(os.environ.get("DIFFLM_DATA", "/nonexistent")) / "e2e"
-needs_e2e = pytest.mark.skipif(not (DATA / "train.txt.gz").is_file(), reason="DIFFLM_DATA does not hold e2e/")
+from tests.support.corpora import DATA, needs_e2e
 
 NATURAL = [
     "Clowns, near the riverside, isn't cheap.",
@@ -87,7 +84,7 @@ def test_no_sign_is_lost(text: str) -> None:
 @needs_e2e
 @pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.long), "valid"])
 def test_every_e2e_reference_is_read_back(split: str) -> None:
-    for pair in read_e2e(DATA / f"{split}.txt.gz"):
+    for pair in read_e2e(DATA / "e2e" / f"{split}.txt.gz"):
         words = split_words(pair.text)
         assert split_words(join_words(words)) == words
 
@@ -96,18 +93,18 @@ def test_every_e2e_reference_is_read_back(split: str) -> None:
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_every_e2e_reference_is_cut_as_spacy_cuts_it(split: str) -> None:
     tokenizer = pytest.importorskip("spacy").blank("en").tokenizer
-    for pair in read_e2e(DATA / f"{split}.txt.gz"):
+    for pair in read_e2e(DATA / "e2e" / f"{split}.txt.gz"):
         line = f"{pair.text} \n"  # as the original read it
         assert split_words(line) == [token.text for token in tokenizer(line)]
 
 
 @needs_e2e
 def test_e2e_vocabulary_is_the_published_one() -> None:
-    published = json.loads((DATA / "vocab_821.json").read_text(encoding="utf-8"))
-    built = Words.build(pair.text for pair in read_e2e(DATA / "train.txt.gz"))
+    published = json.loads((DATA / "e2e" / "vocab_821.json").read_text(encoding="utf-8"))
+    built = Words.build(pair.text for pair in read_e2e(DATA / "e2e" / "train.txt.gz"))
     assert {word: i for i, word in enumerate(built.words)} == published
     assert built.words[21] == "\n"
-    with gzip.open(DATA / "valid.txt.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(DATA / "e2e" / "valid.txt.gz", "rt", encoding="utf-8") as file:
         text = next(file).split("||")[1].strip()
     assert built.words.index("\n") not in built.encode(text)
 

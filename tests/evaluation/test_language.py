@@ -1,9 +1,7 @@
 """The language task: on texts and likelihoods made by hand every figure is known; tiny runs show the whole."""
 
 import json
-import os
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,6 +23,7 @@ from difflm.evaluation.options import Options
 from difflm.evaluation.reports import LANGUAGE
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities, LanguageModel, Sampling
+from tests.support.corpora import DATA, needs_e2e
 from tests.support.tiny import tiny_run, write_grammar
 
 REAL = "real text (valid)"
@@ -363,14 +362,12 @@ def test_a_bound_cannot_judge_and_nothing_cannot_be_compared_with(grammar, judge
 
 
 @pytest.mark.long
+@needs_e2e
 def test_real_e2e_text_holds_a_few_training_sentences():
     """11 of the 4,672 validation references also stand in training; natural spacing must not hide them."""
-    root = os.environ.get("DIFFLM_DATA")
-    if not root or not (Path(root) / "e2e" / "valid.txt.gz").exists():
-        pytest.skip("DIFFLM_DATA does not name a directory with e2e/valid.txt.gz")
     config = {"recipe": {"data": "e2e", "column": None}}
-    found = corpus_for(TextDiffusion(FixedTexts([]), None, config), Path(root), "valid")
+    found = corpus_for(TextDiffusion(FixedTexts([]), None, config), DATA, "valid")
     assert (found.name, len(found.texts)) == ("e2e", 4672)
-    printed = Words.build(corpus("e2e", Path(root), "train"))
+    printed = Words.build(corpus("e2e", DATA, "train"))
     natural = [printed.decode(ids) for ids in printed.encode_batch(found.texts)]
     assert copied_share(natural, found.training()) == pytest.approx(11 / 4672)

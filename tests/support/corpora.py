@@ -1,7 +1,8 @@
-"""Small corpora in the layouts of public ones."""
+"""Small corpora in the layouts of public ones, and where the public ones lie, if they do."""
 
 import gzip
 import json
+import os
 from itertools import product
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 from difflm.data.known_corpora import read_e2e
 from difflm.data.words import split_words
 from tests.support.tiny import write_grammar
+
+DATA = Path(os.environ.get("DIFFLM_DATA") or "nowhere")
+needs_e2e = pytest.mark.skipif(not (DATA / "e2e").is_dir(), reason="needs E2E under $DIFFLM_DATA")
 
 FORMS = (
     "{name} is a {price} {Type} by the {area} , near {near} . It is {friendly} , rated {rating} , with {food} food .",

@@ -1,6 +1,5 @@
 """The models in the package: they fit, they load, they write, and the judge knows text from scrambled text."""
 
-import os
 import random
 import shutil
 import zlib
@@ -22,6 +21,7 @@ from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
 from difflm.runtime.tensors import SCALE, dequantise, load_tensors, quantise_groups, quantise_rows, save_tensors
 from difflm.training.run import bundled_runs, find_start, load_run
+from tests.support.corpora import needs_e2e
 from tests.support.tiny import change_json
 
 SENTENCES = [
@@ -88,7 +88,7 @@ def test_the_bound_prefers_word_order(e2e: TextDiffusion) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not Path(os.environ.get("DIFFLM_DATA", "-"), "e2e").is_dir(), reason="needs $DIFFLM_DATA with E2E")
+@needs_e2e
 def test_the_judge_reads_validation_text_as_its_card_says(judge: TextDiffusion) -> None:
     """1.633 nats/token on all of it; nats/token of a text vary by 0.6, so 390 texts give it within 0.1."""
     from difflm.data.corpora import corpus
