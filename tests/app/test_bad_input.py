@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
 from difflm.app.cli import main
 from difflm.generation.pipeline import TextDiffusion
@@ -279,7 +281,14 @@ def test_following_that_advice_mends_the_run(tmp_path, grammar):
 
 
 @pytest.mark.parametrize(
-    "content", [b"\x02\0\0\0\0\0\0\0[]", b'\x07\0\0\0\0\0\0\0{"a":1}', b"PK\3\4 is no tensor file"]
+    "content",
+    [
+        *(b"\x02\0\0\0\0\0\0\0[]", b'\x07\0\0\0\0\0\0\0{"a":1}', b"PK\3\4 is no tensor file"),
+        *(
+            safetensors.torch.save({"a": torch.zeros(4, dtype=dtype)})
+            for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+        ),
+    ],
 )
 def test_a_file_that_is_no_model(complaint, tiny_runs, tmp_path, content):
     run = copy_of(tiny_runs["difflm"], tmp_path)

@@ -42,9 +42,8 @@ def load_tensors(path: Path, advice: str = AGAIN) -> dict[str, Tensor]:
         raise DifflmError(f"{path} does not exist.") from None
     except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DifflmError(f"{path} is not a readable safetensors file ({error}).") from None
-    for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
-            raise DifflmError(f"{path} holds NaN or infinity in {name}. {advice}")
+    if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise DifflmError(f"{path} holds NaN or infinity in {broken[0]}. {advice}")
     return tensors
 
 
@@ -99,6 +98,8 @@ def _round_groups(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def dequantise(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Restore matrices of eight bits (`quantise_rows`) and of four (`quantise_groups`); other tensors stay as they
     are."""
+    if odd := [name for name, weight in weights.items() if weight.is_floating_point() and weight.itemsize == 1]:
+        raise ValueError(f"{odd[0]} has the dtype {weights[odd[0]].dtype}, in which torch does not compute")
     eight = {name for name, weight in weights.items() if weight.dtype is torch.int8}
     four = {name for name, weight in weights.items() if weight.dtype is torch.uint8 and name + LOW in weights}
     restored = {name: weight for name, weight in weights.items()}
