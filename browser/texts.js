@@ -12,6 +12,7 @@ export class Refused extends Error {}
 
 const CJK = "\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff\\u{20000}-\\u{3ffff}";
 const W = `(?:[^\\s\\p{P}\\p{S}\\p{Cc}${CJK}]|_)`;
+const inWord = new RegExp(`^${W}$`, "u");
 const N = "\\p{Nd}";
 const UNITS = "(?:lb|am|pm)";
 const FUSED = ["that s", "there s", "ca nt", "wo nt", "i d", "can not"];
@@ -279,14 +280,38 @@ export class Template {
     return { known: Int32Array.from(known), unknown, begins: begins.slice(0, -1) };
   }
 
-  // Pieces: a gap behind a space begins with one, and none ends with white space.
+  // Ids that may not stand at a place: the first or the last one of a gap.
   banned(begins, sizes) {
-    if (!this.spells) return () => [];
-    const { shown } = this.tokenizer, ids = (test) => shown.flatMap((piece, i) => (test(piece) ? [i + SPECIALS] : []));
-    this.glued ??= ids((piece) => !piece.startsWith(" "));
-    this.blank ??= ids((piece) => /\s$/.test(piece));
-    const begin = new Set(begins.filter((_, i) => this.parts[i].endsWith(" ")));
-    const end = new Set(begins.map((place, i) => place + sizes[i] - 1));
-    return (place) => [...(begin.has(place) ? this.glued : []), ...(end.has(place) ? this.blank : [])];
+    this.misfits ??= this.spells ? this.#misfitPieces() : this.#misfitWords();
+    const banned = new Map(), ban = (place, ids) => banned.set(place, [...(banned.get(place) ?? []), ...ids]);
+    begins.forEach((place, i) => {
+      ban(place, this.misfits[i].first);
+      ban(place + sizes[i] - 1, this.misfits[i].last);
+    });
+    return (place) => banned.get(place) ?? [];
   }
+
+  // A gap behind a space begins with one, and none ends with white space.
+  #misfitPieces() {
+    const { shown } = this.tokenizer, last = findIds(shown, (piece) => /\s$/.test(piece));
+    const glued = findIds(shown, (piece) => !piece.startsWith(" "));
+    return this.sizes.map((_, i) => ({ first: this.parts[i].endsWith(" ") ? glued : [], last }));
+  }
+
+  // A gap apart from the words around it has no mark there that is written without a space.
+  #misfitWords() {
+    const { pieces } = this.tokenizer;
+    return this.sizes.map((_, i) => {
+      const before = /\s$/.test(this.parts[i]) ? splitWords(this.parts[i]).at(-1) : undefined;
+      const [after] = /^\s/.test(this.parts[i + 1]) ? splitWords(this.parts[i + 1]) : [];
+      return {
+        first: findIds(pieces, (word) => before && !inWord.test(first(word)) && touch(before, word)),
+        last: findIds(pieces, (word) => after && !inWord.test(last(word)) && touch(word, after)),
+      };
+    });
+  }
+}
+
+function findIds(pieces, test) {
+  return pieces.flatMap((piece, i) => (test(piece) ? [i + SPECIALS] : []));
 }
