@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -22,17 +21,6 @@ from difflm.errors import UsageError
 VARIABLE = "DIFFLM_SWITCHES"
 OPPOSITE = "opposite"
 EIGHT_BIT_ENGINES = {"aarch64": "onednn", "arm64": "onednn", "x86_64": "x86", "AMD64": "x86"}
-
-
-@dataclass(frozen=True)
-class Switch:
-    """`found` and `changes` are for readers. Where it is missing, a `needed` one cannot be turned on: nothing can stand
-    in for it. All others then run with plain parts."""
-
-    find: Callable[[], bool]
-    found: str
-    changes: str
-    needed: bool = False
 
 
 def torch() -> Any:
@@ -74,88 +62,26 @@ def has_kernels() -> bool:
     return all(torch().cuda.get_device_capability(number) >= (8, 0) for number in range(gpu_count()))
 
 
-SWITCHES = {
-    "packed_weights": Switch(
-        has_arm_library,
-        "torch was built with ARM's library",
-        "a copy of the network, with weights laid out in advance, generates on a CPU",
-    ),
-    "openmp_products": Switch(
-        has_arm_library,
-        "torch was built with ARM's library",
-        "of several jobs on a CPU, each keeps OpenMP to one thread",
-    ),
-    "bfloat16": Switch(
-        has_bfloat16,
-        "oneDNN has products in bfloat16 for this processor, or torch has no oneDNN",
-        "oneDNN stays on while a CPU computes in bfloat16",
-    ),
-    "matrix_units": Switch(
-        lambda: bool(torch().cpu._is_amx_tile_supported()),
-        "the processor has AMX tiles",
-        "a CPU generates in bfloat16 by default, and large models batch texts there",
-    ),
-    "eight_bit": Switch(
-        lambda: eight_bit_engine() is not None,
-        "torch has an engine for products of eight bits for this processor",
-        "`--dtype int8` is accepted",
-    ),
-    "vnni": Switch(
-        lambda: bool(torch().cpu._is_vnni_supported()),
-        "the processor has VNNI",
-        "on x86, inputs of products of eight bits have eight bits rather than seven",
-    ),
-    "gpu": Switch(
-        lambda: bool(torch().cuda.is_available()),
-        "torch sees a GPU",
-        "`--device auto` is the GPU, and processes exchange tensors by NCCL",
-        needed=True,
-    ),
-    "rocm": Switch(
-        lambda: torch().version.hip is not None,
-        "torch was built for ROCm",
-        "products of narrow numbers are summed in float32 after each one",
-    ),
-    "triton": Switch(
-        lambda: find_spec("triton") is not None,
-        "Triton is installed",
-        "modules of kernels are imported, and patterns use theirs on a GPU",
-        needed=True,
-    ),
-    "kernels": Switch(
-        has_kernels,
-        "all GPUs have compute capability 8.0, and there are Triton and a C compiler",
-        "networks, optimiser and noise use our kernels on a GPU",
-        needed=True,
-    ),
-    "tuned_products": Switch(
-        lambda: load_cublas() is not None,
-        "torch was built for CUDA, and its cuBLASLt can be loaded",
-        "a large product on a GPU takes the fastest of the algorithms that cuBLASLt proposes",
-        needed=True,
-    ),
-    "cpu_recording": Switch(
-        lambda: False,
-        "never: for tests alone",
-        "steps are recorded on a CPU as on a GPU, and replayed by calling them again",
-    ),
-    "posix": Switch(
-        lambda: os.name == "posix",
-        "the operating system is a POSIX system",
-        "folders are locked by `flock`, SIGHUP and SIGUSR1 stop a training, and pages of files are released",
-        needed=True,
-    ),
-    "full_sync": Switch(
-        lambda: sys.platform == "darwin",
-        "the operating system is macOS",
-        "files are synchronised by F_FULLFSYNC",
-    ),
-    "exclusive_ports": Switch(
-        lambda: sys.platform == "win32",
-        "the operating system is Windows",
-        "the studio listens with SO_EXCLUSIVEADDRUSE",
-    ),
+# How each switch is found out. The page on architecture says in a line each when it is on and what it changes.
+SWITCHES: dict[str, Callable[[], bool]] = {
+    "packed_weights": has_arm_library,
+    "openmp_products": has_arm_library,
+    "bfloat16": has_bfloat16,
+    "matrix_units": lambda: bool(torch().cpu._is_amx_tile_supported()),
+    "eight_bit": lambda: eight_bit_engine() is not None,
+    "vnni": lambda: bool(torch().cpu._is_vnni_supported()),
+    "gpu": lambda: bool(torch().cuda.is_available()),
+    "rocm": lambda: torch().version.hip is not None,
+    "triton": lambda: find_spec("triton") is not None,
+    "kernels": has_kernels,
+    "tuned_products": lambda: load_cublas() is not None,
+    "cpu_recording": lambda: False,  # for tests alone
+    "posix": lambda: os.name == "posix",
+    "full_sync": lambda: sys.platform == "darwin",
+    "exclusive_ports": lambda: sys.platform == "win32",
 }
+# Where one of these is missing, it cannot be turned on: nothing can stand in for it. Others then run with plain parts.
+NEEDED = {"gpu", "triton", "kernels", "tuned_products", "posix"}
 _turned: dict[str, bool] = {}
 
 
@@ -165,14 +91,14 @@ def is_on(name: str) -> bool:
         return _turned[name]
     asked = parse_switches(os.environ.get(VARIABLE, ""))
     if asked is None:
-        return not is_found(name) and not SWITCHES[name].needed
+        return not is_found(name) and name not in NEEDED
     return asked[name] if name in asked else is_found(name)
 
 
 @cache
 def is_found(name: str) -> bool:
     """Whether this machine has what a switch is named after, however it was turned."""
-    return SWITCHES[name].find()
+    return SWITCHES[name]()
 
 
 @cache
@@ -185,8 +111,8 @@ def parse_switches(text: str) -> dict[str, bool] | None:
         name, _, value = part.strip().partition("=")
         if name not in SWITCHES or value not in ("on", "off"):
             raise UsageError(f"{VARIABLE}: {part!r} is not NAME=on or NAME=off. Names: {', '.join(SWITCHES)}.")
-        if value == "on" and SWITCHES[name].needed and not is_found(name):
-            raise UsageError(f"{VARIABLE}: {name} cannot be turned on here. It is on if {SWITCHES[name].found}.")
+        if value == "on" and name in NEEDED and not is_found(name):
+            raise UsageError(f"{VARIABLE}: {name} cannot be turned on here: the machine has nothing of the kind.")
         asked[name] = value == "on"
     return asked
 
@@ -195,7 +121,8 @@ def parse_switches(text: str) -> dict[str, bool] | None:
 def turn(**switches: bool) -> Iterator[None]:
     """Turn switches within the block, in all threads."""
     global _turned
-    before, _turned = _turned, {**_turned, **{name: value for name, value in switches.items() if SWITCHES[name]}}
+    assert switches.keys() <= SWITCHES.keys()
+    before, _turned = _turned, {**_turned, **switches}
     try:
         yield
     finally:
