@@ -370,7 +370,7 @@ if not (child := os.fork()):
     signal.alarm(60)
     for call in (lambda: lm.generate(1), lambda: lm.score("The pub."), lambda: TextDiffusion.from_pretrained("judge"),
                  lambda: lm.infill("The ___ pub."), lambda: lm.edit("The pub."),
-                 lambda: lm.generate(1, controls=[Length(5)])):
+                 lambda: lm.generate(1, controls=[Length(5)]), lambda: lm.alternatives("The pub.")):
         try:
             call()
         except Exception as error:
@@ -386,7 +386,7 @@ sys.exit(os.waitpid(child, 0)[1])
 def test_a_forked_process_says_so_at_once(tiny_runs):
     argv = [sys.executable, "-c", FORK, tiny_runs["difflm"]]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert len(done.stdout.splitlines()) == 6
+    assert len(done.stdout.splitlines()) == 7
     assert all("DifflmError this process was forked" in line for line in done.stdout.splitlines())
 
 

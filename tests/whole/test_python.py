@@ -100,6 +100,8 @@ MISTAKES = {
     "a watcher that cannot": (lambda lm: lm.generate(watch="yes"), "watch must be a function"),
     "progress in words": (lambda lm: lm.generate(progress="bar"), "progress must be True, False or a function"),
     "a text too long to score": (lambda lm: lm.score("pub " * 99), "Shorten or split it"),
+    "nothing to score": (lambda lm: lm.score(""), "text 1 is empty"),
+    "nothing to read": (lambda lm: lm.alternatives(""), "text 1 is empty"),
     "a number to score": (lambda lm: lm.score([3]), "text must be a text or a list of texts, not 3"),
     "nowhere to train": (lambda lm: difflm.train("own-text"), "Give out=, a new directory"),
     "an unknown key of a recipe": (

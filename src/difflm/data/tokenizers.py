@@ -34,6 +34,7 @@ class Tokenizer(ABC):
     adds_space = False  # whether it adds a space before every text
     byte_level = False  # whether pieces are in the byte alphabet, a space before a word as its first sign
     spells = False  # whether a text is the concatenation of its pieces' spellings
+    fragments: frozenset[int] = frozenset()  # ids of parts of characters: no model draws them, so that none is broken
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self.pieces = list(pieces)  # pieces[id - 4]: a text may contain the word END, so the specials are not pieces
@@ -240,6 +241,9 @@ class LibraryTokenizer(Tokenizer):
         for own, number in reversed([*enumerate(self.theirs, self._offset)]):
             self._ours[number] = own
         self.byte_level = self.spells = isinstance(encoder.decoder, ByteLevel)
+        if self.byte_level and not specials:  # others write all scripts, whose rarer characters take several tokens
+            spelt = enumerate(self._spelt, len(SPECIALS))
+            self.fragments = frozenset(i for i, piece in spelt if any("\ud800" <= sign <= "\udfff" for sign in piece))
 
     def our_id(self, number: int) -> int:
         """Our id for one of theirs."""
@@ -251,9 +255,13 @@ class LibraryTokenizer(Tokenizer):
         return [[self._ours[number] for number in one.ids] for one in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
-        theirs = [self.theirs[i - self._offset] for i in ids if i >= len(SPECIALS)]
+        ids = [i for i in ids if i >= len(SPECIALS)]
+        theirs = [self.theirs[i - self._offset] for i in ids]
         with explain_library(unreadable):
             text: str = self._encoder.decode(theirs, skip_special_tokens=False)
+        if self.byte_level and "\ufffd" in text:  # bytes that make no character are left out
+            spelt = "".join(self._spelt[i - len(SPECIALS)] for i in ids)
+            return spelt.encode("utf-8", "surrogateescape").decode("utf-8", "ignore")
         return text
 
     def spellings(self) -> list[str]:

@@ -437,6 +437,12 @@ class TextDiffusion(Pretrained):
         return read_drafts(self.model, batch, frame, part, lambda sample, ids: self._pieces_of(sample, ids, job))
 
     def _pieces_of(self, sample: int, ids: list[int], job: GenerationJob) -> list[str]:
-        """The token at each position as text; given words without an id are shown as they were given."""
+        """The token at each position as text; given words without an id are shown as they were given, and a character
+        of several tokens where its first one is."""
         given, first = job.given.get(sample, {}), job.plan.info.first if job.plan else 0
-        return [given.get(k - first, ("", None))[1] or self._pieces[token] for k, token in enumerate(ids)]
+        pieces = [given.get(k - first, ("", None))[1] or self._pieces[token] for k, token in enumerate(ids)]
+        cut = [k for k, token in enumerate(ids) if token in self.tokenizer.fragments]
+        for run in (k for k in cut if k - 1 not in cut):
+            end = next(k for k in range(run, len(ids) + 1) if k not in cut)
+            pieces[run] = self.tokenizer.decode(ids[run:end])
+        return pieces

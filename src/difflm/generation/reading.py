@@ -45,6 +45,8 @@ class Reader:
         self, model: LanguageModel, tokenizer: Tokenizer, config: dict[str, Any], inference: Inference | None = None
     ) -> None:
         self.model, self.tokenizer, self.config, self.name = model, tokenizer, config, "this model"
+        if tokenizer.fragments and not model.pieces:
+            model.forbid_tokens(tokenizer.fragments)
         self.inference = inference or Inference(model)
 
     @property
@@ -97,7 +99,7 @@ class Reader:
 
     def encode(self, texts: str | Sequence[str]) -> list[list[int]]:
         """Return the word ids of texts; rejects a text that is too long for the model, by its number."""
-        rows = self.tokenizer.encode_batch(list_texts(texts, "text") if texts else [])
+        rows = self.tokenizer.encode_batch(list_texts(texts, "text") if texts or texts == "" else [])
         room = self.model.max_words
         for number, row in enumerate(rows, start=1):
             if not row:
@@ -260,6 +262,7 @@ class Reader:
         self, ids: Sequence[int], source: Sequence[int] = (), begin: int = 0, end: int = 0
     ) -> torch.Tensor:
         """Logits of each token from `begin` to `end` (0: the last) of one text, given all its other tokens, [L, V]."""
+        check_process()
         model, end = self.check_reads_tokens(), end or len(ids)
         denoiser, condition = model.denoiser, source_condition([source]) if source else UNCONDITIONAL
         condition = denoiser.prepare(condition.to(self.device))

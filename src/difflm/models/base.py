@@ -187,6 +187,10 @@ class LanguageModel(Trainable):
         """The number of network calls for the nats of a text, with this many draws of a bound."""
         return 1
 
+    def forbid_tokens(self, ids: Iterable[int]) -> None:
+        """Draw none of these tokens any more."""
+        self.lengths.forbidden = tuple({*self.lengths.forbidden, *ids})
+
     @property
     def pieces(self) -> Sequence[str]:
         """What its positions show, if they are not tokens."""
@@ -276,6 +280,9 @@ class WordModel(LanguageModel):
         """Set `banned` [V], the tokens that no text contains."""
         # A buffer, so that no step copies ids to the device; not persistent, so that it is not saved.
         self.register_buffer("banned", torch.zeros(self.vocabulary, dtype=torch.bool), persistent=False)
+        self.forbid_tokens(ids)
+
+    def forbid_tokens(self, ids: Iterable[int]) -> None:
         self.banned[list(ids)] = True
 
 

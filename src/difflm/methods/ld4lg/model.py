@@ -1,6 +1,6 @@
 """Diffusion of an autoencoder's latents: the denoiser makes latents of noise, the decoder writes words from them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -107,6 +107,9 @@ class LatentDiffusion(DiffusionModel):
     def calls(self, sampling: Sampling, words: int) -> int:
         """The calls of the denoiser and of the decoder."""
         return super().calls(sampling, words) + self.autoencoder.calls(sampling, words)
+
+    def forbid_tokens(self, ids: Iterable[int]) -> None:
+        self.autoencoder.forbid_tokens(ids)
 
     def sampler_inputs(self, denoiser: Denoiser, batch: TextBatch) -> SamplerInputs:
         """From noise to latents."""
