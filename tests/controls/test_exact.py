@@ -285,6 +285,14 @@ def test_the_check_of_a_filled_text_sees_what_is_wrong():
         assert not matches_parts(parts, gaps, wrong, find_words(wrong)), wrong
 
 
+def test_a_gap_may_begin_with_a_mark_that_is_written_without_a_space():
+    for text in ("He said, no.", "He said: nothing at all.", "He said no."):
+        assert Infill("He said ___.").check(text).satisfied and Infill("He ___.").check(text).satisfied
+    assert Infill("He ___ said ___ no.").check("He, too, said… well, no.").satisfied
+    for text in ("He said,no.", "He saidno.", "He said.", "He says, no."):
+        assert not Infill("He said ___ no.").check(text).satisfied
+
+
 def matches_by_trying(parts: list[str], gaps: list[int | None], text: str) -> bool:
     """The same by trying every size of every gap."""
     head, rest = parts[0], text[len(parts[0]) :]
@@ -475,7 +483,7 @@ def test_places_say_what_is_free():
     layouts, _ = brief.layouts(torch.arange(1), 0)
     (tile,) = make_batches(lm.model, [Row(0, 0, layouts[0])], torch.device("cpu"))
     place = Canvas(torch.arange(tile.width) < tile.lengths.unsqueeze(1), 1, tile.known >= 0)
-    (rule,) = brief.phrase_rules(place)
+    (rule,) = brief.word_rules(place)
     assert rule.free[0].nonzero().flatten().tolist() == [1, 2, 3]
 
 

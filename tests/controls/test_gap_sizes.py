@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from difflm import Contains, Infill, Length
-from difflm.controls.base import ModelInfo
+from difflm.controls.base import Control, ModelInfo
 from difflm.controls.gap_sizes import MOST, SHARPNESS, GapFiller, GapSizes
 from difflm.controls.patterns.token_automata import ANY, compile_pattern
 from difflm.controls.plan import ControlPlan
-from difflm.data.tokenizers import Characters
+from difflm.data.tokenizers import SPECIALS, Characters
 from difflm.diffusion.base import Belief
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.batching import Layout
@@ -136,6 +136,22 @@ def test_a_gap_that_must_hold_words_is_large_enough(pieces: TextDiffusion) -> No
 def test_gaps_share_the_words_that_a_length_leaves(pieces: TextDiffusion) -> None:
     for made in pieces.infill("The ___ pub ___ river.", n=4, seed=3, steps=4, controls=[Length(8)]):
         assert len(made.text.split()) == 8 and all(one["satisfied"] for one in made.controls), made.text
+
+
+@pytest.mark.parametrize(
+    "asked", [[], [Length(3)], [Contains("犬")], [Infill("犬は___です。")], [Infill("犬 ___:2 é")]]
+)
+def test_no_character_is_broken(pieces: TextDiffusion, asked: list[Control]) -> None:
+    """More than a third of its pieces are bytes of characters that take several."""
+    for drafts in pieces.stream(4, 3, steps=4, controls=asked):
+        assert not any("\ufffd" in token for draft in drafts for token in draft.tokens)
+        assert "犬" not in str(asked) or all("犬" in "".join(draft.tokens) for draft in drafts)
+    spelt = pieces.tokenizer.spellings()
+    for row in chain(*pieces.run_unchecked([pieces.make_job(4, 3, steps=4, controls=asked)])):
+        whole = "".join(spelt[i - len(SPECIALS)] for i in row.ids).encode("utf-8", "surrogateescape")
+        assert pieces.tokenizer.decode(row.ids) == whole.decode()
+    for made in pieces.edit("犬はここです。", 4, steps=4, strength=0.5):
+        assert "\ufffd" not in made.text
 
 
 @pytest.mark.long

@@ -90,6 +90,19 @@ def test_a_word_of_several_tokens_is_avoided(writers, method, word):
         assert made.controls[0]["satisfied"] and word.lower() not in made.text.lower()
 
 
+@pytest.mark.parametrize("method", DIFFUSION)
+def test_an_avoided_word_of_several_tokens_is_never_drawn(method):
+    """Whatever the model draws, and not only where it is likeliest: every other pair of these words is the avoided."""
+    words = Words([*SPECIALS, "can", "not", "be"])
+    writer = spiteful(method, words, 20, (4, 5, 6))
+    found = writer.generate(24, steps=4, controls=[Avoid("cannot"), Length(9)])
+    for made in [*found, *writer.generate(24, steps=4, controls=[Avoid("cannot")])]:
+        assert made.controls[0]["satisfied"] and "can not" not in made.text, made.text
+    assert any("not can" in made.text for made in found)  # nothing else is forbidden
+    for made in writer.infill("It can ___:2 be.", 8, steps=4, controls=[Avoid("cannot")]):
+        assert made.controls[1]["satisfied"] and not made.text.startswith("It can not"), made.text
+
+
 def test_avoid_refuses_what_is_given(writers):
     with pytest.raises(UsageError, match="avoid 'cannot' contradicts"):
         writers["difflm"].infill("It cannot ___", controls=[Avoid("cannot")])

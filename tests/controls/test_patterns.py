@@ -25,6 +25,7 @@ from difflm.controls.patterns.token_automata import (
     NEVER,
     Template,
     TokenAutomaton,
+    avoid_phrases,
     compile_pattern,
     find_phrase,
     intersect,
@@ -545,6 +546,16 @@ def test_phrases_are_found_wherever_they_stand(phrase, text):
         after = [text[k + n : k + n + 1] for k in range(len(text) - n + 1) if text[k : k + n] == phrase]
         expected = any(not follows or follows[0] not in glued for follows in after)
         assert find_phrase(phrase, 9, glued).accepts(text) == expected
+
+
+@given(st.lists(st.lists(st.integers(4, 6), min_size=1, max_size=3), min_size=1, max_size=3), st.data())
+@settings(max_examples=100, deadline=None)
+def test_avoided_phrases_stand_nowhere(phrases, data):
+    automaton = avoid_phrases(phrases, 9)
+    for _ in range(5):
+        text = data.draw(st.lists(st.integers(4, 8), max_size=7))
+        there = any(text[k : k + len(one)] == one for one in phrases for k in range(len(text)))
+        assert automaton.accepts(text) is not there
 
 
 def test_a_check_does_not_backtrack_for_ever():

@@ -222,7 +222,7 @@ def test_what_cannot_be_is_refused(models):
         ([Infill("The cheap ___"), Avoid("cheap")], None, "contradicts"),
         ([Contains("cheap food"), Avoid("food")], None, "contradicts"),
         ([Avoid("is")], Edit("It is-that ___", 0.5, ("is",)), "contradicts"),
-        ([Infill("The ___:90 pub")], None, "no text"),
+        ([Infill("The ___:90 pub")], None, "at least 92 tokens"),
         ([Avoid("cheap")], Edit(EDITED, 0.5, ("Mills",)), "is not in the text to edit"),
     ]:
         with pytest.raises(UsageError, match=match) as told:

@@ -537,5 +537,5 @@ def test_what_it_cannot_do_is_refused_in_a_line(lm, asked, said):
 def test_models_that_edit_nothing_refuse_its_settings():
     e2e = TextDiffusion.from_pretrained("e2e")
     for asked in ({"start": "nothing"}, {"revisions": 2}):
-        with pytest.raises(UsageError, match="is for models that edit texts, which this one does not"):
+        with pytest.raises(UsageError, match="is for models that edit texts"):
             e2e.generate(1, **asked)

@@ -21,7 +21,7 @@ from difflm.data.words import is_other_language
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.base import LISTED
-from difflm.models.sampling import STEP_RULES
+from difflm.models.sampling import KNOWN, STEP_RULES
 from difflm.training.run import find_run
 from tests.support.open_checkpoints import CHAT, MODELS, write_model, write_tokenizer
 from tests.support.serving import need, running
@@ -38,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty").mkdir()
     (tmp_path / "odd.json").write_text('{"type": "objekt"}')
     (tmp_path / "gaps.jsonl").write_text('{"infill": "no gap"}\n')
+    (tmp_path / "pairs.jsonl").write_text('{"n": 1}\n{"contains": ["x"], "avoid": ["x"]}\n')
     return tmp_path
 
 
@@ -126,7 +127,29 @@ def test_every_door_warns_of_another_language(capsys: Any) -> None:
 MISTAKES = {
     'generate --infill "no gap"': "--infill: mark at least one gap",
     'generate --infill "a ___ ___ b"': "--infill: two gaps are adjacent",
+    "generate --clamp": "--clamp is for models that diffuse word vectors",
+    "generate --projection greedy": "--projection is for models that diffuse on a simplex",
+    "generate e2e --block 4": "--block is for models of masks",
+    "generate e2e --start nothing": "--start is for models that edit texts",
+    "generate judge --block 4": "--block is for models of masks, but judge is autoregressive",
+    "generate --guidance 5": "--guidance is how strongly classifiers steer",
+    "generate e2e --guidance much --field food=Japanese": "--guidance must be a number",
     "generate --contains ''": "--contains: give a word",
+    "generate --contains x --avoid X": "--avoid 'X' contradicts contains x",
+    "generate --contains 'big cat' --avoid cat": "--avoid 'cat' contradicts contains big cat",
+    "generate --infill 'It is ___.' --avoid is": "--avoid 'is' contradicts the words that stay",
+    "generate --edit 'It is cold.' --keep cold --avoid cold": "--avoid 'cold' contradicts the words that stay",
+    "generate --length 2 --contains a --contains b --contains c": "--contains: 3 different words must appear",
+    "generate --words 1-2 --contains 'a b c'": "--contains: 3 different words must appear",
+    "generate --length 900": "--length: a text of this model has at most 128 tokens",
+    "generate --words 900": "--words: a text of this model has at most 128 tokens",
+    "generate e2e --length 900": "--length must be between 1 and 6",
+    "generate e2e --length 14 --pos 'NOUN VERB'": "length asks for 14 words, pos for 2",
+    "generate e2e --length 3 --contains The --contains pub --contains near --contains river": "4 words must appear",
+    "generate e2e --contains zzyzx": "--contains: this model does not know the word 'zzyzx'",
+    "generate e2e --infill 'The ___:99 pub.'": "--infill: it has at least 102 tokens",
+    "generate e2e --infill 'The ___:2 pub.' --length 9": "--infill asks for 5 words, length for 9",
+    "generate english-small --input pairs.jsonl": "request 1: avoid 'x' contradicts contains x",
     "generate --avoid 'two words'": "--avoid: give one word",
     "generate --length 0": "--length must be at least 1",
     "generate --words 9-3": "--words: give a number such as 12 or 8-12",
@@ -195,12 +218,16 @@ def test_a_mistake_is_told_before_a_model_is_loaded(
 def test_a_table_has_the_step_rules_of_every_method() -> None:
     """By it a wrong --sampler is refused, and none is that a model knows."""
     known: dict[str, set[str]] = {"masked": {"prism"}}  # of a model with a quality head
+    settings: dict[str, set[str]] = {"latent": {"masks"}}  # of a model that can hide what it knows
     for name in LISTED:
         method, sizes = METHODS[name], {**MODEL, "embedding_dim": 16} if METHODS[name].family == "gaussian" else MODEL
-        if method.kind != "classifier" and method.family != "autoregressive":
+        if method.kind != "classifier":
             model = method(**sizes).build(TextSpec(20, 16, 16 if method.task == "seq2seq" else 0))
-            known.setdefault(method.family, set()).update(model.capabilities.step_rules)
-    assert known == {family: {*rules} for family, rules in STEP_RULES.items()}
+            settings.setdefault(method.family, set()).update(model.capabilities.settings)
+            if method.family != "autoregressive":
+                known.setdefault(method.family, set()).update(model.capabilities.step_rules)
+    assert settings == {family: {*families} for family, families in KNOWN.items()}
+    assert known == {family: {*rules} for family, rules in STEP_RULES.items() if rules}
 
 
 def test_texts_that_fail_leave_no_directory(

@@ -142,6 +142,9 @@ class Control(ABC):
     def check_labels(self, labels: Mapping[str, Labelling]) -> None:  # noqa: B027
         """Reject a label that none of the model's classifiers knows, so that no model is loaded for it."""
 
+    def check_words(self, least: int, info: ModelInfo) -> None:  # noqa: B027
+        """Reject a number of words between spaces that no text of a model has, or none in which `least` words are."""
+
     def bind(self, info: ModelInfo) -> "Control":
         """The same request in terms of this model's tokens."""
         return self
@@ -175,6 +178,10 @@ class Control(ABC):
 
     def automaton(self, info: ModelInfo) -> "TokenAutomaton | None":
         """The texts that comply. If any control needs an automaton, the product of all of them is imposed."""
+        return None
+
+    def bans(self, info: ModelInfo) -> Sequence[int] | None:
+        """The tokens that it forbids, if it asks for nothing else."""
         return None
 
     def prior(self, info: ModelInfo) -> Prior | None:

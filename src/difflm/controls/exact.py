@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from difflm.controls.base import CHARACTERS, WORDS, Canvas, Check, Control, Exact, ModelInfo, need_number, need_text
 from difflm.controls.patterns.pattern import WordCount
-from difflm.controls.patterns.token_automata import TokenAutomaton, forbid_tokens
+from difflm.controls.patterns.token_automata import TokenAutomaton, avoid_phrases, forbid_tokens
 from difflm.controls.pieces import avoid_words
 from difflm.data.tokenizers import SPECIALS, Tokenizer
 from difflm.data.words import has_phrase, split_words
@@ -93,19 +93,31 @@ class Avoid(Exact):
         if len(self.word.split()) != 1:
             raise UsageError(f"avoid: give one word, such as --avoid cheap, not {self.word!r}.")
 
-    def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform":
-        from difflm.controls.rules import BanSequences
+    def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
+        from difflm.controls.rules import BanWords
 
-        return BanSequences(codec, tuple(tuple(s) for s in spell_variants(self.word, info)))
+        return None if (banned := self.bans(info)) is None else BanWords(codec, tuple(banned))
+
+    def bans(self, info: ModelInfo) -> Sequence[int] | None:
+        ways = [] if info.tokenizer.spells else spell_variants(self.word, info)
+        alone = not info.tokenizer.spells and all(len(ids) == 1 for ids in ways)
+        return [token for (token,) in ways] if alone else None
 
     def automaton(self, info: ModelInfo) -> TokenAutomaton:
-        if info.tokenizer.whole_words and len(split_words(self.word.strip())) == 1:
-            return forbid_tokens([token for (token,) in spell_variants(self.word, info)], info.tokenizer.size)
-        return avoid_words([self.word], info.tokenizer)
+        banned = self.bans(info)
+        return avoid_all([self.word], info) if banned is None else forbid_tokens(banned, info.tokenizer.size)
 
     def judge(self, text: str) -> tuple[bool, str]:
         word = self.word.strip().lower()  # one that is printed as a part of another is found by `split_words`
         return not has_phrase(text, word) and word not in split_words(text.lower()), WORDS
+
+
+def avoid_all(words: Sequence[str], info: ModelInfo) -> TokenAutomaton:
+    """The automaton of texts without these words: as they are printed, or where nothing tells that, as they are
+    tokenized."""
+    if info.tokenizer.spells or info.tokenizer.whole_words:
+        return avoid_words(words, info.tokenizer)
+    return avoid_phrases([ids for word in words for ids in spell_variants(word, info)], info.tokenizer.size)
 
 
 def spell_variants(word: str, info: ModelInfo) -> list[list[int]]:

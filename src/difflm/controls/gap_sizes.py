@@ -2,7 +2,8 @@
 
 Each gap is filled with up to MOST numbers of tokens that can hold what is asked of it, always writing the surest half
 of the remaining ones. The score of a size is the mean of their log-probabilities (compare CAL, arXiv 2602.00476, which
-takes it from the first step). The lengths of whole texts say little about a gap in one of them.
+takes it from the first step); of a gap of so many words, the mean by word, since a word is no likelier for having sure
+pieces at its end. The lengths of whole texts say little about a gap in one of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas, KnownTokens
-from difflm.controls.gaps import fits_between
+from difflm.controls.gaps import Infill, fits_between
 from difflm.controls.patterns.token_automata import ANY, Template
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.base import Belief
@@ -40,6 +41,7 @@ class GapSizes:
     usual: Sequence[int]  # sizes that fit together
     fits: Callable[[Sequence[int]], bool]
     shares: Sequence[Tensor] = ()
+    words: Sequence[int | None] = ()  # of counted gaps
 
     def tried(self) -> list[tuple[int, list[int]]]:
         """Each option of each gap, with the usual sizes of the others: the gap, and all sizes."""
@@ -67,24 +69,26 @@ def exchange(sizes: Sequence[int], gap: int, size: int) -> list[int]:
 
 
 def list_options(
-    texts: Sequence[str], text: KnownTokens, phrases: Sequence[int], pattern: Template | None = None
+    infill: Infill, text: KnownTokens, phrases: Sequence[int], pattern: Template | None = None
 ) -> GapSizes:
-    """The sizes that can hold phrases of these sizes, or that a pattern accepts, with no shares yet; `texts` are those
-    around the gaps."""
+    """The sizes that can hold phrases of these sizes, or that a pattern accepts, with no shares yet; `text` has the
+    tokens of the template."""
     known, room, gaps = text.parts, text.most, len(text.sizes)
     most = max(1, min(MOST, (room - sum(map(len, known))) // gaps))
 
     def fits(sizes: Sequence[int]) -> bool:
-        if sum(map(len, known)) + sum(sizes) > room:
+        if sum(map(len, known)) + sum(sizes) > room or any(
+            n < least for n, least in zip(sizes, text.sizes, strict=True)
+        ):
             return False
         if pattern:
             free = ([ANY] * size for size in (*sizes, 0))
             return pattern.automaton.accepts([*chain(*chain(*zip(known, free, strict=True)))])
         # A phrase may be lengthened by a part behind it that does not begin with a space.
-        room_for = [size - (not part[:1].isspace()) for size, part in zip(sizes, texts[1:], strict=True)]
+        room_for = [size - (not part[:1].isspace()) for size, part in zip(sizes, infill.parts[1:], strict=True)]
         return fits_between(phrases, room_for)
 
-    usual = [min(OTHERS, most)] * gaps
+    usual = [max(least, min(OTHERS, most)) for least in text.sizes]
     if not fits(usual) and pattern:
         usual = pattern.draw_gaps(min(pattern.lengths), repeat(0.5))
         usual = larger if fits(larger := [max(OTHERS, size) for size in usual]) else usual
@@ -95,7 +99,7 @@ def list_options(
         possible = (n for n in range(1, room) if fits(exchange(usual, gap, n)))
         first = next(possible, usual[gap])
         options.append([first, *takewhile(lambda n: n < first + most, possible)])  # noqa: B023 (used at once)
-    return GapSizes(options, usual, fits)
+    return GapSizes(options, usual, fits, words=infill.gaps)
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class GapFiller:
     first: int  # canvas position of the first token
     forbidden: Sequence[int]
     token_rules: Rules
-    phrase_rules: Rules
+    word_rules: Rules
     last_rules: Rules
 
     def share_sizes(self, sizes: GapSizes, known: Sequence[Sequence[int]], rows: Sequence[Layout]) -> GapSizes:
@@ -115,13 +119,17 @@ class GapFiller:
         for gap, own in sizes.tried():
             begin = self.first + sum(map(len, known[: gap + 1])) + sum(own[:gap])
             places.append((begin, begin + own[gap]))
-        scores = self.score(rows, places).double().cpu().split([*map(len, sizes.options)])
+        totals, counts = self.score(rows, places)
+        words = [sizes.words[gap] if sizes.words else None for gap, _ in sizes.tried()]
+        parts = torch.tensor([n or float(count) for n, count in zip(words, counts.tolist(), strict=True)])
+        scores = (totals.double().cpu() / parts).split([*map(len, sizes.options)])
         return replace(sizes, shares=[(SHARPNESS * own).softmax(0) for own in scores])
 
     @torch.no_grad()
-    def score(self, rows: Sequence[Layout], gaps: Sequence[tuple[int, int]]) -> Tensor:
-        """The mean log-probability of what is written into the gap [first, end) of each row, [B], while all unknown
-        positions are written. Required words and patterns decide what is written, not how likely it is."""
+    def score(self, rows: Sequence[Layout], gaps: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """The log-probability of what is written into the gap [first, end) of each row, and the number of its tokens,
+        [B], while all unknown positions are written. Required words and patterns decide what is written, not how likely
+        it is."""
         denoiser, mask_id = self.denoiser, self.denoiser.process.mask_id
         device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
         lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
@@ -135,7 +143,7 @@ class GapFiller:
             return Canvas(mask, self.first, x != mask_id, torch.where(mask & (x != mask_id), x, FREE))
 
         rules += self.token_rules(canvas())
-        phrases, total = self.phrase_rules(canvas()), torch.zeros(len(rows), device=device)
+        decided, total = self.word_rules(canvas()), torch.zeros(len(rows), device=device)
         counts = [line.count(mask_id) for line in lines]
         for _ in range(max(counts).bit_length()):
             left = x == mask_id
@@ -145,7 +153,7 @@ class GapFiller:
             for rule in rules:
                 belief = rule(belief, x, t)
             chances = belief.logits.log_softmax(-1)
-            for rule in (*phrases, *self.last_rules(canvas())):
+            for rule in (*decided, *self.last_rules(canvas())):
                 belief = rule(belief, x, t)
             words = (belief.logits.argmax(-1) if belief.words is None else belief.words).unsqueeze(-1)
             sure = belief.logits.log_softmax(-1).gather(-1, words).squeeze(-1).masked_fill(~left, float("-inf"))
@@ -154,7 +162,7 @@ class GapFiller:
             own = chances.gather(-1, words).squeeze(-1).clamp(min=-100)  # a phrase may be impossible for another rule
             total = total + torch.where(here & inside, own, 0.0).sum(-1)
             x = torch.where(here, words.squeeze(-1), x)
-        return total / inside.sum(-1)
+        return total, inside.sum(-1)
 
     def read(self, rows: Sequence[int], x: Tensor, t: Tensor, mask: Tensor) -> Belief:
         """What the model believes of these rows; of others, which are written already, nothing is asked."""

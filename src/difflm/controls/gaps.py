@@ -24,6 +24,7 @@ BLANK = re.compile(r"(?:_{3,}|\[MASK\]|<mask>)(?::(\d+))?", re.IGNORECASE)
 SOMETHING = Sequenced((ANYTHING, Chars(named="S"), ANYTHING))
 # A word of a counted gap: letters, digits or both, with few other characters around it and between its parts.
 WORD = r"""["'“‘(\[£$€]{0,2}(\w+([\-'’&/@]\w+)*|\d+([.,:]\d+)*%?|(\w\.)+)(['’]|[,.;:!?…"”)\]]){0,2}"""
+CLOSING = r",.;:!?…)\]}%”’"  # marks that are written without a space before them
 FEW_WORDS = 20  # in all gaps: the automaton of more would be too large
 
 
@@ -101,7 +102,8 @@ class Infill(Exact, KnownText):
         sizes, free = [gap or 1 for gap in self.gaps], [gap is None for gap in self.gaps]
         if self.spaced:  # one token, or two if none begins with a space and continues
             whole = any(piece.startswith(" ") and not piece[-1].isspace() for piece in tokenizer.spellings())
-            sizes, free = [1 if whole or part[-1:] != " " else 2 for part in self.parts[:-1]], [True] * len(sizes)
+            sizes = [max(n, 1 if whole or part[-1:] != " " else 2) for n, part in zip(sizes, self.parts, strict=False)]
+            free = [True] * len(sizes)
         most = info.max_words if self.most is None else min(info.max_words, sum(map(len, parts)) + self.most)
         given = [self.given_by(number) if tokenizer.whole_words else {} for number in range(len(parts))]
         return KnownTokens(parts, sizes, free, most, given)
@@ -120,8 +122,9 @@ class Infill(Exact, KnownText):
         if tokenizer.spells:
             pieces = [*enumerate(tokenizer.spellings(), len(SPECIALS))]
             glued = tuple(i for i, piece in pieces if not piece.startswith(" "))
+            spaced = tuple(i for i, piece in pieces if piece[:1].isspace())  # which do not begin a text
             blank = tuple(i for i, piece in pieces if piece[-1:].isspace())
-            return [(glued if left.endswith(" ") else (), blank) for left in self.parts[:-1]]
+            return [(glued if left[-1:] == " " else () if left else spaced, blank) for left in self.parts[:-1]]
         if not tokenizer.whole_words:
             return []
         words = [*enumerate(tokenizer.pieces, len(SPECIALS))]
@@ -152,7 +155,9 @@ class Infill(Exact, KnownText):
         word, space = parse_pattern(WORD) if few else Repeated(Chars(named="S"), 1, None), literal(" ")
         more = Sequenced((space, word))
         counted = [n if self.spaced else None for n in self.gaps]
-        gaps = [Sequenced((word, Repeated(more, n - 1, n - 1))) if n else SOMETHING for n in counted]
+        free = [fill_between(*sides) if self.spaced else SOMETHING for sides in pairwise(self.parts)]
+        some = [Sequenced((word, Repeated(more, n - 1, n - 1))) if n else None for n in counted]
+        gaps = [own or one for own, one in zip(some, free, strict=True)]
 
         def spell(part: str) -> Node:
             if not self.spaced:
@@ -184,6 +189,15 @@ def cut_gaps(known: KnownTokens, total: int, shares: Sequence[float], more: int 
     return [least + size for least, size in zip(fewest, cut, strict=True)]
 
 
+def fill_between(left: str, right: str) -> Node:
+    """Something between two parts of a text: behind white space, and before it, it has none of its own."""
+    sign = Chars(named="S")
+    touching = [bool(part) and not char.isspace() for part, char in ((left, left[-1:]), (right, right[:1]))]
+    before, after = (ANYTHING if touches else NOTHING for touches in touching)
+    one = Sequenced((before, sign, after))
+    return one if any(touching) else Either((one, Sequenced((sign, ANYTHING, sign))))
+
+
 def split_total(rest: int, gaps: int, shares: Sequence[float]) -> list[int]:
     """Distribute `rest` words over the gaps, by cuts at `gaps` − 1 places; all cuts are equally likely."""
     cuts = sorted(int(share * (rest + 1)) for share in shares[: max(0, gaps - 1)])
@@ -195,23 +209,30 @@ def matches_parts(parts: Sequence[str], gaps: Sequence[int | None], text: str, w
     """Whether a text consists of these parts in order, with at least one word, or the given number, in each gap; its
     `words` are given by where they begin.
 
-    Finds all places where each part may end: templates with many gaps have too many ways to match to try each."""
-    ends = {len(parts[0])} if text.startswith(parts[0]) else set[int]()
+    Finds all places where each part may end: templates with many gaps have too many ways to match to try each. A gap
+    may begin with a mark that is written without the space before it."""
+
+    def find(part: str) -> list[tuple[int, int]]:
+        """Where a part begins and ends in the text."""
+        bare, space = part.rstrip(), part[len(part.rstrip()) :]
+        pattern = f"(?=({re.escape(bare)}(?:{re.escape(space)}|(?=[{CLOSING}]))))"
+        return [(found.start(), found.end(1)) for found in re.finditer(pattern, text)]
+
+    ends = {end for begin, end in find(parts[0]) if begin == 0}
     begun = {*words}
     for part, gap in zip(parts[1:], gaps, strict=True):
         if not ends:
             return False
-        starts = [found.start() for found in re.finditer(f"(?={re.escape(part)})", text)]
         if gap is None:  # whatever a later end can reach, the first can reach too
             written = re.compile(r"\S").search(text, min(ends))
-            ends = {k + len(part) for k in starts if written and k > written.start()}
+            ends = {end for begin, end in find(part) if written and begin > written.start()}
             continue
-        later = set[int]()
+        later, places = set[int](), find(part)
         for end in ends:
             inside = end < len(text) and end not in begun and not text[end].isspace()  # of a word that began before
             first = bisect_left(words, end) + gap - inside  # words before the end of the gap
             low, high = (words[k - 1] if 0 < k <= len(words) else len(text) for k in (first, first + 1))
-            later |= {k + len(part) for k in starts if low < k <= high and end < k}
+            later |= {behind for begin, behind in places if low < begin <= high and end < begin}
         ends = later
     return len(text) in ends
 

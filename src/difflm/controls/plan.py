@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from functools import cache, cached_property, partial
-from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import Tensor
 
+from difflm.controls.agreement import agree_on_length, check_avoided, find_template
 from difflm.controls.base import Canvas, Check, Control, KnownText, KnownTokens, ModelInfo
 from difflm.controls.edits import Edit, EditedText
+from difflm.controls.exact import avoid_all
 from difflm.controls.gap_sizes import GAPS, GapFiller, GapSizes, list_options
-from difflm.controls.gaps import Infill, cut_gaps
+from difflm.controls.gaps import cut_gaps
 from difflm.controls.guidance import (
     STANDARD,
     Guidance,
@@ -24,7 +24,7 @@ from difflm.controls.patterns.chains import chain_of
 from difflm.controls.patterns.pattern import join_patterns
 from difflm.controls.patterns.token_automata import Template, TokenAutomaton
 from difflm.controls.phrases import choose_phrases, join_given, speaks_of_every_word
-from difflm.controls.pieces import avoid_words, let_end, spaced_pieces
+from difflm.controls.pieces import let_end, spaced_pieces
 from difflm.controls.rules import ForbidSpecials, ImposePattern, KeepApart, PlacePhrases, control_rules
 from difflm.controls.sentence_classifier import read_labels
 from difflm.data.tokenizers import END, SPECIALS, START, UNK
@@ -89,7 +89,7 @@ class ControlPlan:
         self.open_ended = free and (self.continues or (self.least <= 1 and self.infill is None))
         parts = keeps.parts if keeps else ()
         self.automaton = self.pattern.automaton if self.pattern else None
-        if avoided := [c.forbids for c in asked if c.forbids]:
+        if avoided := [c for c in self.controls if c.forbids]:
             self.automaton = self.automaton or self.avoid_spellings(avoided)
             check_avoided(self.controls, info, parts)
         self.imposed = [c for c in asked if guidance.impose or not c.head]
@@ -101,13 +101,15 @@ class ControlPlan:
         self.phrases = choose_phrases(placed, info, parts, self.words, model.denoiser.codec.holds_tokens)
         self.extra = self.phrases.widen(None if self.continues else self.known, self.words) if self.phrases.asked else 0
 
-    def avoid_spellings(self, avoided: Sequence[str]) -> TokenAutomaton | None:
-        """The automaton of texts that spell no avoided word, if tokens are parts of words."""
-        if not self.info.tokenizer.spells:
+    def avoid_spellings(self, avoided: Sequence[Control]) -> TokenAutomaton | None:
+        """The automaton of texts that spell no avoided word; None if each is a token, or unknown."""
+        words = [c.forbids for c in avoided]
+        if all(c.bans(self.info) is not None for c in avoided):
             return None
-        automaton = avoid_words(avoided, self.info.tokenizer)
-        if self.known and not all(map(automaton.can_contain, self.known.parts)):
-            raise UsageError(f"avoid {' or '.join(map(repr, avoided))}: the words that are kept contain it.")
+        automaton = avoid_all(words, self.info)
+        kept = self.known.parts if self.known and self.info.tokenizer.spells else []
+        if not all(map(automaton.can_contain, kept)):
+            raise UsageError(f"avoid {' or '.join(map(repr, words))}: the words that are kept contain it.")
         return let_end(automaton, self.model.lengths.ends) if self.open_ended else automaton
 
     # -- before sampling ----------------------------------------------------------------------------------------
@@ -166,9 +168,9 @@ class ControlPlan:
             return None
         if self.pattern and not info.tokenizer.byte_level:
             return None
-        sizes = list_options(infill.parts, known, self.phrases.sizes, self.pattern)
+        sizes = list_options(infill, known, self.phrases.sizes, self.pattern)
         rows, _ = self.lay_out(known, [own for _, own in sizes.tried()])
-        rules = self.token_rules, self.phrase_rules, self.last_rules
+        rules = self.token_rules, self.word_rules, self.last_rules
         filler = GapFiller(self.denoiser, info.first, self.model.lengths.forbidden, *rules)
         return filler.share_sizes(sizes, known.parts, rows)
 
@@ -202,7 +204,7 @@ class ControlPlan:
     def rules(self, canvas: Canvas) -> list[Transform]:
         """The rules of all controls, as transforms of the belief. Required words come last: no other rule may change
         their positions."""
-        return self.token_rules(canvas) + self.phrase_rules(canvas)
+        return self.token_rules(canvas) + self.word_rules(canvas)
 
     def token_rules(self, canvas: Canvas) -> list[Transform]:
         """The rules for single positions."""
@@ -213,7 +215,7 @@ class ControlPlan:
             rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
         return rules + [rule for c in self.imposed for rule in control_rules(c, codec, self.info, canvas)]
 
-    def phrase_rules(self, canvas: Canvas) -> list[Transform]:
+    def word_rules(self, canvas: Canvas) -> list[Transform]:
         """The rule that required words appear, if there are any; for subwords, with nothing that lengthens them."""
         codec, phrases, tokenizer = self.denoiser.codec, self.phrases, self.info.tokenizer
         if not phrases.asked:
@@ -224,7 +226,8 @@ class ControlPlan:
         apart = None
         if tokenizer.spells:
             apart = KeepApart(codec, phrases.followers, spaced_pieces(tokenizer), canvas, phrases.openings)
-        return [PlacePhrases(codec, phrases.ids, free, apart, self.model.lengths.ends if self.open_ended else ())]
+        ends = self.model.lengths.ends if self.open_ended else ()
+        return [PlacePhrases(codec, phrases.ids, free, apart, ends)]
 
     def last_rules(self, canvas: Canvas) -> list[Transform]:
         """The rule that the whole text is accepted, if there is an automaton. Known special tokens are not part of a
@@ -236,6 +239,7 @@ class ControlPlan:
             return [ImposePattern(self.denoiser.codec, chain, canvas.mask)]
         words = known >= len(SPECIALS)
         inside = canvas.mask & (words | ~canvas.settled)
+        inside[:, : self.info.first] = False  # a model may write the START before its text itself
         return [ImposePattern(self.denoiser.codec, chain, inside, known.masked_fill(~words, FREE))]
 
     @property
@@ -313,45 +317,3 @@ def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[s
         about = {"name": control.name, "target": control.target, "satisfied": check.satisfied, "score": score}
         found.append({**about, "checker": check.checker, "guarantee": control.guarantee})
     return found
-
-
-def find_template(controls: Sequence[Control], edit: Edit | None) -> Infill | None:
-    """The only template with gaps, if there is any; a text is not edited as well."""
-    infills = [cast(Infill, control) for control in controls if control.keeps_text]
-    if len(infills) > 1:
-        raise UsageError("infill can be given only once; put all gaps in one text.")
-    if infills and edit is not None:
-        raise UsageError("edit and infill cannot be combined: mark gaps, or give a whole text.")
-    if edit is not None:
-        edit.check_value()
-    return infills[0] if infills else None
-
-
-def agree_on_length(controls: Sequence[Control], info: ModelInfo) -> tuple[int | None, int]:
-    """The number of tokens on which the controls must agree, if any, and the fewest that satisfy all of them."""
-    asked = [(c.name, n) for c in controls if (n := c.length(info)) is not None]
-    for (one, n), (other, m) in pairwise(asked):
-        if n != m:
-            raise UsageError(f"{one} asks for {n} {info.tokenizer.unit}, {other} for {m}: no text has both.")
-    needed = [(c, c.min_length(info)) for c in controls]
-    least = max([1, *(n for _, n in needed)])
-    if not asked:
-        return None, least
-    words = asked[0][1]
-    for control, n in needed:
-        if words < n:
-            raise UsageError(f"{control} needs {n} {info.tokenizer.unit}; a length of {words} is too short.")
-    if words > info.max_words:
-        raise UsageError(f"{words} {info.tokenizer.unit} are requested; this model takes at most {info.max_words}.")
-    return words, least
-
-
-def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[str]) -> None:
-    """Reject words that are both required and excluded."""
-    wanted = [("the words that stay", text) for text in known]
-    wanted += [(str(c), text) for c in controls if (text := c.verbatim(info)) is not None]
-    for where, text in wanted:
-        for control in controls:
-            if control.forbids and not control.check(text).satisfied:
-                word = control.forbids.strip()
-                raise UsageError(f"avoid {word!r} contradicts {where}: a word cannot be both required and excluded.")

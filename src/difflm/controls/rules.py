@@ -237,45 +237,15 @@ def best_starts(gains: Sequence[Tensor], sizes: Sequence[int], owners: Sequence[
 
 
 @dataclass(frozen=True)
-class BanSequences:
-    """Token sequences that no text may contain: a single token is excluded everywhere, and the last token of a longer
-    sequence where the belief would complete it."""
+class BanWords:
+    """Tokens that no text contains."""
 
     codec: Codec
-    sequences: tuple[tuple[int, ...], ...]
-
-    @cached_property
-    def singles(self) -> Tensor:
-        return self.codec.token_mask([ids[0] for ids in self.sequences if len(ids) == 1])
-
-    @property
-    def several(self) -> list[tuple[int, ...]]:
-        return [ids for ids in self.sequences if len(ids) > 1]
-
-    @property
-    def syncs_with_device(self) -> bool:
-        """Only the device knows how often another token must be found."""
-        return bool(self.several)
+    ids: tuple[int, ...]
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        logits = belief.logits.masked_fill(self.singles, float("-inf"))
-        while self.several:  # the next token in its place may complete another sequence
-            found = [(ids, find_completed(logits.argmax(-1), ids)) for ids in self.several]
-            if not any(bool(here.any()) for _, here in found):
-                break
-            for ids, here in found:
-                logits = ban_at(logits, here, ids[-1:])
-        return rule_out(belief, logits, self.codec)
-
-
-def find_completed(tokens: Tensor, ids: Sequence[int]) -> Tensor:
-    """Positions at which a sequence ends, [B, L]."""
-    here = tokens == ids[-1]
-    for back, token in enumerate(reversed(ids[:-1]), start=1):
-        before = torch.roll(tokens == token, back, dims=1)
-        before[:, :back] = False
-        here &= before
-    return here
+        banned = belief.logits.masked_fill(self.codec.token_mask(self.ids), float("-inf"))
+        return rule_out(belief, banned, self.codec)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from difflm.machine import is_on
 from difflm.methods.rivals import ControlDecoder
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Row, SampleBatch, draw_rows, make_batches, source_condition
-from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, option_name
+from difflm.models.sampling import FAMILIES, SETTINGS, describe_range, refuse_foreign
 from difflm.player.frames import Draft
 from difflm.runtime.threads import IsStopped, check_process, run_parallel
 
@@ -44,15 +44,6 @@ NOT_A_NUMBER = (
     "Load it again, or with --dtype float32."
 )
 SHOWN = 8  # how many unknown words a warning names
-FOREIGN = {  # why a model outside a family refuses its settings
-    "vectors": "--{} is for models that diffuse word vectors, which this one does not.",
-    "simplex": "--{} is for models that diffuse on a simplex, which this one does not.",
-    "tokens": "--{} is for models that draw tokens, which this one does not.",
-    "masked": "--{} is for models of masks, which this one is not.",
-    "edits": "--{} is for models that edit texts, which this one does not.",
-    "left-to-right": "--{} is for autoregressive models, which this one is not.",
-    "masks": "a {} needs a model of masks over whole texts, such as mdlm, or one that learned to drop its condition.",
-}
 
 
 # -- what is refused before anything is done: each error says what to do instead --------------------------------------
@@ -152,11 +143,10 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
         raise UsageError("a length beam needs a model that chooses lengths beforehand; this one writes its own end.")
     if sampling.projection == "multi-hot" and sampling.projection_top_p == 1:
         raise UsageError("--projection multi-hot takes the likeliest words: give --projection-top-p below 1.")
-    for name, setting in SETTINGS.items():
-        family = FAMILIES[name]
-        foreign = family in FOREIGN and family not in model.capabilities.settings
-        if foreign and getattr(sampling, name) != setting.default:
-            raise UsageError(FOREIGN[family].format(option_name(name)))
+    families = "diffusion", *model.capabilities.settings
+    foreign = (name for name, family in FAMILIES.items() if family not in families)
+    if changed := [name for name in foreign if getattr(sampling, name) != SETTINGS[name].default]:
+        refuse_foreign(changed, families, "this one is not")
     if sampling.block and sampling.sampler not in ORDERED:
         raise UsageError(f"--block is for the samplers {', '.join(ORDERED)}; give --block 0 with {sampling.sampler}.")
     if sampling.sure != SURE and sampling.sampler not in ("threshold", "entropy-bound"):

@@ -3,7 +3,7 @@ the command's options, the HTTP API's schema, the checks and their messages deri
 so that the command's help need not."""
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args
 
@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from difflm.errors import UsageError
+from difflm.runtime.files import read_own_table
 
 Family = Literal["any", "diffusion", "vectors", "simplex", "masks", "masked", "tokens", "left-to-right", "edits"]
 Projection = Literal["mean", "greedy", "sample", "multi-hot"]
@@ -107,20 +108,9 @@ class Sampling:
             raise UsageError(f"--{option_name(wrong)} {describe_range(wrong)}, not {given[wrong]}.") from None
 
 
-# The step rules that models of each family of processes may know, ours without importing them: a wrong one is refused
-# before a model is loaded. Capabilities say which of them a model does know.
-VECTOR_RULES = ("ancestral", "ddim", "ddim-half", "dpm-solver", "euler", "heun")
-ORDERS = ("confidence", "entropy", "entropy-bound", "first-hitting", "gibbs", "margin", "remask", "threshold")
-STEP_RULES: dict[str, tuple[str, ...]] = {
-    "gaussian": ("jump", *VECTOR_RULES),
-    "simplex": ("renoise", *VECTOR_RULES[:-1]),  # heun calls the network twice a step
-    **dict.fromkeys(("latent", "pixels"), VECTOR_RULES),
-    "masked": ("ancestral", *ORDERS, "truncated", "prism"),
-    "uniform": ("ancestral", "leave-one-out"),
-    "hybrid": ("ancestral", "self-correct"),
-    "matrix": ("ancestral",),
-    "edits": ("edits", "ancestral"),
-}
+_TABLE = read_own_table("families.yaml", __file__)
+STEP_RULES = {family: about["rules"] for family, about in _TABLE["processes"].items()}
+KNOWN = {family: about["settings"] for family, about in _TABLE["processes"].items()}
 SETTINGS = Sampling.__pydantic_fields__  # type: ignore[attr-defined]
 FAMILIES: dict[str, Family] = {name: one.json_schema_extra["family"] for name, one in SETTINGS.items()}
 
@@ -128,6 +118,13 @@ FAMILIES: dict[str, Family] = {name: one.json_schema_extra["family"] for name, o
 def understood_by(families: Collection[Family]) -> list[str]:
     """Settings that a model of these families understands."""
     return [name for name, family in FAMILIES.items() if family in families]
+
+
+def refuse_foreign(names: Iterable[str], families: Collection[str], who: str) -> None:
+    """Refuse settings that mean nothing to a model which knows these families of them."""
+    for name in names:
+        if (family := FAMILIES[name]) not in families:
+            raise UsageError(f"--{option_name(name)} is for {_TABLE['settings'][family]}, but {who}: leave it out.")
 
 
 def option_name(name: str) -> str:

@@ -4,7 +4,7 @@ to the screen or to a file that a killed command continues, alone or as several 
 import hashlib
 import json
 from bisect import bisect
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from difflm.app.commands.options import check_reads_sources, load_model
 from difflm.app.console import Bar, note
 from difflm.app.live_view import TerminalView
-from difflm.controls.base import Control
+from difflm.controls.agreement import check_agreement
+from difflm.controls.base import Control, ModelInfo
 from difflm.data.labels import Labelling
+from difflm.data.tokenizers import Tokenizer
 from difflm.errors import UsageError, suggest
 from difflm.generation.requests import Request, read_guidance
 from difflm.methods.base import LISTED
-from difflm.models.sampling import FAMILIES, STEP_RULES, option_name
+from difflm.models.sampling import KNOWN, STEP_RULES, option_name, refuse_foreign
 from difflm.player.page import Recording
 from difflm.runtime.files import check_place, check_regular, read_checked
 from difflm.runtime.resumable import ResumableLines, check_free
@@ -134,18 +136,21 @@ def refuse_by_config(name: str, guides: Sequence[Path], request: Request) -> Non
     config = peek_config(name)
     method = config.get("method", "")
     family = LISTED[method]["family"] if method in LISTED else ""
-    if family == "autoregressive":
-        refuse_foreign_settings(request, ("left-to-right", "tokens"), name, method)
-    elif family and family not in ("latent", "edits"):
-        refuse_foreign_settings(request, ("diffusion", "tokens"), name, method)
+    if family in KNOWN:
+        refuse_foreign(request.settings(), KNOWN[family], f"{name} is {method}")
     rules = STEP_RULES.get(family) or sorted({rule for some in STEP_RULES.values() for rule in some})
     if request.sampler is not None and request.sampler not in rules and (family or not config):
         what = f"for {family} models" if family else "for any model"
         hint = suggest(request.sampler, rules)
         raise UsageError(f"unknown --sampler {request.sampler!r} {what}. {hint}Known: {', '.join(rules)}.")
-    by_words = family in STEP_RULES and family not in WHOLE_TEXTS
-    if by_words and request.method is None and not {"base", "labels"} & config.keys():
-        check_labels([*sorted(find_run(name).glob("guide*/")), *guides], request.controls())
+    by_words = bool(STEP_RULES.get(family)) and family not in WHOLE_TEXTS
+    if by_words and request.method is None:
+        controls, edit = request.controls(), request.edited()
+        if not {"base", "labels"} & config.keys():
+            check_labels([*sorted(find_run(name).glob("guide*/")), *guides], controls)
+        if controls or edit:
+            tokenizer = Tokenizer.load(find_run(name) / "tokenizer.json")
+            check_agreement(controls, edit, ModelInfo(tokenizer, config["longest"], first=0))
 
 
 def check_labels(guides: Iterable[Path], controls: Iterable[Control]) -> None:
@@ -156,19 +161,10 @@ def check_labels(guides: Iterable[Path], controls: Iterable[Control]) -> None:
         control.check_labels(labels)
 
 
-def refuse_foreign_settings(request: Request, known: Collection[str], name: str, method: str) -> None:
-    """Reject settings that mean nothing to a model of these families of settings."""
-    for key in request.settings():
-        needed = FAMILIES[key] if FAMILIES[key] in ("left-to-right", "tokens") else "diffusion"
-        if FAMILIES[key] != "any" and needed not in known:
-            kind = "diffusion" if needed == "diffusion" else "autoregressive"
-            raise UsageError(f"--{option_name(key)} is for {kind} models, but {name} is {method}: leave it out.")
-
-
 def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> None:
     """Reject options that would have no effect on this model."""
     given, known = request.settings(), lm.model.capabilities.settings
-    refuse_foreign_settings(request, known, name, lm.config["method"])
+    refuse_foreign(given, known, f"{name} is {lm.config['method']}")
     beams = given.get("beams", lm.model.sampling.beams)
     if beams and "diffusion" not in known:
         if ignored := next((key for key in ("temperature", "top_k", "top_p") if key in given), None):

@@ -90,6 +90,12 @@ class WordCount(Pattern):
             )
         object.__setattr__(self, "regex", rf"\S+( \S+){{{self.low - 1},{self.most - 1}}}")
 
+    def check_words(self, least: int, info: ModelInfo) -> None:
+        if self.low > info.max_words:
+            raise UsageError(f"{self.name}: a text of this model has at most {info.max_words} {info.tokenizer.unit}.")
+        if least > self.most:
+            raise UsageError(f"contains: {least} different words must appear; a text of {self.most} is too short.")
+
     @classmethod
     def parse(cls, value: str) -> "WordCount":
         return cls(value)  # type: ignore[arg-type]

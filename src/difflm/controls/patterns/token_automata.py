@@ -17,6 +17,7 @@ from difflm.controls.patterns.regular import (
     Sequenced,
     check_size,
     compile_characters,
+    literal,
     minimise,
     number_rows,
     refine,
@@ -308,6 +309,19 @@ def find_phrase(
     behind = Repeated(Either((apart, Sequenced((read(lambda kind: bool(kind[2])), spaces)))), 0, 1)
     automaton = compile_characters(Sequenced((Either(tuple(ways)), behind)), signs.values())
     return spell_columns(automaton, [signs[kind] for kind in kinds]).smallest(automaton.accepting)
+
+
+def avoid_phrases(phrases: Sequence[Sequence[int]], size: int) -> TokenAutomaton:
+    """The automaton of sequences that hold none of these side by side."""
+    own = [*dict.fromkeys(token for ids in phrases for token in ids)]
+    signs = {token: chr(k) for k, token in enumerate(own, 1)}  # "\0" for all others
+    every = Repeated(Chars(tuple((sign, sign) for sign in ("\0", *signs.values()))), 0, None)
+    spelt = ("".join(map(signs.__getitem__, ids)) for ids in phrases)
+    held = Either(tuple(Sequenced((every, literal(one), every)) for one in spelt))
+    found = compile_characters(held, ("\0", *signs.values()))
+    free = CharacterAutomaton(found.columns, *minimise(found.table, ~found.accepting))
+    texts = [signs.get(token, "\0") for token in range(len(SPECIALS), size)]
+    return spell_columns(free, texts).smallest(free.accepting)
 
 
 @dataclass(frozen=True)
