@@ -17,22 +17,13 @@ from difflm.methods import METHODS, TextSpec
 from difflm.models.base import LanguageModel
 from difflm.training.recipe import check
 from difflm.training.run import load_run, read_config
+from tests.support import pairs
 from tests.support.pairs import sequences, write_reversals
 from tests.support.tiny import train_quietly
 
 LENGTH, TEXTS = 8, 64
-RECIPE = {
-    "method": "diffuseq",
-    "model": {"embedding_dim": 16, "hidden": 64, "layers": 2, "heads": 2, "dropout": 0.0},
-    "tokenizer": "words",
-    "more_than": 0,
-    "longest": LENGTH + 2,
-    "steps": 100,
-    "batch_size": 32,
-    "warmup": 20,
-    "lr": 4e-3,
-    "ema": 0.9,
-}
+SIZES = {"embedding_dim": 16, "hidden": 64, "layers": 2, "heads": 2, "dropout": 0.0}
+RECIPE = {**pairs.RECIPE, "method": "diffuseq", "model": SIZES, "longest": LENGTH + 2, "steps": 100}
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from difflm.fast.recorded import RecordedDecoder
 from difflm.models.autoregressive import BANNED, Autoregressive
 from difflm.models.base import Sampling
 from difflm.networks import EncoderDecoder
+from tests.support import pairs
 from tests.support.pairs import LENGTH, TEXTS, sequences, write_reversals
 from tests.support.tiny import train_quietly
 from tests.support.twins import SOURCES, WORDS, batch_of, random_reader
@@ -363,18 +364,8 @@ def test_a_model_with_sources_writes_nothing_without():
 
 # -- a trained run ----------------------------------------------------------------------------------------------------
 
-RECIPE = {
-    "method": "encoder-decoder",
-    "model": {"hidden": 64, "layers": 2, "encoder_layers": 1, "heads": 2, "dropout": 0.0, "label_smoothing": 0.0},
-    "tokenizer": "words",
-    "more_than": 0,
-    "longest": LENGTH + 2,
-    "steps": 100,
-    "batch_size": 32,
-    "warmup": 20,
-    "lr": 6e-3,
-    "ema": 0.9,
-}
+SMALL = {"hidden": 64, "layers": 2, "encoder_layers": 1, "heads": 2, "dropout": 0.0, "label_smoothing": 0.0}
+RECIPE = {**pairs.RECIPE, "method": "encoder-decoder", "model": SMALL, "longest": LENGTH + 2, "steps": 100, "lr": 6e-3}
 
 
 @pytest.fixture(scope="module")
