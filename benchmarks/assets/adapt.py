@@ -58,7 +58,7 @@ from difflm.data.texts import Example, read_lines
 from difflm.data.tokenfile import TokenFile
 from difflm.data.tokenizers import END, SPECIALS, PretrainedTokenizer
 from difflm.data.words import split_words
-from difflm.generation.jobs import check_device
+from difflm.generation.checks import check_device
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.open_families import EMBEDDING
 from difflm.models.open_models import find_special

@@ -132,11 +132,11 @@ def send_crowds(folder: Path, count: int, draw: random.Random) -> dict[str, obje
         return b""
 
     def work(tally: Tally) -> str:
-        from difflm.generation.loops import BatchProgress, Loop
+        from difflm.generation.loops import Loop, Progress
 
         slowest, step = 0.0, Loop.step
 
-        def slow_step(loop: Loop) -> list[BatchProgress]:
+        def slow_step(loop: Loop) -> Progress | None:
             time.sleep(0.02)  # as with a larger model
             return step(loop)
 

@@ -43,8 +43,8 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Steering
 from difflm.fast.cuda_graphs import CapturedFunction
 from difflm.fast.inference import Inference
-from difflm.generation import jobs
-from difflm.generation.jobs import check_device
+from difflm.generation import loops
+from difflm.generation.checks import check_device
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import TextSpec
 from difflm.models.batching import Layout, pad_batch
@@ -215,7 +215,7 @@ class EvidenceGuidance(Guidance):
 
 def write_by_gradient(lm: TextDiffusion, pattern: str, n: int, size: float, **settings: Any) -> list[str]:
     """Texts of lengths that match; the pattern is climbed, and never imposed."""
-    usual = jobs.steering_for
+    usual = loops.steering_for
 
     def climb(*given: Any) -> Steering:
         steering = usual(*given)
@@ -230,11 +230,11 @@ def write_by_gradient(lm: TextDiffusion, pattern: str, n: int, size: float, **se
         return replace(steering, rules=rules, guide=guide)
 
     recorded, lm.inference.record = lm.inference.record, False
-    jobs.steering_for = climb  # type: ignore[assignment]
+    loops.steering_for = climb  # type: ignore[assignment]
     try:
         return [str(text) for text in lm.generate(n, controls=[Pattern(pattern)], **settings)]
     finally:
-        jobs.steering_for, lm.inference.record = usual, recorded
+        loops.steering_for, lm.inference.record = usual, recorded
 
 
 def text_rows(asked: argparse.Namespace) -> Iterator[Sequence[str]]:

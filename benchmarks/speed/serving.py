@@ -236,7 +236,7 @@ async def ask_engine(lm: TextDiffusion, steps: int, counts: list[int], seconds: 
         await asyncio.gather(*(ask(seed) for seed in range(8)))  # what is loaded late is loaded now
         for count in counts:
             found.append(tell(await keep_asking(count, seconds, ask)))
-            while engine._jobs:  # those who left
+            while engine.jobs:  # those who left
                 await asyncio.sleep(0.01)
     finally:
         engine.close()

@@ -118,7 +118,7 @@ def train(ledger: Ledger, run: Run, place: Place) -> dict[str, Any] | None:
 def fit_recipe(recipe: "Recipe", out: Path, marks: Mapping[int, Path], place: Place) -> float | None:
     """Train in a folder, or continue there, and keep averaged weights at some steps; seconds, None if interrupted."""
     from difflm.app.console import TrainingView
-    from difflm.generation.jobs import check_device
+    from difflm.generation.checks import check_device
     from difflm.training import fit
     from difflm.training.checkpoints import save_weights
     from difflm.training.trainer import Trainer
@@ -261,7 +261,7 @@ def make(ledger: Ledger, run: Run, place: Place) -> None:
     """Train and measure a run, and append its line; a run that diverged has a line without a score."""
     from difflm.errors import DifflmError
     from difflm.evaluation.language import device_name
-    from difflm.generation.jobs import check_device
+    from difflm.generation.checks import check_device
     from difflm.runtime.files import append_line
 
     try:

@@ -158,7 +158,7 @@ def measure(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def make(name: str, asked: argparse.Namespace) -> None:
-    from difflm.generation.jobs import check_device
+    from difflm.generation.checks import check_device
     from difflm.runtime.files import append_line
 
     asked.device = check_device(asked.device).type

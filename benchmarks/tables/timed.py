@@ -55,7 +55,7 @@ def train_for_minutes(
     import torch
 
     from difflm.app.console import TrainingView
-    from difflm.generation.jobs import check_device
+    from difflm.generation.checks import check_device
     from difflm.training import fit
     from difflm.training.trainer import Outcome, Trainer
 

@@ -22,7 +22,8 @@ from difflm.controls.guidance import GuidanceSettings
 from difflm.evaluation.control import Protocol, by_control, write_texts, written
 from difflm.evaluation.targets import Target, choose, read_targets
 from difflm.generation import jobs, pipeline
-from difflm.generation.jobs import Generation, check_device
+from difflm.generation.checks import check_device
+from difflm.generation.jobs import Generation
 from difflm.generation.pipeline import TextDiffusion
 from difflm.runtime.files import read_checked, write_atomic
 from difflm.training.fit import train_run

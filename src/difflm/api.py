@@ -70,7 +70,7 @@ def train(
     steps and the total."""
     begun = time.perf_counter()
     from difflm.data.corpora import file_names
-    from difflm.generation.jobs import check_device
+    from difflm.generation.checks import check_device
     from difflm.training.fit import train_run
     from difflm.training.own_text import default_run, is_own_text, resolve_own, split_arguments
     from difflm.training.recipe import load_recipe, spell_changes

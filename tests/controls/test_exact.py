@@ -22,7 +22,7 @@ from difflm.diffusion.condition import FREE
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
-from difflm.models.batching import Layout, Row, make_batches
+from difflm.models.batching import Layout, Row, pad_batch
 from tests.support.spiteful import DIFFUSION, LONGEST, STEPS_TAKEN, VOCABULARY, WORDS, spiteful
 
 NEWLINE = "\n"  # a word like others, which the print of a text loses at its ends
@@ -428,11 +428,11 @@ def test_controls_are_for_diffusion_models():
     refused(twin, Length(3), match="controls are for diffusion models")
 
 
-def test_layouts_become_tiles(models):
+def test_layouts_become_tiles():
     layouts = [Layout(5, {0: 9}), Layout(17), Layout(6, {}, [4, 5, 6, 7, 8, 9])]
     rows = [Row(7, sample, layout) for sample, layout in zip((10, 11, 12), layouts, strict=True)]
-    found = list(make_batches(models["difflm"].model, rows, torch.device("cpu")))
-    assert [(tile.width, list(tile.rows)) for tile in found] == [(16, [rows[0], rows[2]]), (32, [rows[1]])]
+    found = [pad_batch(own, own[0].layout.width, torch.device("cpu")) for own in ([rows[0], rows[2]], [rows[1]])]
+    assert [tile.width for tile in found] == [16, 32]
     assert [tile.samples.tolist() for tile in found] == [[10, 12, 12, 12], [11] * 4]
     assert all(tile.seeds.tolist() == [7] * 4 for tile in found)
     first, second = found
@@ -481,7 +481,7 @@ def test_places_say_what_is_free():
     lm = spiteful("diffusion-lm")
     brief = lm.plan_controls([Length(3), Contains("pub")])
     layouts, _ = brief.layouts(torch.arange(1), 0)
-    (tile,) = make_batches(lm.model, [Row(0, 0, layouts[0])], torch.device("cpu"))
+    tile = pad_batch([Row(0, 0, layouts[0])], layouts[0].width, torch.device("cpu"))
     place = Canvas(torch.arange(tile.width) < tile.lengths.unsqueeze(1), 1, tile.known >= 0)
     (rule,) = brief.word_rules(place)
     assert rule.free[0].nonzero().flatten().tolist() == [1, 2, 3]

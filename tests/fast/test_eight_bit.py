@@ -100,11 +100,14 @@ layers = [torch.nn.Linear(384, 1536).requires_grad_(False) for _ in range(8)]
 asked, inputs = [EightBitLinear(layer) for layer in layers], [torch.randn(1, 32, 384) for _ in range(2)]
 answers = [[EightBitLinear(layer)(x) for layer in layers] for x in inputs]
 
-def ask(k):
+turns = iter(range(2))
+
+def ask(_):
+    k = next(turns)
     for _ in range(50):
         yield sum(not torch.equal(layer(inputs[k]), y) for layer, y in zip(asked, answers[k]))
 
-print("wrong:", sum(run_parallel([lambda _: ask(0), lambda _: ask(1)])))
+print("wrong:", sum(run_parallel(ask, 2)))
 """
 
 

@@ -10,7 +10,7 @@ from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
 from difflm.fast.float32 import WithoutFloat64
-from difflm.generation.jobs import check_device
+from difflm.generation.checks import check_device
 from difflm.methods import METHODS, TextSpec
 from tests.support.processes import SIZES, start, train
 

@@ -7,7 +7,6 @@ import copy
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -24,7 +23,10 @@ from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
 from difflm.fast.inference import Inference, PaddedLinear, remember_times
 from difflm.fast.recorded import capture_key
+from difflm.generation.jobs import GenerationJob
+from difflm.generation.loops import Progress, Seat, loop_shape
 from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.scheduler import Request, Scheduler
 from difflm.machine import turn
 from difflm.models.base import Sampling
 from difflm.models.batching import (
@@ -33,11 +35,10 @@ from difflm.models.batching import (
     Layout,
     Row,
     batch_rows,
-    batched,
     fill_with_narrower,
-    make_batches,
     max_batch_rows,
     pad_batch,
+    plan_batches,
 )
 from difflm.runtime.tensors import module_tensors, submodules
 from tests.support.recorded import DEVICES, Strict, assert_alike
@@ -250,10 +251,16 @@ WANTED = st.one_of(
 MANY = st.lists(st.tuples(WANTED, st.integers(1, 12), st.integers(1, 3)), min_size=1, max_size=4)
 
 
+def run_as_gpu(lm: TextDiffusion, jobs: Sequence[GenerationJob], _: object = None) -> Iterator[Progress]:
+    request = Request(lm, jobs)
+    request.plan(Seat(job, row) for job in jobs for row in job.make_rows(lm.model))
+    return Scheduler(requests=[request]).work(lambda: False)
+
+
 def test_tiles_of_a_gpu_are_written_by_what_was_recorded_before(tiny_runs, guide, monkeypatch):
     """Whatever is asked together: tiles as a GPU has them, every step as it would be recorded there."""
     monkeypatch.setattr("difflm.fast.recorded.CapturedFunction", Strict)
-    monkeypatch.setattr("difflm.generation.jobs.make_batches", partial(make_batches, device_type="cuda"))
+    monkeypatch.setattr("difflm.generation.pipeline.run_list", run_as_gpu)
     monkeypatch.setattr("difflm.models.batching.SINGLE_BATCH_POSITIONS", 128)
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"], dtype=torch.float32).guided_by(guide)
 
@@ -397,62 +404,44 @@ def test_tiles_of_a_gpu_have_few_sizes_and_little_filling():
 counts = st.tuples(st.integers(1, 6), st.integers(1, 40))  # sixteenths of the canvas, and how many texts have it
 
 
-@given(st.lists(counts, min_size=1, max_size=8), st.integers(1, 4))
-def test_filling_of_a_gpu_is_made_of_narrower_texts(drawn, owners):
-    """Every row stands in one tile that is wide enough, requests are not cut, and no place is lost by it."""
-    rows = [Row(0, 0, Layout(16 * width)) for width, count in drawn for _ in range(count)]
-    rows = [replace(row, sample=k, owner=k * owners // len(rows)) for k, row in enumerate(rows)]
-    by_width = {w: [row for row in rows if row.layout.width == w] for w in {row.layout.width for row in rows}}
+@given(st.lists(counts, min_size=1, max_size=8))
+def test_filling_of_a_gpu_is_made_of_narrower_texts(drawn):
+    """Every row stands in one tile that is wide enough, and no place is lost by it."""
+    widths = [16 * width for width, count in drawn for _ in range(count)]
+    by_width = {width: [k for k, own in enumerate(widths) if own == width] for width in {*widths}}
     made = list(fill_with_narrower(by_width))
-    assert sorted(row.sample for chosen, _ in made for row in chosen) == list(range(len(rows)))
-    for chosen, width in made:
-        assert all(row.layout.positions <= width for row in chosen)
-        assert len(pad_batch(chosen, width, torch.device("cpu"), "cuda").owners) == len({row.owner for row in chosen})
+    assert sorted(k for chosen, _ in made for k in chosen) == list(range(len(widths)))
+    assert all(widths[k] <= width for chosen, width in made for k in chosen)
     apart = sum(width * batch_rows(len(own)) for width, own in by_width.items())
     assert sum(width * batch_rows(len(chosen)) for chosen, width in made) <= apart
 
 
 def test_a_width_whose_rows_were_all_taken_has_no_tile():
     """Nine wide texts leave one place of ten, and the only narrow one takes it."""
-    wide, narrow = [Row(0, k, Layout(32)) for k in range(9)], [Row(0, 9, Layout(5))]
-    assert list(fill_with_narrower({32: wide, 16: narrow})) == [([*wide, *narrow], 32)]
+    assert list(fill_with_narrower({32: [*range(9)], 16: [9]})) == [([*range(10)], 32)]
 
 
-sampled = st.tuples(st.integers(1, 100), st.booleans(), st.integers(1, 80))  # positions, guided, how many of these
+sampled = st.tuples(st.integers(1, 100), st.integers(1, 80))  # positions, and how many texts have them
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-@given(st.lists(sampled, max_size=12), st.sampled_from([60, 821, 30_522, 4_000_000]))
-def test_every_row_stands_in_one_tile_that_holds_it(kind, drawn, vocabulary):
-    """On either kind of device, whatever lengths and numbers of texts are asked for: no tile has more rows than fit the
-    device, and each has one of the sizes that this kind has."""
-    rows = [Row(0, 0, Layout(n), guided=guided) for n, guided, count in drawn for _ in range(count)]
-    rows = [replace(row, sample=k) for k, row in enumerate(rows)]
-    made = list(batched(rows, vocabulary, kind))
-    assert sorted(row.sample for chosen, _ in made for row in chosen) == list(range(len(rows)))
-    sizes = {GUIDED_BATCH, CPU_BATCH} if kind == "cpu" else {batch_rows(n) for n in range(1, 1025)}
+@given(st.lists(sampled, min_size=1, max_size=12), st.sampled_from([60, 821, 30_522, 4_000_000]))
+def test_every_row_of_a_gpu_stands_in_one_tile_that_holds_it(drawn, vocabulary):
+    """Whatever lengths and numbers of texts are asked for: no tile has more rows than fit the device, and each has one
+    of the sizes that steps are captured for."""
+    widths = [Layout(n).width for n, count in drawn for _ in range(count)]
+    made, sizes = plan_batches(widths, vocabulary), {batch_rows(n) for n in range(1, 1025)}
+    assert sorted(k for chosen, _ in made for k in chosen) == list(range(len(widths)))
     for chosen, width in made:
-        size = len(pad_batch(chosen, width, torch.device("cpu"), kind).lengths)
-        assert all(row.layout.positions <= width for row in chosen)
-        assert len(chosen) <= size <= max_batch_rows(vocabulary, width, kind, chosen[0].guided) and size in sizes
-
-
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_a_tile_has_its_tensors_where_it_is_asked_to(kind, tiny_runs):
-    model = TextDiffusion.from_pretrained(tiny_runs["difflm"]).model
-    rows = [Row(0, k, Layout(5 + k % 20)) for k in range(500)]
-    made = list(make_batches(model, rows, torch.device("cpu"), kind))
-    assert sum(len(tile.rows) for tile in made) == 500
-    for tile in made:
-        size = CPU_BATCH if kind == "cpu" else batch_rows(len(tile.rows))
-        assert tile.lengths.device.type == "cpu" and len(tile.lengths) == size
+        assert all(widths[k] <= width for k in chosen)
+        assert len(chosen) <= batch_rows(len(chosen)) <= max_batch_rows(vocabulary, width, "cuda")
+        assert batch_rows(len(chosen)) in sizes
 
 
 def test_guided_rows_stand_by_themselves_on_a_cpu(tiny_runs):
-    model = TextDiffusion.from_pretrained(tiny_runs["difflm"]).model
-    rows = [Row(0, k, Layout(5), guided=k % 2 == 0) for k in range(8)]
-    made = list(make_batches(model, rows, torch.device("cpu")))
-    assert [[row.sample for row in tile.rows] for tile in made] == [[0, 2], [4, 6], [1, 3, 5, 7]]
+    lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
+    job = lm.make_job(1)
+    shapes = [loop_shape(lm, job, Row(0, k, Layout(5), guided=k % 2 == 0)) for k in range(8)]
+    assert [shape.most for shape in shapes] == [GUIDED_BATCH, CPU_BATCH] * 4 and len({*shapes}) == 2
     alone = [len(pad_batch([Row(0, 0, Layout(5), guided=g)], 16, torch.device("cpu")).samples) for g in (True, False)]
     assert alone == [GUIDED_BATCH, CPU_BATCH]
 

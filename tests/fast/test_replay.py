@@ -13,13 +13,12 @@ from difflm.controls import Label, Length
 from difflm.controls.steering import steering_for
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import SamplerInputs
-from difflm.diffusion.timesteps import StepSpan
 from difflm.fast.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunction, GraphPool, exclusive_capture
 from difflm.fast.inference import MAX_RECORDED
 from difflm.fast.recorded import RecordedSampler
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import TextBatch
-from difflm.models.batching import make_batches
+from difflm.models.batching import pad_batch
 
 
 def counted(device: torch.device, calls: int) -> list[float]:
@@ -109,9 +108,9 @@ def test_more_kinds_of_requests_than_are_kept_write_what_they_write_alone(tiny_r
 def walk_of(lm: TextDiffusion, seed: int, **asked: Any) -> SamplerInputs:
     """The sampler inputs of the only batch of a request."""
     job = lm.make_job(2, seed, **{"steps": 4, **asked})
-    (batch,) = make_batches(lm.model, job.make_rows(lm.model), lm.device)
-    spans = [StepSpan(job.sampling.steps)] * len(batch.lengths)
-    steering = steering_for(batch, [(job.plan, part) for _, part in batch.owners], spans)
+    rows = job.make_rows(lm.model)
+    batch = pad_batch(rows, rows[0].layout.width, lm.device)
+    steering = steering_for(batch, [(job.plan, slice(0, len(batch.lengths)))])
     noise = Noise(batch.seeds, batch.samples)
     asked = TextBatch(noise, batch.lengths, batch.width, job.sampling, steering)
     return lm.model.sampler_inputs(lm.inference.denoiser, asked)

@@ -8,55 +8,54 @@ import torch
 from difflm.controls import Infill, Label, Length
 from difflm.data.tokenizers import SPECIALS, Words
 from difflm.fast.inference import Inference
-from difflm.generation.loops import Loop, LoopShape, Seat, loop_shape
+from difflm.generation.jobs import GenerationJob
+from difflm.generation.loops import Loop, Progress, Seat, loop_shape
 from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.scheduler import Request, Scheduler
 from difflm.methods import METHODS, TextSpec
 from difflm.models.diffusion import DiffusionModel
 from tests.support.guides import ASKED
 
+LOOPS = 4  # of different shapes
+
 
 class Server:
-    """Loops without threads: every request comes a step after the one before."""
+    """A scheduler with one thread: every request comes a step after the one before."""
 
     def __init__(self, lm: TextDiffusion) -> None:
-        self.lm, self.loops, self.made = lm, dict[LoopShape, Loop](), list[dict[int, Any]]()
-        self.steps_together = set[frozenset[int]]()
+        self.lm, self.scheduler, self.steps_together = lm, Scheduler(LOOPS), set[frozenset[int]]()
 
     def serve(self, asked: list[dict[str, Any]]) -> list[list[Any]]:
         jobs = [self.lm.make_job(**one) for one in asked]
-        self.made = [{} for _ in jobs]
-        waiting: list[Seat] = []
-        for turn in range(1000):
-            if turn < len(jobs):
-                waiting += [Seat(jobs[turn], row) for row in jobs[turn].make_rows(self.lm.model)]
-            waiting = [seat for seat in waiting if not self.sit(seat)]
-            for shape, loop in [*self.loops.items()]:
-                self.step(shape, loop, jobs)
-            if turn >= len(jobs) and not waiting and not self.loops:
-                return [[texts[k] for k in sorted(texts)] for texts in self.made]
-        raise AssertionError("a text is never finished")
+        made: dict[int, dict[int, Any]] = {id(job): {} for job in jobs}
+        coming = iter(jobs)
+        self.lm.inference.sync_weights()
 
-    def sit(self, seat: Seat) -> bool:
-        shape = loop_shape(self.lm, seat.job, seat.row)
-        loop = self.loops.setdefault(shape, Loop(self.lm, shape))
-        if loop.free <= 0:
-            return False
-        loop.joining.append(seat)
-        return True
+        def step(loop: Loop) -> Progress | None:
+            self.steps_together.add(frozenset(seat.step for seat in loop.holders))
+            found = loop.step()
+            self.add(next(coming, None))
+            return found
 
-    def step(self, shape: LoopShape, loop: Loop, jobs: list[Any]) -> None:
-        loop.enter()
-        for found in loop.step():
-            for owner in found.finished:
-                finished = found.jobs[owner]
-                texts = self.lm.finish_rows(finished, *found.read(owner, self.lm.model))
-                made = next(made for job, made in zip(jobs, self.made, strict=True) if job is finished)
-                assert not texts.keys() & made.keys(), "no text is told twice"
-                made |= texts
-        self.steps_together.add(frozenset(seat.step for seat in loop.seats if seat))
-        if not loop.holders:
-            loop.close()
-            del self.loops[shape]
+        self.add(next(coming, None))
+        for found in self.scheduler.work(lambda: False, step=step):
+            for job, drafts in found.drafts:
+                if job.watch is not None:
+                    job.watch(drafts)
+            for job, part in found.parts:
+                texts = self.lm.finish_rows(job, *found.read(job, part))
+                assert not texts.keys() & made[id(job)].keys(), "no text is told twice"
+                made[id(job)] |= texts
+        assert not self.scheduler.loops and next(coming, None) is None
+        return [[texts[k] for k in sorted(texts)] for texts in made.values()]
+
+    def add(self, job: GenerationJob | None) -> None:
+        if job is not None:
+            request = Request(self.lm, [job])
+            for row in job.make_rows(self.lm.model):
+                request.rows[loop_shape(self.lm, job, row)].append(Seat(job, row))
+            self.scheduler.requests.append(request)
+            self.scheduler.news = True
 
     @property
     def joined(self) -> bool:
@@ -141,9 +140,10 @@ def test_who_is_not_wanted_any_more_frees_the_row(tiny_runs):
     loop = Loop(lm, loop_shape(lm, job, row))
     loop.joining.append(Seat(job, row))
     while loop.holders:
-        loop.enter()
-        assert not loop.step()
-    assert len(steps) == 2 and loop.free == loop.shape.most
+        if (found := loop.step()) is not None:
+            assert not found.parts
+            steps += found.drafts
+    assert len(steps) == 2 and loop.freed == 1
 
 
 @pytest.mark.long

@@ -9,9 +9,9 @@ import torch
 from difflm.controls import Label, Length
 from difflm.controls.edits import Edit
 from difflm.controls.guidance import GuidanceSettings
-from difflm.generation.loops import loop_shape
+from difflm.generation.loops import LoopShape, loop_shape
 from difflm.generation.pipeline import TextDiffusion
-from difflm.models.batching import CPU_BATCH, GUIDED_BATCH, Layout, Row, make_batches, pad_batch
+from difflm.models.batching import CPU_BATCH, GUIDED_BATCH, Layout, Row, pad_batch
 from tests.support.guides import ASKED
 
 pytestmark = pytest.mark.long  # a few seconds of setup
@@ -83,10 +83,8 @@ def test_texts_with_fewer_steps_come_first(tiny_runs):
 
 
 def test_the_filling_belongs_to_the_last_request():
-    tile = pad_batch(
-        [Row(1, 0, Layout(5), 3), Row(1, 1, Layout(5), 3), Row(2, 0, Layout(5), 8)], 16, torch.device("cpu")
-    )
-    assert tile.owners == [(3, slice(0, 2)), (8, slice(2, CPU_BATCH))]
+    tile = pad_batch([Row(1, 0, Layout(5)), Row(1, 1, Layout(5)), Row(2, 0, Layout(5))], 16, torch.device("cpu"))
+    assert tile.samples.tolist() == [0, 1, 0, 0]
     assert tile.seeds.tolist() == [1, 1, 2, 2]
 
 
@@ -127,12 +125,15 @@ def test_first_texts_made_one_by_one_are_the_same_alone_and_among_others(tiny_ru
     shared = [g.tokens for g in lm.generate(12, 7, steps=4)]
     lm.model.capabilities = replace(lm.model.capabilities, one_by_one=True)
     rows = [Row(0, k, Layout(5 + 16 * (k % 2)), guided=k == 9) for k in range(15)]
-    tiles = list(make_batches(lm.model, rows, torch.device("cpu")))
-    assert [[row.sample for row in tile.rows] for tile in tiles] == [[k] for k in range(8)] + [
-        [8, 10, 12, 14],
-        [9],
-        [11, 13],
+    job, found = lm.make_job(1), dict[LoopShape, list[int]]()
+    for row in rows:
+        found.setdefault(loop_shape(lm, job, row), []).append(row.sample)
+    assert [(shape.most, samples) for shape, samples in found.items()] == [
+        (1, [0, 2, 4, 6]),
+        (1, [1, 3, 5, 7]),
+        (CPU_BATCH, [8, 10, 12, 14]),
+        (GUIDED_BATCH, [9]),
+        (CPU_BATCH, [11, 13]),
     ]
-    assert [len(tile.lengths) for tile in tiles] == [1] * 8 + [CPU_BATCH, GUIDED_BATCH, CPU_BATCH]
     twelve, one = lm.generate(12, 7, steps=4), lm.generate(1, 7, steps=4)
     assert twelve[0].tokens == one[0].tokens and [g.tokens for g in twelve] == shared

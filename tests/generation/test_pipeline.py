@@ -1,5 +1,7 @@
 """What is asked of a model and what comes back: lengths, settings, precision, costs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -9,12 +11,14 @@ from difflm.data.tokenizers import Bpe
 from difflm.data.words import split_words
 from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
-from difflm.generation.jobs import check_device, check_dtype, delay_by_one
+from difflm.generation.checks import check_device, check_dtype
+from difflm.generation.loops import LoopShape
 from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.scheduler import Scheduler
 from difflm.machine import is_on
 from difflm.methods import TextSpec
 from difflm.methods.difflm import DiffLM
-from difflm.models.batching import GPU_BATCH, Layout, Row, batched, draw_rows, make_batches, max_batch_rows
+from difflm.models.batching import GPU_BATCH, max_batch_rows, pad_batch, plan_batches
 
 METHODS = ["difflm", "diffusion-lm", "autoregressive", "mdlm", "block-diffusion"]
 
@@ -127,7 +131,7 @@ def test_the_cost_of_a_text_is_its_own(models):
 def test_the_clock_of_a_chosen_text_counts_all_candidates(models, monkeypatch):
     """Ticks of a clock that moves by one at every look: a tile takes one, and nine candidates of a length are three."""
     ticks = iter(range(10_000))
-    monkeypatch.setattr("difflm.generation.jobs.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("difflm.generation.loops.time.perf_counter", lambda: next(ticks))
     assert models["difflm"].generate(steps=2, mbr=9, controls=[Length(5)])[0].seconds == 3
 
 
@@ -151,43 +155,51 @@ def test_words_of_a_byte_pair_text_are_those_of_its_print():
 
 def test_looking_at_a_frame_leaves_gradients_on(models):
     lm = models["difflm"]
-    for tile in make_batches(lm.model, draw_rows(lm.model, 1, 0), lm.device):
-        noise, sampling = Noise(tile.seeds, tile.samples), lm.sampling(steps=2)
-        for frame in lm.inference.stream(noise, tile.lengths, tile.width, sampling):
-            assert torch.is_grad_enabled() and not frame.confidence.requires_grad
+    tile = pad_batch(lm.make_job(1).make_rows(lm.model), 32, lm.device)
+    noise, sampling = Noise(tile.seeds, tile.samples), lm.sampling(steps=2)
+    for frame in lm.inference.stream(noise, tile.lengths, tile.width, sampling):
+        assert torch.is_grad_enabled() and not frame.confidence.requires_grad
 
 
-class End:
-    """Of a tile, or a moment before it."""
+class FakeLoop:
+    """One batch of a GPU after the other: each step finishes one, whose words are copied, or has drafts at once."""
 
-    def __init__(self, name, last=True):
-        self.name, self.last, self.is_sent = name, last, False
+    only, shape, freed, taken, joining, steps_left = None, LoopShape("a", 16, 1, False), 0, 1, (), 1
 
-    def copy_to_host(self):
-        self.is_sent = True
-        return self
+    def __init__(self, made, batches):
+        self.made, self.batches, self.seats = made, batches, [True]
 
-
-def test_texts_are_put_together_while_the_next_are_made():
-    made = []
-
-    def tiles_of_a_gpu():
-        for k in range(3):
-            made.append(k)
-            yield End(k)
-
-    told = [(end.name, end.is_sent, *made) for end in delay_by_one(tiles_of_a_gpu())]
-    assert told == [(0, True, 0, 1), (1, True, 0, 1, 2), (2, True, 0, 1, 2)]
-    assert list(delay_by_one([])) == []
+    def step(self):
+        batch = next(self.batches, None)
+        if batch is None:
+            self.seats = []
+            return None
+        self.made.append(batch)
+        name, at_once = batch
+        return SimpleNamespace(name=name, copied=None if at_once else "copied")
 
 
-def test_texts_that_are_done_early_do_not_wait_for_the_next_tile():
-    seen = [End("early", last=False), End("a"), End("b, early", last=False), End("b")]
-    assert [one.name for one in delay_by_one(seen)] == ["early", "b, early", "a", "b"]
+def read_in_turn(batches):
+    """The names of what is read, each with all that was under way by then."""
+    made, scheduler = [], Scheduler()
+    scheduler.loops.append(FakeLoop(made, iter(batches)))
+    return [(found.name, len(made)) for found in scheduler.work(lambda: False, step=FakeLoop.step)]
 
 
-def test_what_is_there_is_told_where_the_next_tile_fails():
-    late = delay_by_one(End(1 // (2 - k)) for k in range(3))
+def test_words_are_read_while_the_next_batch_is_made():
+    assert read_in_turn([("a", False), ("b", False), ("c", False)]) == [("a", 2), ("b", 3), ("c", 3)]
+    assert read_in_turn([]) == []
+
+
+def test_what_is_read_at_once_does_not_wait_for_the_next_batch():
+    made = [("drafts", True), ("a", False), ("b", True), ("c", False)]
+    assert read_in_turn(made) == [("drafts", 1), ("a", 3), ("b", 3), ("c", 4)]
+
+
+def test_what_is_there_is_read_where_the_next_batch_fails():
+    scheduler, batches = Scheduler(), ((1 // (2 - k), False) for k in range(3))
+    scheduler.loops.append(FakeLoop([], batches))
+    late = scheduler.work(lambda: False, step=FakeLoop.step)
     assert [next(late).name, next(late).name] == [0, 1]
     with pytest.raises(ZeroDivisionError):
         next(late)
@@ -208,7 +220,7 @@ def test_what_the_package_shows():
 
 def test_candidates_of_64_sources_share_one_batch_of_a_gpu():
     """Whatever their lengths, so that steps are captured for few sizes; twice as many are batches of similar width."""
-    rows = [Row(0, k, Layout(1 + 7 * k % 40)) for k in range(4 * 64)]
-    ((chosen, width),) = batched(rows, 6000, "cuda")
-    assert len(chosen) == len(rows) and width == 48
-    assert len([*batched(rows * 2, 6000, "cuda")]) > 1
+    widths = [16 * (1 + k % 3) for k in range(4 * 64)]
+    ((chosen, width),) = plan_batches(widths, 6000)
+    assert chosen == [*range(len(widths))] and width == 48
+    assert len(plan_batches(widths * 2, 6000)) > 1

@@ -14,6 +14,7 @@ from difflm.app.cli import main
 from difflm.data.open_tokenizer import TokenizerFiles
 from difflm.errors import DifflmError
 from difflm.fast.inference import Inference
+from difflm.generation.loops import Loop, Seat, loop_shape
 from difflm.models.open_models import load_network
 from difflm.networks.open_transformer import Shape
 from tests.support.open_checkpoints import CHAT, write_model, write_tokenizer, write_weights
@@ -88,11 +89,12 @@ def test_patterns_and_counts_of_words_hold_behind_a_prompt(lm):
 def test_blocks_come_one_after_the_other(lm):
     """With blocks of 8, no word of a block is written before the block before it is whole."""
     mask = lm.model.process.mask_id
-    job = lm.make_job(1, steps=64, block=8)
-    from difflm.generation.jobs import run_jobs
-
-    job.watch = lambda drafts: None
-    seen = [progress.frame.state[0] for progress in run_jobs(lm.inference, [job], in_order=True)]
+    job, seen = lm.make_job(1, steps=64, block=8), []
+    (row,) = job.make_rows(lm.model)
+    loop = Loop(lm, loop_shape(lm, job, row), joining=[Seat(job, row)])
+    while loop.holders:
+        loop.step()
+        seen.append(loop.frame.state[0].clone())
     for state in seen:
         blocks = (state == mask).unflatten(0, (-1, 8)).sum(-1).tolist()
         begun = [k for k, left in enumerate(blocks) if left < 8]

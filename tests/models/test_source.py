@@ -13,7 +13,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import BoundDenoiser
 from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
-from difflm.models.batching import make_batches
+from difflm.models.batching import pad_batch, plan_batches
 from difflm.models.lengths import DrawnFromSource
 from difflm.networks import EncoderDecoder
 from tests.support.pairs import SIZES, TEXTS, sequences, train_reversals
@@ -95,7 +95,9 @@ def test_candidates_and_controls_work_with_a_source(run):
 def test_a_gpus_batches_hold_sources_of_several_lengths(begun):
     lm = TextDiffusion.from_pretrained(begun)
     job = lm.make_job(1, source=["a b c d e f", "a", "b c"])
-    (batch,) = make_batches(lm.model, job.make_rows(lm.model), torch.device("cpu"), "cuda")
+    rows = job.make_rows(lm.model)
+    ((chosen, width),) = plan_batches([row.layout.width for row in rows], lm.model.vocabulary)
+    batch = pad_batch([rows[k] for k in chosen], width, torch.device("cpu"), len(rows))
     assert batch.condition.source.shape == batch.condition.source_mask.shape == (3, 16)
     assert batch.condition.source_mask.sum(1).tolist() == [6, 1, 2]
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from difflm.generation import scheduler
 from difflm.generation.loops import Loop
 from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.scheduler import Scheduler
 
 PATIENCE = 120.0  # seconds after which a test that waits has failed: it bounds a hang, also on a busy machine
 
@@ -109,25 +111,27 @@ class Gate:
     loops, the steps, and the requests that each loop has seen."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from difflm.app.studio import engine
-
         self.open, self.frames, self._seen = threading.Event(), 0, dict[Loop, dict[int, Any]]()
         self.open.set()
-        step, admit = Loop.step, engine.admit_jobs
+        step, seat_rows, take = Loop.step, scheduler.seat_rows, Scheduler._take
 
         def held(loop: Loop) -> Any:
             self._seen.setdefault(loop, {}).update({id(seat.job): seat.job for seat in loop.holders})
             found = step(loop)
             assert self.open.wait(PATIENCE)
             self.frames += 1
-            loop.entered += 1  # else nobody would look again for those who were not admitted
             return found
 
-        def admitted(jobs: Any, loops: Any, cores: int) -> Any:
-            return admit(jobs, loops, cores) if self.open.is_set() or not loops else jobs
+        def seated(requests: Any, loops: Any, *limits: int) -> Any:
+            return seat_rows(requests, loops, *limits) if self.open.is_set() or not loops else requests
+
+        def taken(own: Scheduler, *limits: Any) -> Any:
+            own.news = True  # else nobody would look again for those who were not admitted
+            return take(own, *limits)
 
         monkeypatch.setattr(Loop, "step", held)
-        monkeypatch.setattr(engine, "admit_jobs", admitted)
+        monkeypatch.setattr(Scheduler, "_take", taken)
+        monkeypatch.setattr(scheduler, "seat_rows", seated)
 
     @property
     def loops(self) -> int:

@@ -19,7 +19,7 @@ from difflm.fast.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunctio
 from difflm.fast.eight_bit import lacks_vnni
 from difflm.fast.kernels import has_kernel
 from difflm.fast.products import is_tuned
-from difflm.generation.jobs import fastest_dtype
+from difflm.generation.checks import fastest_dtype
 from difflm.generation.pipeline import TextDiffusion
 from difflm.machine import NEEDED, SWITCHES, is_found, is_on, parse_switches, processor_name, turn
 from difflm.networks.head import add_product

@@ -8,7 +8,7 @@ from difflm.app.commands.train import train_and_save
 from difflm.app.console import note
 from difflm.data.corpora import corpus_path
 from difflm.errors import UsageError, suggest
-from difflm.generation.jobs import check_device
+from difflm.generation.checks import check_device
 from difflm.methods import METHODS
 from difflm.runtime.files import read_checked
 from difflm.training.own_text import default_run, resolve_own

@@ -19,16 +19,15 @@ from difflm.data.labels import NOTHING
 from difflm.diffusion.base import Belief
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.samplers.loop import Steering, Transform
-from difflm.diffusion.timesteps import StepSpan
 from difflm.models.batching import SampleBatch
 
 Part = tuple[ControlPlan | None, slice]  # the plan of some rows of a batch; None: no controls
 
 
-def steering_for(batch: SampleBatch, parts: Sequence[Part], spans: Sequence[StepSpan]) -> Steering:
+def steering_for(batch: SampleBatch, parts: Sequence[Part]) -> Steering:
     """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings."""
     told = batch.condition
-    plain = Steering(batch.known, batch.begin, spans, source=told.source, source_mask=told.source_mask)
+    plain = Steering(batch.known, batch.begin, batch.spans, source=told.source, source_mask=told.source_mask)
     lead = next((plan for plan, _ in parts if plan is not None), None)
     if lead is None:
         return plain

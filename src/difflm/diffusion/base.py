@@ -32,6 +32,11 @@ class Levels:
         return self.t
 
 
+def stack_levels(levels: Levels) -> Tensor:
+    """The levels of a grid as one tensor, [N + 1, K, …], times first, so that a step looks them up at once."""
+    return torch.stack([getattr(levels, f.name) for f in fields(levels)], 1)
+
+
 # What becomes a text, step by step: `prefix` is a text that grows from left to right.
 State = Literal["vectors", "simplex", "tokens", "latents", "pixels", "edits", "prefix"]
 Times = Tensor | Levels  # a process takes either; levels save it the work

@@ -37,7 +37,7 @@ from difflm.generation.jobs import Generation, GenerationJob
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.ld4lg.model import LatentDiffusion
 from difflm.models.base import Sampling
-from difflm.models.batching import draw_rows, make_batches, pad_token_rows
+from difflm.models.batching import pad_token_rows
 from difflm.models.sampling import FAMILIES, understood_by
 from difflm.runtime.files import Json
 
@@ -129,9 +129,7 @@ def write_samples(lm: TextDiffusion, changes: Json, n: int, seed: int, on_progre
     """Generate the texts of `generate` with their ids: an unknown word is in the ids, not in the text."""
     method, job = lm.config["method"], lm.make_job(n, seed, **settings_for(lm, changes))
     # The first call is slower than the next ones: two steps of one batch are not counted.
-    for batch in make_batches(lm.model, draw_rows(lm.model, 1, seed), lm.device):
-        noise = Noise(batch.seeds, batch.samples)
-        deque(islice(lm.inference.stream(noise, batch.lengths, batch.width, job.sampling), 2), maxlen=0)
+    deque(islice(lm.stream(1, seed, **settings_for(lm, changes)), 2), maxlen=0)
     rows: dict[int, list[int]] = {}
     calls = 0
     start = time.perf_counter()

@@ -75,7 +75,7 @@ class Options:
 
     def check(self, task: str) -> None:
         """Refuse what cannot be measured, before anything is loaded."""
-        from difflm.generation.jobs import MOST_TEXTS, check_request
+        from difflm.generation.checks import MOST_TEXTS, check_request
 
         self.check_task(task)
         ranges = {

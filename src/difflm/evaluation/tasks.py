@@ -33,8 +33,8 @@ from difflm.evaluation.targets import (
     read_targets,
     write_targets,
 )
+from difflm.generation.checks import check_device
 from difflm.generation.divided import DividedTextDiffusion
-from difflm.generation.jobs import check_device
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.ranking import Rank
 from difflm.generation.requests import read_guidance

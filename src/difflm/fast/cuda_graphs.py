@@ -10,7 +10,6 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from difflm.machine import is_on
 from difflm.runtime.tensors import storage_addresses
 
 _capture_lock = threading.RLock()
@@ -81,11 +80,6 @@ class CapturedFunction:
         with torch.cuda.stream(side):
             self.function()
         torch.cuda.current_stream().wait_stream(side)
-
-
-def records_steps(device: torch.device) -> bool:
-    """Whether steps that repeat are recorded there."""
-    return device.type == "cuda" or is_on("cpu_recording")
 
 
 def is_capturing() -> bool:

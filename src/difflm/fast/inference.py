@@ -2,8 +2,7 @@
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar, cast
@@ -17,13 +16,13 @@ from difflm.data.tokenizers import PAD
 from difflm.diffusion.base import Network
 from difflm.diffusion.denoiser import Denoiser, cast_linears
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.loop import Frame, SamplerInputs, Steering
+from difflm.diffusion.samplers.loop import Frame, RowStates, SamplerInputs, Steering
 from difflm.fast.accelerate import accelerate
 from difflm.fast.captured_lengths import capture_lengths
-from difflm.fast.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, is_capturing, records_steps
+from difflm.fast.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, is_capturing
 from difflm.fast.eight_bit import use_eight_bits
 from difflm.fast.few_places import ask_few_places
-from difflm.fast.joinable import JoinableSampler, RowStates
+from difflm.fast.joinable import JoinableSampler, continue_rows, frames_of_rows
 from difflm.fast.packed_weights import pack_layers
 from difflm.fast.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
 from difflm.fast.recorded_blocks import recorder_of
@@ -33,7 +32,7 @@ from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import DenoisingModel, LanguageModel, PrefixModel, Runner, Sampling, TextBatch
 from difflm.models.batching import WIDTH
 from difflm.networks.transformer import Transformer
-from difflm.runtime.tensors import module_tensors, storage_addresses, submodules
+from difflm.runtime.tensors import module_tensors, storage_addresses
 
 T = TypeVar("T")
 MAX_RECORDED = 8  # captured samplers, one per shape
@@ -72,8 +71,14 @@ class Inference(Runner):
         self._expectations: dict[tuple[int, int], CapturedCalls] = {}  # by the copy and the number of a batch's tensors
         self._lock = threading.Lock()
 
-    def _records(self, device: torch.device) -> bool:
-        return records_steps(device) if self.record is None else self.record
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's weights."""
+        return next(self.model.parameters()).device
+
+    def records_steps(self, device: torch.device) -> bool:
+        """Whether steps are captured there."""
+        return device.type == "cuda" or is_on("cpu_recording") if self.record is None else self.record
 
     @property
     def denoiser(self) -> Denoiser:
@@ -90,8 +95,9 @@ class Inference(Runner):
             return self._copy.denoiser
 
     def sync_weights(self) -> None:
-        """Update the copy from the model's weights. On a CPU, running texts keep the copy that they began with; on a
-        GPU it is overwritten in place, after all queued work."""
+        """Make the model ready for a request: it does not train, and the copy has its weights. On a CPU, running texts
+        keep the copy that they began with; on a GPU it is overwritten in place, after all queued work."""
+        self.model.eval()
         if not isinstance(self.model, DenoisingModel):
             return
         source = self.model.denoiser
@@ -119,11 +125,10 @@ class Inference(Runner):
     @torch.no_grad()  # as a decorator it applies while a frame is computed, not while the caller reads it
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
-    ) -> Iterator[Frame]:
+    ) -> Generator[Frame]:
         """Yield the frames of one batch from noise to text, with captured steps if possible."""
         model, steering = self.model, steering or Steering()
-        if any(part.training for part in submodules(model)):
-            model.eval()
+        model.eval()
         if steering.decode is not None:
             yield from steering.decode(noise, width, sampling, steering)
         else:
@@ -131,7 +136,7 @@ class Inference(Runner):
 
     def denoise(self, model: DenoisingModel, batch: TextBatch) -> Iterator[Frame]:
         inputs = model.sampler_inputs(self.denoiser, batch)
-        recorder = recorder_of(inputs) if self._records(inputs.mask.device) else None
+        recorder = recorder_of(inputs) if self.records_steps(inputs.mask.device) else None
         return inputs.frames() if recorder is None else self._replay(recorder, inputs, batch.steering)
 
     def _replay(self, recorder: type[RecordedSampler], inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
@@ -141,16 +146,19 @@ class Inference(Runner):
         with self._recorded.acquire(capture_key(inputs), create) as recorded:
             yield from recorded.frames(inputs, steering.watched_steps)
 
-    @contextmanager
-    def open_sampler(self, inputs: SamplerInputs, states: RowStates) -> Iterator[JoinableSampler]:
-        """A sampler that texts can join, with captured steps if possible."""
-        if not self._records(inputs.mask.device) or not can_capture(inputs):
-            yield JoinableSampler(inputs, states)
-            return
-        how = True, self.compiled and inputs.mask.is_cuda, self._joinable.latest
-        with self._joinable.acquire(capture_key(inputs), partial(JoinableSampler, inputs, states, *how)) as sampler:
-            sampler.begin(inputs, states)
-            yield sampler
+    @torch.no_grad()
+    def join(self, batch: TextBatch, rows: RowStates | None, order: Sequence[int], watched: bool) -> Generator[Frame]:
+        """The frames of a batch whose rows are at different steps, with captured steps if possible: those of `rows` in
+        this order go on, and those numbered −1 are new."""
+        inputs = cast(DenoisingModel, self.model).sampler_inputs(self.denoiser, batch)
+        if not self.records_steps(inputs.mask.device) or not can_capture(inputs):
+            return frames_of_rows(inputs, rows, order, watched)
+        return self._replay_rows(inputs, continue_rows(inputs, rows, order), watched)
+
+    def _replay_rows(self, inputs: SamplerInputs, rows: RowStates, watched: bool) -> Generator[Frame]:
+        how = self.compiled and inputs.mask.is_cuda, self._joinable.latest
+        with self._joinable.acquire(capture_key(inputs), partial(JoinableSampler, inputs, rows, *how)) as sampler:
+            yield from sampler.frames(inputs, rows, watched)
 
     def decode(self, part: PrefixModel, batch: TextBatch) -> Iterator[Frame]:
         """Yield frames of texts that are written from left to right, with captured steps if there are no rules."""
@@ -213,7 +221,7 @@ class Inference(Runner):
         model = self.model
         if type(model) is not Autoregressive or not model.network.capturable:
             return False
-        return self._records(model.banned.device)
+        return self.records_steps(model.banned.device)
 
     @property
     def shares_sources(self) -> bool:
@@ -264,14 +272,12 @@ class Inference(Runner):
         """log p of every word at each place of texts as long as these, [B, L, V], before any word is written, under a
         masked model; captured on a GPU."""
         model = self.model
-        if model.training:
-            model.eval()
         self.sync_weights()
         denoiser, device = self.denoiser, model.denoiser.codec.bias.device
         tensors = batch.ids, batch.lengths, batch.source, batch.source_lengths
         given = [one.to(device) for one in tensors if one is not None]
         call = partial(unwritten_log_probs, denoiser, model.lengths)
-        if not self._records(device) or denoiser is model.denoiser:
+        if not self.records_steps(device) or denoiser is model.denoiser:
             return call(*given)
         calls = CapturedCalls(call, denoiser, MAX_DECODERS)
         return self._expectations.setdefault((id(denoiser), len(given)), calls)(*given)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, zeros_like
 
-from difflm.diffusion.base import Levels
+from difflm.diffusion.base import stack_levels
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.samplers.left_to_right import decoding_state
@@ -175,11 +175,6 @@ class RecordedSampler:
             changed = None if before is None or not watched else tokens != before
             yield Frame(i, times[i + 1], tokens, sure, inputs.mask, changed, x, clean=clean[0] if clean else None)
             before = tokens if watched else None
-
-
-def stack_levels(levels: Levels) -> Tensor:
-    """The levels of a grid as one tensor, [N + 1, K, …], times first, so that a step looks them up at once."""
-    return torch.stack([getattr(levels, f.name) for f in fields(levels)], 1)
 
 
 class RecordedDecoder:

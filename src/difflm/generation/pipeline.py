@@ -1,6 +1,6 @@
 """`TextDiffusion`: load a model and generate texts with it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,20 @@ from difflm.data.labels import Labelling
 from difflm.data.text_metrics import most_central
 from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.data.words import split_words
-from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import UsageError
 from difflm.fast.inference import Inference
-from difflm.generation.drafts import read_drafts
+from difflm.generation.checks import (
+    check_device,
+    check_dtype,
+    check_request,
+    check_sampling,
+    explain_unknown,
+    fastest_dtype,
+    parse_guidance,
+    plain_edit,
+    warn_of_sources,
+)
 from difflm.generation.jobs import (
-    BatchProgress,
     Choice,
     Chosen,
     Draft,
@@ -29,27 +37,18 @@ from difflm.generation.jobs import (
     Generation,
     GenerationJob,
     Ids,
-    check_device,
-    check_dtype,
-    check_request,
-    check_sampling,
     choose_by_classifiers,
-    explain_unknown,
-    fastest_dtype,
-    parse_guidance,
-    plain_edit,
-    run_jobs,
-    warn_of_sources,
 )
 from difflm.generation.ranking import GapFit, check_repairs, make_ranking
 from difflm.generation.reading import list_texts
+from difflm.generation.scheduler import run_list
 from difflm.generation.settings import DEFAULTS, Asked, Task, Written, WrittenFrom, explain_setting, list_arguments
 from difflm.generation.sharing import Pretrained
 from difflm.generation.texts import Texts
 from difflm.generation.watching import Progress, Watcher
 from difflm.methods.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.models.base import NO_WORDS, LanguageModel, Sampling
-from difflm.models.batching import SampleBatch
+from difflm.models.batching import Row
 from difflm.models.sampling import SETTINGS
 from difflm.runtime.threads import check_process
 from difflm.training.classifier import heads_of, load_guide
@@ -264,7 +263,9 @@ class TextDiffusion(Pretrained):
         sampling = self.sampling(**settings) if settings else self.model.sampling
         begin = self.encode([plain_edit(edit)])[0] if edit and "edits" in self.model.capabilities.settings else []
         prompt = len(task.sources[0]) if task.sources else 0
-        plan = self.plan_controls(task.controls, None if begin else edit, task.guidance, task.method, prompt)
+        edit, plan = None if begin else edit, None
+        if task.controls or edit or task.method or self.model.capabilities.always_planned:
+            plan = self.plan_controls(task.controls, edit, task.guidance, task.method, prompt)
         if plan and sampling.beams and not plan.searches:
             raise UsageError(f"{task.method} chooses words one by one: leave --beams out.")
         if plan and plan.sampler:
@@ -307,27 +308,27 @@ class TextDiffusion(Pretrained):
 
         Rows of all jobs share batches, whatever is asked of each. Steps may differ; jobs that differ in other settings,
         or in how strongly they are guided, have batches of their own."""
-        for progress in run_jobs(self.inference, jobs):
-            if any(jobs[owner].wanted() for owner, _ in progress.batch.owners):  # not cancelled meanwhile
-                if not progress.last:
-                    self.show_drafts(progress)
-                for owner in progress.finished:
-                    if texts := self.finish_rows(jobs[owner], *progress.read(owner, self.model)):
-                        yield owner, texts
-
-    def show_drafts(self, progress: BatchProgress) -> None:
-        """Give the drafts of a step to the jobs that watch, unless their texts are finished."""
-        for owner, part in progress.batch.owners:
-            job = progress.jobs[owner]
-            over = self.model.capabilities.mixed_steps and progress.frame.step >= job.sampling.steps
-            if job.watch and not over:
-                job.watch(self.drafts(progress.batch, progress.frame, job, part))
+        for owner, rows, seconds in self.finished_rows(jobs):
+            if texts := self.finish_rows(jobs[owner], rows, seconds):
+                yield owner, texts
 
     def run_unchecked(self, jobs: Sequence[GenerationJob]) -> Iterator[list[FinishedRow]]:
         """Yield the finished texts of several jobs as ids, one batch at a time; nothing is decoded, chosen or
         checked."""
-        for progress in run_jobs(self.inference, jobs):
-            yield from (progress.read(owner, self.model)[0] for owner in progress.finished)
+        yield from (rows for _, rows, _ in self.finished_rows(jobs))
+
+    def finished_rows(
+        self, jobs: Sequence[GenerationJob], is_own: Callable[[GenerationJob, Row], bool] | None = None
+    ) -> Iterator[tuple[int, list[FinishedRow], float]]:
+        """Yield finished rows of a job, with its index and their seconds. With `is_own`, other rows are not made."""
+        numbers = {id(job): number for number, job in enumerate(jobs)}
+        for progress in run_list(self, jobs, is_own):
+            for job, drafts in progress.drafts:
+                if job.watch is not None and job.wanted():  # not cancelled meanwhile
+                    job.watch(drafts)
+            for job, part in progress.parts:
+                if job.wanted():
+                    yield numbers[id(job)], *progress.read(job, part)
 
     def frames(self, controls: Sequence[Control], **settings: Any) -> int:
         """Return the largest number of frames of a text. No classifier is loaded, so a server can call this often."""
@@ -343,10 +344,8 @@ class TextDiffusion(Pretrained):
         guidance: GuidanceSettings | None = None,
         method: str | None = None,
         prompt: int = 0,
-    ) -> ControlPlan | ControlDecoder | None:
+    ) -> ControlPlan | ControlDecoder:
         """Bind controls to this model, after a `prompt` of this many tokens; rejects what the model cannot do."""
-        if not controls and edit is None and method is None and not self.model.capabilities.always_planned:
-            return None
         check_process()
         kind, decoder = self.config["method"], None
         if self.model.capabilities.whole_text:
@@ -428,21 +427,5 @@ class TextDiffusion(Pretrained):
         """Yield every text at every step: one list of drafts per step, batch after batch."""
         asked = {"watch": lambda drafts: None, **asked}
         job = self.make_job(n, seed, controls=controls, edit=edit, source=source, **asked)
-        for progress in run_jobs(self.inference, [job], in_order=True):
-            if not progress.last:
-                yield self.drafts(progress.batch, progress.frame, job, slice(None))
-
-    def drafts(self, batch: SampleBatch, frame: Frame, job: GenerationJob, part: slice) -> list[Draft]:
-        """Return the drafts of a job, whose texts are `part` of a batch, at one step."""
-        return read_drafts(self.model, batch, frame, part, lambda sample, ids: self._pieces_of(sample, ids, job))
-
-    def _pieces_of(self, sample: int, ids: list[int], job: GenerationJob) -> list[str]:
-        """The token at each position as text; given words without an id are shown as they were given, and a character
-        of several tokens where its first one is."""
-        given, first = job.given.get(sample, {}), job.plan.info.first if job.plan else 0
-        pieces = [given.get(k - first, ("", None))[1] or self._pieces[token] for k, token in enumerate(ids)]
-        cut = [k for k, token in enumerate(ids) if token in self.tokenizer.fragments]
-        for run in (k for k in cut if k - 1 not in cut):
-            end = next(k for k in range(run, len(ids) + 1) if k not in cut)
-            pieces[run] = self.tokenizer.decode(ids[run:end])
-        return pieces
+        for progress in run_list(self, [job], in_order=True):
+            yield from (drafts for _, drafts in progress.drafts)

@@ -52,10 +52,10 @@ class Reader:
     @property
     def device(self) -> torch.device:
         """The device of its weights."""
-        return next(self.model.parameters()).device
+        return self.inference.device
 
     @cached_property
-    def _pieces(self) -> list[str]:
+    def pieces(self) -> list[str]:
         """The text of each token; a special token is empty."""
         return [*self.model.pieces] or ["".join(self.tokenizer.tokens([k])) for k in range(self.tokenizer.size)]
 
@@ -279,6 +279,6 @@ class Reader:
         best = shares.topk(min(k + len(SPECIALS), shares.shape[-1]), dim=-1)
         found = []
         for token, own, likely, chances in zip(ids, shares, best.indices.tolist(), best.values.tolist(), strict=True):
-            named = [(piece, p) for i, p in zip(likely, chances, strict=True) if (piece := self._pieces[i])]
-            found.append(TokenBelief(self._pieces[token], float(own[token]), dict(named[:k])))
+            named = [(piece, p) for i, p in zip(likely, chances, strict=True) if (piece := self.pieces[i])]
+            found.append(TokenBelief(self.pieces[token], float(own[token]), dict(named[:k])))
         return found

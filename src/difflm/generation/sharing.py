@@ -11,7 +11,7 @@ import torch
 from difflm.data.chat import Chat
 from difflm.errors import UsageError
 from difflm.fast.inference import Inference
-from difflm.generation.jobs import check_device, check_dtype, check_eight_bits, check_sampling, fastest_dtype
+from difflm.generation.checks import check_device, check_dtype, check_eight_bits, check_sampling, fastest_dtype
 from difflm.generation.reading import Reader
 from difflm.models.open_models import find_open_model, load_open_model
 from difflm.runtime.files import OF_WEIGHTS, explain_write_errors, write_checked

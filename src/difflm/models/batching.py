@@ -7,7 +7,7 @@ same way, and on one machine sample k of a seed is bit-identical however many ar
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
-from difflm.diffusion.noise import Noise
-from difflm.models.base import LanguageModel
+from difflm.diffusion.timesteps import StepSpan
 
 CPU_BATCH = 4  # small enough that one text costs little more than alone, large enough to be worth a call
 GUIDED_BATCH = 2  # the same with a classifier's gradient, which doubles the cost of each text
@@ -61,9 +60,9 @@ class Row:
     seed: int
     sample: int
     layout: Layout
-    owner: int = 0  # the index of its job, if several share a batch
     guided: bool = False  # by a classifier: on a CPU such texts have their own batches
     source: Sequence[int] = ()  # ids of its source
+    span: StepSpan | None = None  # how many steps it takes, and from where
 
 
 @dataclass(frozen=True)
@@ -75,31 +74,10 @@ class SampleBatch:
     lengths: Tensor  # [B] positions
     width: int
     rows: Sequence[Row]
-    owners: Sequence[tuple[int, slice]]  # the slice of rows of each owner; the last slice includes the padding
     known: Tensor | None = None  # [B, W] ids, FREE where nothing is fixed; None: nothing is
     begin: Tensor | None = None  # [B, W] ids
     condition: Condition = UNCONDITIONAL  # the sources
-
-
-def draw_rows(
-    model: LanguageModel,
-    count: int,
-    seed: int,
-    owner: int = 0,
-    sources: Sequence[Sequence[int]] = (),
-    first: int = 0,
-    ranks: Tensor | None = None,
-) -> list[Row]:
-    """`count` samples from number `first` on, with only the length fixed, which the model draws on the host. With
-    sources there is one for every sample. With `ranks` [B], lengths are the likeliest, by rank."""
-    condition = source_condition(sources) if sources else UNCONDITIONAL
-    if ranks is None:
-        lengths = model.draw_lengths(Noise(seed, first + torch.arange(count)), condition).tolist()
-    else:
-        lengths = model.rank_lengths(ranks, condition).tolist()
-    layouts = {n: Layout(n) for n in {*lengths}}
-    own = sources or [()] * count
-    return [Row(seed, first + k, layouts[n], owner, source=own[k]) for k, n in enumerate(lengths)]
+    spans: Sequence[StepSpan] | None = None  # None: as many steps for all as are usual
 
 
 def source_condition(sources: Sequence[Sequence[int]], width: int = 0) -> Condition:
@@ -112,43 +90,24 @@ def source_condition(sources: Sequence[Sequence[int]], width: int = 0) -> Condit
     return Condition(source=ids[rows], source_mask=mask[rows])
 
 
-def make_batches(
-    model: LanguageModel, rows: Sequence[Row], device: torch.device, device_type: str | None = None
-) -> Iterator[SampleBatch]:
-    """Yield the rows as batches on `device`, sized for devices of `device_type`; None: for this device."""
-    kind = device_type or device.type
-    first = ALONE if kind == "cpu" and model.capabilities.one_by_one else 0
-    alone = [row for row in rows if row.sample < first]
-    yield from (pad_batch([row], row.layout.width, device, kind, size=1) for row in alone)
-    others = [row for row in rows if row.sample >= first] if alone else rows
-    for chosen, width in batched(others, model.vocabulary, kind):
-        yield pad_batch(chosen, width, device, kind)
+def plan_batches(widths: Sequence[int], vocabulary: int) -> list[tuple[list[int], int]]:
+    """Divide samples whose canvases have these `widths` among batches of a GPU: which samples each has, and its width.
+    Few samples of any width share one batch."""
+    widest = max(widths)
+    if len(widths) * widest <= min(SINGLE_BATCH_POSITIONS, max_batch_rows(vocabulary, widest, "cuda") * widest):
+        return [([*range(len(widths))], widest)]
+    waiting, full = dict[int, list[int]](), list[tuple[list[int], int]]()
+    for sample, width in enumerate(widths):  # in order, so that the first texts come first
+        waiting.setdefault(width, []).append(sample)
+        if len(waiting[width]) == max_batch_rows(vocabulary, width, "cuda"):
+            full.append((waiting.pop(width), width))
+    return [*full, *fill_with_narrower(waiting)]
 
 
-def batched(rows: Sequence[Row], vocabulary: int, device_type: str) -> Iterator[tuple[list[Row], int]]:
-    """Yield the rows of each batch and its canvas width; on a GPU, few rows of any width share one batch."""
-    widest = max((row.layout.width for row in rows), default=0)
-    most = min(SINGLE_BATCH_POSITIONS, max_batch_rows(vocabulary, widest, device_type) * widest)
-    if device_type != "cpu" and rows and len(rows) * widest <= most:
-        yield [*rows], widest
-        return
-    waiting: dict[tuple[int, int, bool], list[Row]] = {}
-    on_cpu = device_type == "cpu"
-    for row in rows:  # in order, so that the first texts come first
-        kind = row.layout.width, -(-len(row.source) // WIDTH) * on_cpu, row.guided and on_cpu
-        waiting.setdefault(kind, []).append(row)
-        if len(waiting[kind]) == max_batch_rows(vocabulary, kind[0], device_type, row.guided):
-            yield waiting.pop(kind), kind[0]
-    if device_type == "cpu":
-        yield from ((rest, width) for (width, *_), rest in waiting.items())
-    else:
-        yield from fill_with_narrower({width: rest for (width, *_), rest in waiting.items()})
-
-
-def fill_with_narrower(waiting: Mapping[int, Sequence[Row]]) -> Iterator[tuple[list[Row], int]]:
-    """Batches for a GPU by width, the widest first; padding rows are replaced by narrower samples. A width whose rows
-    were all used this way has no batch."""
-    rest = {width: deque(rows) for width, rows in waiting.items()}
+def fill_with_narrower(waiting: Mapping[int, Sequence[int]]) -> Iterator[tuple[list[int], int]]:
+    """Batches for a GPU by width, the widest first; padding rows are replaced by narrower samples. A width whose
+    samples were all used this way has no batch."""
+    rest = {width: deque(samples) for width, samples in waiting.items()}
     for width in sorted(rest, reverse=True):
         chosen = [*rest.pop(width)]
         if not chosen:
@@ -158,7 +117,7 @@ def fill_with_narrower(waiting: Mapping[int, Sequence[Row]]) -> Iterator[tuple[l
             taken = min(vacant, len(rest[narrower]))
             chosen += [rest[narrower].popleft() for _ in range(taken)]
             vacant -= taken
-        yield sorted(chosen, key=lambda row: row.owner), width
+        yield chosen, width
 
 
 def max_batch_rows(vocabulary: int, width: int, device_type: str, guided: bool = False) -> int:
@@ -180,21 +139,16 @@ def coarseness(rows: int) -> int:
     return 2 ** max(0, (rows - 1).bit_length() - 3) if rows > 8 else 1
 
 
-def pad_batch(
-    rows: Sequence[Row], width: int, device: torch.device, device_type: str | None = None, size: int = 0
-) -> SampleBatch:
-    """A batch with padding rows, which repeat a sample and are dropped later. On a CPU batches are always full. `size`
-    is the number of rows; 0: the usual one of the device."""
-    on_cpu = (device_type or device.type) == "cpu"
+def pad_batch(rows: Sequence[Row], width: int, device: torch.device, size: int = 0) -> SampleBatch:
+    """A batch of `size` rows, with padding rows, which repeat a sample and are dropped later; 0: as many as are usual
+    on the device. On a CPU batches are always full."""
+    on_cpu = device.type == "cpu"
     size = size or (max_batch_rows(1, width, "cpu", rows[0].guided) if on_cpu else batch_rows(len(rows)))
     chosen = [*rows, *[rows[-1]] * (size - len(rows))]
     layouts = [row.layout for row in chosen]
     numbers = [[row.seed for row in chosen], [row.sample for row in chosen], [layout.positions for layout in layouts]]
     # Non-blocking: the device may still be busy with another batch.
     seeds, samples, lengths = torch.tensor(numbers).to(device, non_blocking=True).unbind()
-    found = [(owner, len(list(run))) for owner, run in groupby(row.owner for row in rows)]
-    ends = [*accumulate(count for _, count in found[:-1]), size]
-    owners = [(owner, slice(a, b)) for (owner, _), a, b in zip(found, [0, *ends], ends, strict=False)]
     known, begin = [layout.known for layout in layouts], [dict(enumerate(layout.begin)) for layout in layouts]
     condition = UNCONDITIONAL
     if sources := [row.source for row in chosen if row.source]:
@@ -206,10 +160,10 @@ def pad_batch(
         lengths,
         width,
         rows,
-        owners,
         token_rows(width, FREE, known).to(device, non_blocking=True) if any(known) else None,
         token_rows(width, PAD, begin).to(device, non_blocking=True) if any(begin) else None,
         condition,
+        [row.span for row in chosen if row.span] or None,
     )
 
 

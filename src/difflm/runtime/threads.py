@@ -1,4 +1,4 @@
-"""Parallel jobs on a CPU, one thread each.
+"""Parallel work on a CPU, one thread for each core.
 
 Small matrices gain little from a second thread, and a product that two threads share rounds differently from one
 thread's: a single-threaded job gives the same numbers on every machine of its kind, however many cores it has.
@@ -7,10 +7,9 @@ thread's: a single-threaded job gives the same numbers on every machine of its k
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -20,8 +19,8 @@ from difflm.errors import DifflmError
 from difflm.machine import is_on
 
 T = TypeVar("T")
-IsStopped = Callable[[], bool]  # called by a job between its results: whether it should stop
-Job = Callable[[IsStopped], Iterator[T]]
+IsStopped = Callable[[], bool]  # called by a thread between its results: whether it should stop
+Work = Callable[[IsStopped], Iterator[T]]
 MAX_QUEUED = 2  # results per core that may wait to be read
 
 
@@ -70,7 +69,7 @@ SHARES = ThreadBudget()
 
 @contextmanager
 def use_one_core(cores: int) -> Iterator[None]:
-    """Work in this thread alone, like a job of `run_parallel`; afterwards use this many cores."""
+    """Work in this thread alone, like a thread of `run_parallel`; afterwards use this many cores."""
     torch.get_num_threads()  # a thread's first query copies the process's number: query before it is set
     torch.set_num_threads(1)
     try:
@@ -87,41 +86,34 @@ def keep_to_one_thread() -> None:
         ctypes.CDLL(torch._C.__file__).omp_set_max_active_levels(0)
 
 
-def run_parallel(jobs: Iterable[Job[T]]) -> Iterator[T]:
-    """Yield the jobs' results as they come, running as many jobs at a time as torch has threads. If one of them fails,
-    or the reader stops, all are stopped."""
+def run_parallel(work: Work[T], most: int) -> Iterator[T]:
+    """Yield what `work` yields in several threads, as it comes: one for each of torch's threads, up to `most`. If it
+    fails in one of them, or the reader stops, all are stopped."""
     with SHARES.reserve() as cores:
-        rest, lock, stop = iter(jobs), threading.Lock(), threading.Event()
-        first = [*islice(rest, cores)]
-        waiting, alone = chain(first, rest), cores > 1 and len(first) < 2 and SHARES.inside < 2
+        alone, stop = cores > 1 and most < 2 and SHARES.inside < 2, threading.Event()
         room, results = threading.Semaphore(MAX_QUEUED * cores), SimpleQueue[Item[T] | BaseException | None]()
 
-        def work() -> None:
-            """Run one job after another. A result waits for room in the queue, unless the reader has stopped."""
+        def run() -> None:
+            """Work on one core. A result waits for room in the queue, unless the reader has stopped."""
             torch.get_num_threads()  # a thread's first query copies the process's number: query before it is set
             torch.set_num_threads(1)
             if is_on("openmp_products") and not alone:
                 keep_to_one_thread()
             try:
-                while not stop.is_set():
-                    with lock:
-                        job = next(waiting, None)
-                    for value in job(stop.is_set) if job else ():
-                        while not stop.is_set() and not room.acquire(timeout=0.1):
-                            pass
-                        results.put(Item(value))
-                        if stop.is_set():
-                            break
-                    if job is None:
+                for value in work(stop.is_set):
+                    while not stop.is_set() and not room.acquire(timeout=0.1):
+                        pass
+                    results.put(Item(value))
+                    if stop.is_set():
                         break
                 results.put(None)
             except BaseException as error:
                 results.put(error)
 
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(cores)]
+        threads = [threading.Thread(target=run, daemon=True) for _ in range(max(1, min(cores, most)))]
         for thread in threads:
             thread.start()
-        left = cores
+        left = len(threads)
         try:
             while left:
                 match results.get():

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import NoReturn
 
@@ -23,9 +24,12 @@ class Refused(UsageError):
     """Controls that no text can follow, or that are too large to find out: asked again, they are refused again."""
 
 
+@dataclass
 class Budget:
-    def __init__(self, named: str) -> None:
-        self.named, self.spent, self.looked, self.begun = named, 0, 0, time.thread_time()
+    named: str
+    spent: int = 0
+    looked: int = 0
+    begun: float = field(default_factory=time.thread_time)
 
     def spend(self, steps: int) -> None:
         self.spent += steps

@@ -21,13 +21,14 @@ from hypothesis import strategies as st
 
 from difflm.app.studio.binder import Binder
 from difflm.app.studio.costs import Costs
-from difflm.app.studio.engine import LOOPS, admit_jobs
+from difflm.app.studio.engine import LOOPS
 from difflm.app.studio.job import Box, Done, Frames, Post, Text
 from difflm.app.studio.limits import Limits
 from difflm.controls import Length
 from difflm.controls.base import Check
-from difflm.generation.loops import Loop, LoopShape, share_shape
+from difflm.generation.loops import Loop, LoopShape, Seat, share_shape
 from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.scheduler import Request, seat_rows
 from difflm.player.frames import Draft
 from difflm.runtime.work import LOOK, MAX_WORK, share_budget, spend_work
 from tests.support.serving import PATIENCE, Gate, events, need, running, wait_for
@@ -42,41 +43,46 @@ def lm(tiny_runs: dict[str, Path]) -> TextDiffusion:
     return TextDiffusion.from_pretrained(tiny_runs["difflm"])
 
 
-class Waiting:
+class Waiting(Request):
     """A request of some rows, each of a kind of loop of which no loop holds more than `most`."""
 
-    over, alone, started, lm = False, False, False, SimpleNamespace(device=torch.device("cpu"))
+    over = False
 
     def __init__(self, kinds: str, most: int) -> None:
-        self.generation: Any = SimpleNamespace(sampling=SimpleNamespace(steps=1))
-        self.rows = deque((share_shape(LoopShape(kind, 16, most, kind != "z")), None) for kind in kinds)
+        job: Any = SimpleNamespace(sampling=SimpleNamespace(steps=1))
+        lm: Any = SimpleNamespace(device=torch.device("cpu"))
+        super().__init__(lm, [job])
+        for kind in kinds:
+            shape = share_shape(LoopShape(kind, 16, most, kind != "z"))
+            self.rows.setdefault(shape, deque()).append(Seat(job, None))  # type: ignore[arg-type]
 
 
-requests = st.lists(st.text("abcdefz", min_size=1, max_size=9), min_size=1, max_size=12)
+asked = st.lists(st.text("abcdefz", min_size=1, max_size=9), min_size=1, max_size=12)
 
 
-@given(requests, st.integers(1, 4), st.integers(1, 3))
+@given(asked, st.integers(1, 4), st.integers(1, 3))
 def test_free_rows_go_to_those_who_wait_longest(kinds: list[str], most: int, cores: int) -> None:
     """Nobody is overtaken by one of the same kind, no loop holds too many, and all come to their turn, whoever else
     keeps coming."""
-    jobs: dict[int, Any] = {id(job.generation): job for job in (Waiting(one, most) for one in kinds)}
-    number = {key: k for k, key in enumerate(jobs)}
+    requests: list[Any] = [Waiting(one, most) for one in kinds]
+    number = {id(one.jobs[0]): k for k, one in enumerate(requests)}
     loops, turns = deque[Any](), 0
-    while any(number[key] < len(kinds) for key in jobs):
-        jobs = admit_jobs(jobs, loops, cores)
-        assert len(loops) <= max(LOOPS, cores) and all(loop.free >= 0 for loop in loops)
+    while any(number[id(one.jobs[0])] < len(kinds) for one in requests):
+        requests = seat_rows(requests, loops, cores, LOOPS)
+        assert len(loops) <= max(LOOPS, cores) and all(0 < loop.taken <= most for loop in loops)
         for loop in [*loops]:
-            left = [number[key] for key, job in jobs.items() if any(shape == loop.shape for shape, _ in job.rows)]
+            left = [number[id(one.jobs[0])] for one in requests if loop.shape in one.rows]
             assert all(number[id(seat.job)] <= min(left, default=len(number)) for seat in loop.joining)
-            loop.enter()
-            loop.seats, loop.arriving = [*loop.seats, *loop.arriving][1:], []  # the oldest is done
+            loop.seats, loop.joining = [*loop.seats, *loop.joining][1:], []  # the oldest is done
+            loop.taken = len(loop.seats) if loop.shape.joinable else most
             if not loop.seats:
                 loops.remove(loop)
         held = {id(seat.job) for loop in loops for seat in loop.seats}
-        for key, job in jobs.items():
-            job.over = not job.rows and key not in held
+        for one in requests:
+            one.over = not one.rows and id(one.jobs[0]) not in held
         more = Waiting("a", most)
-        number[id(more.generation)], jobs[id(more.generation)] = len(number), more
+        number[id(more.jobs[0])] = len(number)
+        requests.append(more)
         turns += 1
         assert turns < 500, "somebody waits for ever"
 
@@ -505,7 +511,7 @@ def test_a_step_that_fails_is_made_again_without_the_one_who_breaks_it(
     gate.open.set()
     assert first.result().status_code == second.result().status_code == 200
     assert faulty.result().status_code == 500 and "a fault on purpose" in capfd.readouterr().err
-    wait_for(lambda: not server.engine._jobs and not server.engine._loops)
+    wait_for(lambda: not server.engine.jobs and not server.engine.scheduler.loops)
 
 
 def test_stopping_tells_everybody(asking: Any, gate: Gate) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pkgutil
 import signal
 import socket
 import threading
@@ -9,7 +10,6 @@ import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ import pytest
 from difflm.annotators.e2e_fields import expresses
 from difflm.annotators.span_scorer import HashedShape, HashedWords
 from difflm.annotators.tagger import own_tagger
-from difflm.app.studio import engine as engine_module
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import log_event
 from difflm.controls.patterns.regular import count_paths, parse_pattern
@@ -89,7 +88,7 @@ def test_one_connection_too_many_is_refused_before_anything_of_it_is_read(
         held = [socket.create_connection(("127.0.0.1", server.port), PATIENCE) for _ in range(3)]
         for connection in held:
             connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        wait_for(lambda: len(server.engine._jobs) == 3)
+        wait_for(lambda: len(server.engine.jobs) == 3)
         with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as refused:
             answer = refused.recv(10_000)  # nothing was sent
             assert answer.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in answer and refused.recv(1) == b""
@@ -156,10 +155,10 @@ def test_the_watchdog_reports_a_stuck_loop_and_its_end(lm: TextDiffusion, gate: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", ["Engine._deliver", "admit_jobs"])
+@pytest.mark.parametrize("part", ["app.studio.engine.Engine._deliver", "generation.scheduler.seat_rows"])
 def test_a_loop_that_fails_goes_on(lm: TextDiffusion, monkeypatch: pytest.MonkeyPatch, capfd: Any, part: str) -> None:
     """It ended the thread, and everybody waited until the time limit."""
-    own, broken = attrgetter(part)(engine_module), threading.Event()
+    own, broken = pkgutil.resolve_name(f"difflm.{part}"), threading.Event()
 
     def fail(first: Any, *args: Any) -> Any:
         if not broken.is_set() and first:
@@ -169,7 +168,7 @@ def test_a_loop_that_fails_goes_on(lm: TextDiffusion, monkeypatch: pytest.Monkey
 
     with running(lm) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         assert client.post("/api/generate", json=SMALL).status_code == 200
-        monkeypatch.setattr(f"difflm.app.studio.engine.{part}", fail)
+        monkeypatch.setattr(f"difflm.{part}", fail)
         client.post("/api/generate", json=SMALL)
         assert client.post("/api/generate", json=SMALL).status_code == 200 and broken.is_set()
         assert client.get("/ready").status_code == 200
@@ -198,7 +197,7 @@ def test_a_deadline_that_passes_before_a_request_is_read_is_no_failure(lm: TextD
     engine = Engine(lm, Limits())
 
     async def make_job() -> Job:
-        return Job({"n": 1}, Limits(seconds=1), False, engine.metrics, Post())
+        return Job(lm, {"n": 1}, Limits(seconds=1), False, engine.metrics, Post())
 
     job = asyncio.run(make_job())
     job.deadline = job.begun - 1

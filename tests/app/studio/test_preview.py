@@ -50,9 +50,9 @@ def test_a_draft_is_there_first_and_gives_way_to_the_text(
     (own,), (draft,) = models["e2e"].generate(1, steps=40, **asked), models["e2e-fast"].generate(1, **asked)
     go, step = threading.Event(), Loop.step
 
-    def hold_teacher(loop: Loop) -> list[Any]:
+    def hold_teacher(loop: Loop) -> Any:
         """Its turns pass without a step."""
-        return step(loop) if loop.lm is not models["e2e"] or go.wait(0.01) else []
+        return step(loop) if loop.lm is not models["e2e"] or go.wait(0.01) else None
 
     monkeypatch.setattr(Loop, "step", hold_teacher)
     tab = opened(ONE)
@@ -69,7 +69,7 @@ def test_each_of_several_texts_has_its_own_draft(
 ) -> None:
     drafts = models["e2e-fast"].generate(3, controls=[Length(12)], seed=3)
     go, step = threading.Event(), Loop.step
-    held = lambda loop: step(loop) if loop.lm is not models["e2e"] or go.wait(0.01) else []  # noqa: E731
+    held = lambda loop: step(loop) if loop.lm is not models["e2e"] or go.wait(0.01) else None  # noqa: E731
     monkeypatch.setattr(Loop, "step", held)
     tab = opened("#n=3&steps=10&length=12&seed=3")
     wait_for(lambda: tab.locator(".preview:visible").count() == 3)
@@ -83,12 +83,12 @@ def test_a_draft_that_comes_too_late_is_not_shown(
 ) -> None:
     """The text is finished before its draft is, and another request follows."""
     go, step = threading.Event(), Loop.step
-    held = lambda loop: step(loop) if loop.lm is models["e2e"] or go.wait(0.01) else []  # noqa: E731
+    held = lambda loop: step(loop) if loop.lm is models["e2e"] or go.wait(0.01) else None  # noqa: E731
     monkeypatch.setattr(Loop, "step", held)
     tab = opened("#n=1&steps=6&length=12&seed=3")
     assert finished(tab)
     tab.route(FASTER, lambda route: route.abort())
-    monkeypatch.setattr(Loop, "step", lambda loop: [] if loop.lm is models["e2e"] else step(loop))
+    monkeypatch.setattr(Loop, "step", lambda loop: None if loop.lm is models["e2e"] else step(loop))
     go.set()
     tab.get_by_role("button", name="Write", exact=True).first.click()
     tab.wait_for_timeout(1500)
@@ -102,7 +102,7 @@ def test_a_draft_ends_with_what_it_was_for(
 ) -> None:
     """It is stopped while its draft can be read."""
     step = Loop.step
-    monkeypatch.setattr(Loop, "step", lambda loop: [] if loop.lm is models["e2e"] else step(loop))
+    monkeypatch.setattr(Loop, "step", lambda loop: None if loop.lm is models["e2e"] else step(loop))
     tab = opened(ONE)
     tab.wait_for_selector(".preview:visible")
     tab.keyboard.press("Escape")
@@ -114,13 +114,13 @@ def test_stopping_stops_both(opened: Opener, server: Running, monkeypatch: pytes
     gate = Gate(monkeypatch)
     gate.open.clear()
     tab = opened(ONE, motion="no-preference")
-    wait_for(lambda: len(server.engine._jobs) == 2)
+    wait_for(lambda: len(server.engine.jobs) == 2)
     tab.keyboard.press("Escape")
     says(tab, r"^Stopped\.$")
-    wait_for(lambda: all(job.over for job in server.engine._jobs.values()))
+    wait_for(lambda: all(job.over for job in server.engine.jobs))
     before = gate.frames
     gate.open.set()
-    wait_for(lambda: not server.engine._loops)
+    wait_for(lambda: not server.engine.scheduler.loops)
     assert gate.frames - before <= 4, "no step but those that were held"
     assert tab.locator(".preview").is_hidden() and tab.locator(".card.stopped").count() == 1
 

@@ -147,7 +147,7 @@ def score(
         check_reads_sources(run)
     texts, sources = read_given(run, file, column, source)
     from difflm.data.tokenizers import UNK
-    from difflm.generation.jobs import check_request
+    from difflm.generation.checks import check_request
 
     check_request(1, seed)
     lm = load_model(run, device)

@@ -72,7 +72,7 @@ def embeddings(
     """Draw a map of a model's word vectors, coloured by part of speech."""
     with picture("embeddings", out, as_json, model) as file:
         from difflm.app.plots.embeddings import draw_embeddings, project, word_tags, word_vectors
-        from difflm.generation.jobs import check_request
+        from difflm.generation.checks import check_request
 
         check_request(1, seed)
         lm = load_model(model, "cpu")
@@ -101,7 +101,7 @@ def denoising(
     Sampling().change(settings)
     with picture("denoising", out, as_json, model, device=device) as file:
         from difflm.app.plots.denoising import draw_denoising, read_denoising
-        from difflm.generation.jobs import check_request
+        from difflm.generation.checks import check_request
 
         check_request(1, seed)
         text = read_denoising(drafts[0] for drafts in load_model(model, device).stream(1, seed, **settings))

@@ -64,7 +64,7 @@ def train(
                 check_file(part)
     if own:
         note(f"reading {file_names(recipe)} …")  # at once: torch takes seconds to import
-        from difflm.generation.jobs import check_device
+        from difflm.generation.checks import check_device
 
         resolved = resolve_own(recipe, changes, out, data, check_device(device).type, resume, note)
         out = out or default_run(recipe, resolved.method)
@@ -124,7 +124,7 @@ def train_and_save(
 ) -> "Outcome":
     """Train a run and write its card; if it is interrupted, say how to continue. The clock of its minutes began at
     `begun`."""
-    from difflm.generation.jobs import check_device
+    from difflm.generation.checks import check_device
     from difflm.training.fit import train_run
     from difflm.training.tracking import track_run
 
@@ -158,7 +158,7 @@ def report_classifier(guided: str, out: Path) -> None:
 def show_estimate(recipe: Any, device: str) -> None:
     """Report on stderr what training would cost on a device, whose speed is measured by one matrix product."""
     from difflm.app.bench import matrix_rate
-    from difflm.generation.jobs import check_device
+    from difflm.generation.checks import check_device
     from difflm.training.estimate import estimate_training
 
     if recipe.method != "classifier":  # its size is that of the model it guides

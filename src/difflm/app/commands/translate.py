@@ -97,7 +97,7 @@ def translate(
     name = file or "standard input"
     lm = load_writer(run, device, dtype, guide, [request.model_copy(update={"source": sources[0]})], rank is not None)
     lm.encode_sources(sources, lambda k: "the source" if alone else f"line {numbers[k - 1]} of {name}")
-    from difflm.generation.jobs import warn_of_sources
+    from difflm.generation.checks import warn_of_sources
 
     ranked = load_rank(rank, device) if rank else None
     more = {"source": sources, "guidance": strength, "rank": ranked, "repairs": repairs}

@@ -105,7 +105,7 @@ def load_writer(
     ranked: bool = False,
 ) -> "TextDiffusion":
     """Load a model and its classifiers, and reject requests that it does not understand."""
-    from difflm.generation.jobs import check_request
+    from difflm.generation.checks import check_request
 
     for number, request in enumerate(requests):
         chosen_by = None if ranked or request.infill or request.candidates == 1 else request.controls()

@@ -5,12 +5,12 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,9 +21,10 @@ from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import describe_error, log_event
 from difflm.app.studio.metrics import Metrics
 from difflm.errors import DifflmError, UsageError
-from difflm.generation.jobs import BatchProgress, Watch
-from difflm.generation.loops import Loop, Seat, loop_shape
+from difflm.generation.jobs import GenerationJob, Watch
+from difflm.generation.loops import Loop, Progress, Seat
 from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.scheduler import Scheduler
 from difflm.runtime.threads import use_one_core
 from difflm.runtime.work import interrupt_work
 
@@ -34,8 +35,8 @@ LOOPS = 4  # of different shapes that run in turns; more if there are more cores
 class Engine:
     def __init__(self, lm: TextDiffusion, limits: Limits) -> None:
         self.lm, self.limits, self.metrics = lm, limits, Metrics()
-        self._jobs, self._loops, self._change = dict[int, Job](), deque[Loop](), threading.Condition()
-        self._busy, self._news = set[int](), True  # loops that a thread works on; whether rows came or became free
+        self.scheduler = Scheduler(LOOPS)
+        self._change = self.scheduler.change
         self._stopped = self._draining = False
         self._binding = Counter[str]()  # how many requests of each client are being bound
         self._ending = Unavailable("stopping", "the server is stopping.")
@@ -55,15 +56,18 @@ class Engine:
         threading.Thread(target=self._watch, name="difflm-watchdog", daemon=True).start()
 
     @property
-    def _waiting(self) -> list[Job]:
-        """Requests that have not started, in the order of their turns."""
+    def jobs(self) -> list[Job]:
+        """Requests in the order of their turns."""
         with self._change:
-            return [job for job in self._jobs.values() if not job.started]
+            return cast(list[Job], [*self.scheduler.requests])
 
     @property
-    def _running(self) -> tuple[Job, ...]:
-        with self._change:
-            return tuple(job for job in self._jobs.values() if job.started)
+    def _waiting(self) -> list[Job]:
+        return [job for job in self.jobs if not job.started]
+
+    @property
+    def _running(self) -> list[Job]:
+        return [job for job in self.jobs if job.started]
 
     @property
     def queue(self) -> int:
@@ -91,10 +95,10 @@ class Engine:
         jobs = list[Job]()
         try:
             post = self._post = Post() if self._post is None or self._post.is_foreign else self._post
-            jobs = [Job(one, self.limits, watched, self.metrics, post, client) for one in asked]
+            jobs = [Job(lm or self.lm, one, self.limits, watched, self.metrics, post, client) for one in asked]
             for job in jobs:
                 job.likely = likely
-                await self._ask_binder(partial(job.bind, lm or self.lm, self._move), job)
+                await self._ask_binder(partial(job.bind, self._move), job)
         except BaseException:
             for job in jobs:
                 job.leave()  # so that the binder goes on to the next
@@ -104,9 +108,9 @@ class Engine:
         with self._change:
             if self._stopped:
                 raise self._ending
-            if not self._jobs:  # an idle engine is not stuck
+            if not self.scheduler.requests:  # an idle engine is not stuck
                 self._move()
-            self._jobs |= {id(job.generation): job for job in jobs}
+            self.scheduler.requests += jobs
             late = self._judge()
             refused = [late[id(job)] for job in jobs if id(job) in late]
             for job in jobs if refused else ():
@@ -134,12 +138,12 @@ class Engine:
     def _judge(self) -> dict[int, Unavailable]:
         """Give turns to the requests whose cost is known now, and end those that cannot be finished in time. Returns
         the errors of these."""
-        late = dict[int, Unavailable]()
-        for job in self._jobs.values():
-            if job.work is None and not job.over and (error := self._costs.judge(job, self._jobs.values())):
+        late, jobs = dict[int, Unavailable](), self.jobs
+        for job in jobs:
+            if job.work is None and not job.over and (error := self._costs.judge(job, jobs)):
                 late[id(job)] = error
                 job.end(error)
-        self._jobs, self._news = dict(sorted(self._jobs.items(), key=lambda one: one[1].turn)), True
+        self.scheduler.requests, self.scheduler.news = [*sorted(jobs, key=lambda job: job.turn)], True
         return late
 
     async def answer(self, question: Callable[[], Any], client: str = "") -> Any:
@@ -147,7 +151,7 @@ class Engine:
         if self.queue + 1 > self.limits.queue:
             raise self._full()
         self._binding[""] += 1
-        asked = Job({"n": 1}, self.limits, False, self.metrics, Post(), client)
+        asked = Job(self.lm, {"n": 1}, self.limits, False, self.metrics, Post(), client)
         try:
             return await self._ask_binder(question, asked)
         finally:
@@ -157,7 +161,7 @@ class Engine:
     def gauges(self) -> dict[str, tuple[str, int]]:
         """Current values by name, each with its description."""
         with self._change:
-            texts = sum(len(loop.holders) for loop in self._loops)
+            texts = sum(len(loop.holders) for loop in self.scheduler.loops)
         requests = sum(not job.over for job in self._running)  # one that was answered leaves a little later
         return {
             "queue": ("Requests that wait.", self.queue),
@@ -169,7 +173,7 @@ class Engine:
     def still_seconds(self) -> float:
         """Seconds without progress although there is work."""
         now = time.monotonic()
-        since = [self._moved] if self._loops or any(not job.over for job in self._waiting) else []
+        since = [self._moved] if self.scheduler.loops or any(not job.over for job in self._waiting) else []
         since += [self._bound] if self._bound is not None else []
         return now - min(since, default=now)
 
@@ -237,7 +241,7 @@ class Engine:
         """End all requests with an error."""
         with self._change:
             self._stopped = self._draining = True
-            for job in self._jobs.values():
+            for job in self.jobs:
                 job.end(self._ending)
             self._change.notify_all()
 
@@ -251,98 +255,75 @@ class Engine:
     # -- the models' threads ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Run steps of the loops in turn. On a GPU, texts that a step finished are decoded while it computes the next
-        one."""
-        late = list[BatchProgress]()
+        """Be a thread of the scheduler, which goes on after any error."""
         while not self._stopped:
-            loop, found = None, list[BatchProgress]()
             try:
-                if (loop := self._take(wait=not late)) is not None:
-                    with use_one_core(self._cores) if loop.on_cpu else nullcontext():
-                        found = self._measure_step(loop)
-                    self._move()
-                late, ready = (found, late) if loop is not None and not loop.on_cpu else ([], [*late, *found])
-                for one in ready:
-                    self._deliver(one)
+                for found in self.scheduler.work(lambda: self._stopped, True, self._step):
+                    try:
+                        self._deliver(found)
+                    except BaseException as error:
+                        self._end(error, [job for job, _ in found.parts])
             except BaseException as error:
-                log_event("error", message="the model's loop failed and goes on", traceback=describe_error(error))
-                own = [one.jobs[k] for one in (*found, *late) for k in one.finished] + [
-                    seat.job for seat in (loop.holders if loop else ())
-                ]
-                jobs = [job for one in own if (job := self._jobs.get(id(one)))] if own else self._waiting
-                late = []
-                for job in jobs:
-                    job.end(DifflmError(FAILED))
-            finally:
-                if loop is not None:
-                    self._give_back(loop)
+                self._end(error, [job.generation for job in self._waiting])
 
-    def _take(self, wait: bool) -> Loop | None:
-        """Take the next loop in turn, with new rows; None if the server stops or there is nothing to do."""
-        with self._change:
-            while not self._stopped:
-                if self._news:
-                    self._news = False
-                    self._jobs = admit_jobs(self._jobs, self._loops, len(self._threads))
-                for _ in range(len(self._loops)):
-                    self._loops.rotate(-1)
-                    if id(loop := self._loops[-1]) not in self._busy:
-                        self._busy.add(id(loop))
-                        loop.enter()
-                        return loop
-                if not wait:
-                    return None
-                self._change.wait()
-        return None
+    def _end(self, error: BaseException, generations: Sequence[GenerationJob]) -> None:
+        log_event("error", message="the model's loop failed and goes on", traceback=describe_error(error))
+        for job in map(self._find, generations):
+            if job is not None:
+                job.end(DifflmError(FAILED))
 
-    def _give_back(self, loop: Loop) -> None:
-        with self._change:
-            self._busy.discard(id(loop))
-            self._news |= len(loop.holders) < loop.entered
-            if not loop.holders:
-                self._loops = deque(one for one in self._loops if one is not loop)
+    def _find(self, generation: GenerationJob) -> Job | None:
+        """The request of a job, if somebody still waits for it."""
+        return next((job for job in self.jobs if job.generation is generation and not job.over), None)
+
+    def _step(self, loop: Loop) -> Progress | None:
+        """Take a step, and note how long it took. If it fails, each of its requests is made again alone, so that one
+        of them does not fail the others."""
+        seats = loop.holders
+        try:
+            if not loop.steps:
+                loop.lm.inference.sync_weights()
+            with use_one_core(self._cores) if loop.shape.on_cpu else nullcontext():
+                return self._measure_step(loop, seats)
+        except Exception as error:
+            with self._change:
+                seats = [*{id(seat): seat for seat in (*seats, *loop.holders)}.values()]
                 loop.close()
-            self._change.notify_all()
+            jobs = {id(job): job for seat in seats if (job := self._find(seat.job))}
+            for job in jobs.values():
+                if len(jobs) == 1:
+                    self._fail(job, error)
+                else:
+                    with self._change:
+                        job.alone = True
+                        job.wait([seat.row for seat in seats if seat.job is job.generation])
+            return None
+        finally:
+            self._move()
 
-    def _measure_step(self, loop: Loop) -> list[BatchProgress]:
-        """Run a step and note how long it took; the first one of a loop, which may prepare things, does not count."""
-        seats, steps, begun = loop.holders, loop.steps, time.monotonic()
-        found = self._step(loop)
+    def _measure_step(self, loop: Loop, seats: Sequence[Seat]) -> Progress | None:
+        """The first step of a loop, which may prepare things, does not count; of a closed batch all steps do."""
+        steps, begun = loop.steps, time.monotonic()
+        found = loop.step()
         loop.seconds += (took := time.monotonic() - begun)
-        whole = bool(found) and not loop.shape.joinable and not loop.holders
-        moved = whole or (steps and loop.steps > steps)
+        whole = found is not None and not loop.shape.joinable and not loop.holders
+        moved = whole or (loop.shape.joinable and steps and loop.steps > steps)
         if moved and self._costs.measure(loop, seats, loop.seconds if whole else took):
             with self._change:
                 self._judge()
         return found
 
-    def _step(self, loop: Loop) -> list[BatchProgress]:
-        try:
-            return loop.step()
-        except Exception as error:
-            with self._change:
-                seats = loop.holders
-                loop.close()
-            jobs = {id(seat.job): job for seat in seats if (job := self._jobs.get(id(seat.job))) and not job.over}
-            for job in jobs.values():
-                if len(jobs) == 1:
-                    self._fail(job, error)
-                else:  # one job caused the error: repeat each alone, so that the others do not fail with it
-                    with self._change:
-                        job.alone = True
-                        again = [seat.row for seat in seats if seat.job is job.generation]
-                        job.rows.extend((loop_shape(job.lm, job.generation, row), row) for row in again)
-            return []
-
-    def _deliver(self, found: BatchProgress) -> None:
-        """Deliver finished texts; an error in decoding those of a request ends only this request."""
-        for owner in found.finished:
-            job = self._jobs.get(id(found.jobs[owner]))
-            if job is None or job.over:
+    def _deliver(self, found: Progress) -> None:
+        """Deliver drafts and finished texts; an error in decoding those of a request ends only this request."""
+        for generation, drafts in found.drafts:
+            if generation.watch is not None:
+                generation.watch(drafts)
+        for generation, part in found.parts:
+            if (job := self._find(generation)) is None:
                 continue
             with job.lock:
                 try:
-                    job.deliver(job.lm.finish_rows(job.generation, *found.read(owner, job.lm.model)))
+                    job.deliver(job.lm.finish_rows(generation, *found.read(generation, part)))
                 except Exception as error:
                     self._fail(job, error)
             if job.over:
@@ -362,38 +343,3 @@ class Engine:
             log_event("error", message="a text could not be made", traceback=describe_error(error))
             error = DifflmError(FAILED)
         job.end(error)
-
-
-def admit_jobs(jobs: dict[int, Job], loops: deque[Loop], cores: int) -> dict[int, Job]:
-    """Give free rows to waiting jobs in their order, and return the jobs that are not over. Each core gets a loop, and
-    so does each shape without one; one more is for a job that would be finished before any running loop has room for
-    it. A job that needs a new loop when there is no room for one is not overtaken: with new texts joining all the time,
-    the running loops would never end."""
-    room = {id(loop): loop.free for loop in loops}
-    full = set[tuple[int, int]]()  # shapes whose loops have no room, with the job that has them to itself
-    for job in jobs.values():
-        only = job if job.alone else None
-        if not job.rows or (not job.over and all((id(shape), id(only)) in full for shape, _ in job.rows)):
-            continue
-        rows, job.rows, blocked = job.rows if not job.over else (), deque(), False
-        for shape, row in rows:
-            own = [loop for loop in loops if loop.shape is shape and loop.only is only]
-            loop = next((one for one in own if room[id(one)] > 0), None)
-            most, steps = cores if own else max(LOOPS, cores), job.generation.sampling.steps
-            is_brief = len(loops) > 0 and all(steps < one.steps_left for one in loops)
-            if loop is None and len(loops) < (max(LOOPS, cores) + 1 if is_brief else most):
-                loop = Loop(job.lm, shape, only)
-                loops.append(loop)
-                room[id(loop)] = loop.free
-            if loop is None:
-                job.rows.append((shape, row))
-                blocked = blocked or not own
-                full |= {(id(shape), id(only))} if own else set()
-            else:
-                job.started = True
-                loop.joining.append(Seat(job.generation, row))
-                room[id(loop)] -= 1
-        if blocked:
-            break
-    held = {id(seat.job) for loop in loops for seat in loop.holders}
-    return {key: job for key, job in jobs.items() if key in held or not job.over}

@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,8 +18,9 @@ from difflm.app.studio.limits import Limits
 from difflm.app.studio.metrics import Metrics
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.jobs import Generation, Watch
-from difflm.generation.loops import LoopShape, loop_shape
+from difflm.generation.loops import Seat, loop_shape
 from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.scheduler import Request
 from difflm.models.batching import Row
 from difflm.player.frames import Draft
 
@@ -106,11 +107,12 @@ class Box:
         return found
 
 
-class Job:
+class Job(Request):
     """One request in progress."""
 
     def __init__(
         self,
+        lm: TextDiffusion,
         asked: dict[str, Any],
         limits: Limits,
         watched: Watch | bool,
@@ -118,6 +120,8 @@ class Job:
         post: Post,
         client: str = "",
     ) -> None:
+        super().__init__(lm)
+        self.lm: TextDiffusion = lm
         self.asked, self.n, self.metrics = asked, asked["n"], metrics
         self.begun, self.seconds, self.transitions = time.monotonic(), limits.seconds, limits.transitions
         self.deadline, self.client = self.begun + limits.seconds, client
@@ -125,13 +129,11 @@ class Job:
         self.work: float | None = None  # estimated seconds of one core
         self.likely = 0  # tokens that are read for each place of a finished text
         self.watched, self.box = watched, Box(limits.frames, post)
-        self.rows = deque[tuple[LoopShape, Row]]()  # that are not in a loop yet
-        self.started = self.alone = False  # alone: in loops that no other job joins
         self.lock = threading.RLock()  # two threads may handle rows of one job in different loops
         self._left, self._made = False, set[int]()
 
     @property
-    def over(self) -> bool:
+    def over(self) -> bool:  # type: ignore[override]
         """Whether no client is waiting for it any more."""
         return self._left or time.monotonic() > self.deadline
 
@@ -149,24 +151,29 @@ class Job:
         if self.over:
             raise self.late
 
-    def bind(self, lm: TextDiffusion, moved: Callable[[], None]) -> None:
+    def bind(self, moved: Callable[[], None]) -> None:
         """Check the request, and find out which loops it can join. `moved` is called at every step."""
 
         def wanted() -> bool:
             moved()
             return not self.over
 
-        self.lm, self.generation = lm, lm.make_job(watch=self.watch if self.watched else None, **self.asked)
-        self.generation.wanted = wanted
-        rows, plan = self.generation.make_rows(lm.model), self.generation.plan
+        self.generation = self.lm.make_job(watch=self.watch if self.watched else None, **self.asked)
+        self.generation.wanted, self.jobs = wanted, [self.generation]
+        rows, plan = self.generation.make_rows(self.lm.model), self.generation.plan
         work = plan.transitions * sum(row.layout.positions for row in rows) if plan else 0
-        if plan and work > self.transitions and lm.device.type == "cpu":
+        if plan and work > self.transitions and self.lm.device.type == "cpu":
             raise UsageError(
                 f"{', '.join(dict.fromkeys(c.name for c in plan.controls))}: each step would go through {work:,} "
                 f"transitions, at most {self.transitions:,} here. Make it simpler, or ask for fewer or shorter texts."
             )
-        self.rows.extend((loop_shape(lm, self.generation, row), row) for row in rows)
-        self.all_rows = (*self.rows,)
+        self.wait(rows)
+        self.all_rows = [(shape, seat.row) for shape, seats in self.rows.items() for seat in seats]
+
+    def wait(self, rows: Sequence[Row]) -> None:
+        """Wait for seats for these rows."""
+        for row in rows:
+            self.rows[loop_shape(self.lm, self.generation, row)].append(Seat(self.generation, row))
 
     @property
     def work_left(self) -> float:

@@ -45,6 +45,18 @@ class Steering:
 
 
 @dataclass(frozen=True)
+class RowStates:
+    """What rows carry from one step to the next."""
+
+    x: Tensor
+    clean: Tensor | None  # None: a state of tokens, whose steps need no earlier estimate
+    last_level: Tensor  # [B, K] or [B, K, L]
+    counter: Tensor  # [B] the number of each row's next step
+    tokens: Tensor  # [B, L] as last displayed
+    calls: Tensor | None  # [B] of tokens: steps at whose beginning masks were left, the first one included
+
+
+@dataclass(frozen=True)
 class Frame:
     """One step of a text. Tensors stay on the device until they are read, and belong to the frame. `sure` may be a
     function, so that the softmax over all words is only computed if `confidence` is read."""
@@ -59,6 +71,7 @@ class Frame:
     calls: Tensor | None = None  # network calls so far, [B], if their number depends on the words
     clean: Tensor | None = None  # the estimate of x_0
     edits: Tensor | None = None  # what the next step does with each token, [B, L]: see `EDITS` in alignment.py
+    rows: RowStates | None = None  # from where its rows can go on among others, until the next step is taken
 
     @cached_property
     def confidence(self) -> Tensor:
@@ -145,9 +158,9 @@ class SamplerInputs:
         return self.process.at(self.grid if self.warp is None else self.warp.time_of(self.grid))
 
     def told_level(self, level: Levels) -> Levels:
-        """The levels that the network and the step assume for a state."""
+        """The levels that the network and the step assume for a state, if they are told other times."""
         last = self.sampler.told_time
-        return self.process.at(last + (1 - last) * level.t) if last else level
+        return self.process.at(last + (1 - last) * level.t)
 
     def take_step(
         self,
@@ -161,16 +174,17 @@ class SamplerInputs:
     ) -> tuple[Tensor, Belief]:
         """One step from t to s: the new state, and the belief on the way. `guided` is a tensor if the step is captured,
         since only tensors can then differ between steps."""
+        is_told = self.sampler.told_time > 0
 
         def believe(x: Tensor, level: Levels) -> Belief:
-            belief = self.denoise(x, self.told_level(level), previous)
+            belief = self.denoise(x, self.told_level(level) if is_told else level, previous)
             for transform in self.sampler.transforms:
                 belief = transform(belief, x, level.t)
             return belief
 
         belief, eta = believe(x, level), ETA.get(self.sampler.step, 0.0)
         free = None if self.known is None else self.known < 0
-        here, order = self.told_level(level), self.sampler.order
+        here, order = self.told_level(level) if is_told else level, self.sampler.order
         now = StepState(self.process, x, belief, here, next_level, noise, last, believe, free, eta, order)
         x = self.sampler.step(now)
         if self.sampler.guide is not None and guided is not False:

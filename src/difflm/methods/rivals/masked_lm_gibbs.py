@@ -41,7 +41,7 @@ class MaskedLmGibbs(ControlDecoder):
 
     @classmethod
     def steer(cls, batch: SampleBatch, parts: Sequence[Part]) -> Steering:
-        return steering_for(batch, [(one.plan, part) for one, part in parts], ())
+        return steering_for(batch, [(one.plan, part) for one, part in parts])
 
     def finish(self, ids: list[int]) -> tuple[list[int], Given]:
         return ids, {**self.given_at(0, 0), **self.given_at(1, len(ids) - len(self.right))}
