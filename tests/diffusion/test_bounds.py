@@ -9,6 +9,7 @@ from torch import Tensor
 
 from difflm.app.commands.evaluate import Scored
 from difflm.app.commands.info import recipes_by_method
+from difflm.data.tokenizers import Words
 from difflm.diffusion import bound_levels
 from difflm.diffusion.base import Belief, Times
 from difflm.diffusion.bound_levels import LEVELS, NoisyWords
@@ -310,7 +311,7 @@ class Heard(LanguageModel):
 def test_candidates_of_one_place_share_their_noise():
     model = Heard()
     model.weight = torch.nn.Parameter(torch.zeros(1))
-    lm = TextDiffusion(model, None, {})
+    lm = TextDiffusion(model, Words.build(["a b c"], more_than=0), {})
     assert lm.score_ids([[5]] * 6, numbers=[4, 4, 4, 2, 2, 2]).tolist() == [4, 4, 4, 2, 2, 2]
     found = score(lm, [[5]] * 6, 0, 1, lambda done, total: None, share_noise=3)
     assert found.tolist() == [0, 0, 0, 1, 1, 1]

@@ -42,11 +42,14 @@ class FixedTexts(LanguageModel):
     def draw_lengths(self, noise, condition=None):
         return torch.tensor([max(1, len(self.rows[k])) for k in noise.samples.tolist()])
 
-    def stream(self, noise, lengths, width, sampling, steering=None):
-        tokens = torch.full((len(lengths), width), 3)
-        for i, k in enumerate(noise.samples.tolist()):
+    def forbid_tokens(self, ids):
+        """It writes what it was given."""
+
+    def write(self, batch, runner):
+        tokens = torch.full((len(batch.lengths), batch.width), 3)
+        for i, k in enumerate(batch.noise.samples.tolist()):
             tokens[i, : len(self.rows[k])] = torch.tensor(self.rows[k], dtype=torch.int64)
-        yield Frame(0, torch.zeros(()), tokens, torch.ones(tokens.shape), tokens != 3)
+        yield Frame(0, torch.zeros(len(tokens)), tokens, torch.ones(tokens.shape), tokens != 3)
 
     def words(self, row):
         return [i for i in row if i != 3]
@@ -334,15 +337,15 @@ def test_a_text_has_the_figure_that_scoring_all_of_them_gives(grammar, tiny_runs
 def test_seconds_do_not_count_the_first_call(grammar, judge, monkeypatch):
     """A model whose first call takes nine seconds of the clock, compiling, allocating; each later one a second."""
     model = recorded(grammar, judge.tokenizer)
-    stream, calls = model.model.stream, []
+    write, calls = model.model.write, []
 
     def slow_at_first(*request):
         calls.append(request)
-        return stream(*request)
+        return write(*request)
 
     clock = SimpleNamespace(perf_counter=lambda: len(calls) + 8.0 * bool(calls))
     monkeypatch.setattr("difflm.evaluation.language.time", clock)
-    model.model.stream = slow_at_first
+    model.model.write = slow_at_first
     report = evaluate_language({"m": model}, held_out(grammar[:4]), None, Options(samples=4, score_texts=1))
     assert report.row("m").figures["seconds"] == len(calls) - 1 > 0
 

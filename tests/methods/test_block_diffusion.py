@@ -126,7 +126,7 @@ def test_each_text_looks_back_as_far_as_it_may():
     ],
 )
 def test_long_texts_look_back_as_far_as_half_of_training_could(counts, back):
-    lengths = BlockLengths(LONGEST, 4)
+    lengths = BlockLengths(LONGEST, 4, 512)
     lengths.observe(torch.tensor([counts.get(n, 0) for n in range(LONGEST + 1)]))
     assert int(lengths.seen_back) == back
 
@@ -169,7 +169,7 @@ def test_blocks_of_one_word_are_the_chain_rule():
 
 
 def test_the_canvas_ends_with_the_block_of_its_end():
-    canvas, mask = BlockLengths(LONGEST, 4).canvas(
+    canvas, mask = BlockLengths(LONGEST, 4, 512).canvas(
         torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 0, 0]]), torch.tensor([5, 3])
     )
     assert canvas.tolist() == [[5, 6, 7, 8, 9, END, PAD, PAD], [5, 6, 7, END, PAD, PAD, PAD, PAD]]

@@ -137,7 +137,7 @@ def vector_model() -> BlockDiffusion:
     """Blocks of word vectors, which no method has."""
     torch.manual_seed(0)
     codec = LearnedEmbedding(WORDS, 8, norm="sphere", prediction=Logits(evidence=True))
-    network, lengths = Transformer(16, WORDS, 16, 2, 2, time="adaptive"), BlockLengths(LONGEST, BLOCK)
+    network, lengths = Transformer(16, WORDS, 16, 2, 2, time="adaptive"), BlockLengths(LONGEST, BLOCK, 512)
     made = BlockDiffusion(
         BlockDenoiser(network, codec, Gaussian(Cosine()), None, BLOCK, lengths.widest),
         objective=Objective({"ce": 1.0}),

@@ -158,7 +158,7 @@ def test_blocks_of_characters_are_as_many_as_asked(tmp_path, capsys):
     assert main(["generate", str(tmp_path / "run"), "--infill", "Tü be ___"]) == 2
     assert "no character 'ü'" in capsys.readouterr().err
     assert main(["generate", str(tmp_path / "run"), "--infill", "To be ___", "--length", "3"]) == 2
-    assert "at least 7 characters" in capsys.readouterr().err
+    assert "needs 7 characters" in capsys.readouterr().err
     with pytest.raises(UsageError, match="counted in words"):
         evaluate_control([System("run", lm, Protocol(each=1))], [Target("length", Request(length=20))], None)
 

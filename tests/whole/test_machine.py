@@ -42,7 +42,7 @@ def test_a_switch_is_as_found_unless_it_is_turned(monkeypatch: pytest.MonkeyPatc
                 with turn(**{name: not on}):
                     assert is_on(name) != on
         assert is_on(name) == is_found(name)
-    with pytest.raises(KeyError), turn(unknown=True):
+    with pytest.raises(AssertionError), turn(unknown=True):
         pass
 
 

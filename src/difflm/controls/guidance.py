@@ -311,8 +311,8 @@ class Guidance:
 
     def nats_apiece(self, x: Tensor, s: Tensor) -> list[Tensor]:
         classifiers = {id(w.classifier): w.classifier for w in self.targets}
-        codec, level = self.denoiser.codec, self.denoiser.process.at(s)
-        opinions = {key: one(codec.view(x, level), s, self.mask) for key, one in classifiers.items()}
+        view = self.denoiser.view(x, s)
+        opinions = {key: one(view, s, self.mask) for key, one in classifiers.items()}
         found = [opinions[id(w.classifier)].nats(w.head, w.labels, w.whole) for w in self.targets]
         return [nats * w.asks if w.whole else nats for nats, w in zip(found, self.targets, strict=True)]
 

@@ -230,6 +230,10 @@ class Denoiser(nn.Module):
         """The condition with what is computed from it once, such as an encoder's states."""
         return self.conditioning.prepare(self, condition)
 
+    def view(self, x: Tensor, t: Times) -> Tensor:
+        """What a classifier reads of a noisy state, [B, L, view_dim]."""
+        return self.codec.view(x, self.process.at(t))
+
     def describe_states(self) -> tuple[Tensor, Sequence[float]]:
         """What states mean: the word vectors, and numbers that tell the schedule of the noise."""
         return self.codec.table(), self.process.describe(self.codec.bias.device)

@@ -42,6 +42,7 @@ class Method(BaseModel):
     reads_prompts: ClassVar[bool] = False  # whether texts can be trained with prompts
     packs: ClassVar[bool] = False  # whether a row may hold several documents, each trained separately
     packs_pretrained: ClassVar[bool] = False  # the same of a model that starts from somebody else's network
+    most_words: ClassVar[int] = 0  # the largest number of words of a text, where that is more than training had
     begins_with: ClassVar[tuple[str, ...]] = ()  # other methods whose networks it can start from (init=RUN)
     bound: ClassVar[bool] = True  # whether its likelihood is exact or a true bound
     unbound_by: ClassVar[str] = ""  # the setting without which it has one

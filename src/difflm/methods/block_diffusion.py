@@ -129,10 +129,11 @@ class BlockDiffusionMethod(DecoderStart):
         return build_network(self, texts, self.hidden, texts.vocabulary, time=time)
 
     def positions(self, texts: TextSpec) -> int:
-        return BlockLengths(texts.longest, self.block).widest + self.shift
+        return BlockLengths(texts.longest, self.block, self.most_words).widest + self.shift
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        lengths, kind = BlockLengths(texts.longest, self.block), OpenBlockDenoiser if self.decoder else BlockDenoiser
+        lengths = BlockLengths(texts.longest, self.block, self.most_words)
+        kind = OpenBlockDenoiser if self.decoder else BlockDenoiser
         return self.compose(
             Absorbing(texts.vocabulary),
             texts,

@@ -27,7 +27,8 @@ class SsdLm(TokenMethod):
 
     def build(self, texts: TextSpec) -> LanguageModel:
         network, reads = build_network(self, texts, self.hidden, texts.vocabulary, time="addition")
-        codec, lengths = Simplex(texts.vocabulary, self.hidden, self.scale), BlockLengths(texts.longest, self.block)
+        codec = Simplex(texts.vocabulary, self.hidden, self.scale)
+        lengths = BlockLengths(texts.longest, self.block, self.most_words)
         return BlockDiffusion(
             BlockDenoiser(network, codec, Renoised(Cosine(s=1e-4)), reads, self.block, lengths.widest),
             objective=Objective({"ce": 1.0}),

@@ -29,16 +29,14 @@ from difflm.networks.cache import Cache, Memory
 from difflm.networks.rotary import compute_rotations
 from difflm.runtime.delayed_flag import DelayedFlag
 
-MAX_WORDS = 512  # the largest number of words of a text, even if training texts were shorter
-
 
 class BlockLengths(DrawnLength):
     """Words, END, and PAD to the end of END's block: the model itself writes END."""
 
     forbidden: tuple[int, ...] = (START, UNK)
 
-    def __init__(self, longest: int, size: int) -> None:
-        super().__init__(longest, MAX_WORDS)
+    def __init__(self, longest: int, size: int, most: int) -> None:
+        super().__init__(longest, most)
         self.size = size
 
     def positions(self, words: int) -> int:

@@ -85,7 +85,7 @@ class Learner(Trainable):
         canvas, mask = guided.lengths.canvas(batch.ids, batch.lengths)
         with torch.no_grad(), torch.autocast(canvas.device.type, enabled=False):
             own = process.draw_noise(noise, 1, codec.state_shape(canvas.shape[1]))
-            view = codec.view(process.corrupt(codec.encode(canvas), t, own), process.at(t))
+            view = guided.denoiser.view(process.corrupt(codec.encode(canvas), t, own), t)
         output = self.classifier(view, t, mask)
         first = guided.lengths.first
         return {

@@ -150,7 +150,8 @@ def refuse_by_config(name: str, guides: Sequence[Path], request: Request) -> Non
             check_labels([*sorted(find_run(name).glob("guide*/")), *guides], controls)
         if controls or edit:
             tokenizer = Tokenizer.load(find_run(name) / "tokenizer.json")
-            check_agreement(controls, edit, ModelInfo(tokenizer, config["longest"], first=0))
+            most = max(config["longest"], LISTED[method].get("most_words", 0))
+            check_agreement(controls, edit, ModelInfo(tokenizer, most, first=0))
 
 
 def check_labels(guides: Iterable[Path], controls: Iterable[Control]) -> None:
