@@ -25,6 +25,7 @@ import requests
 import difflm
 from difflm.controls import Field
 from difflm.generation.pipeline import TextDiffusion
+from difflm.machine import SWITCHES, turn
 
 ROOT = Path(difflm.__file__).parent
 REPOSITORY = ROOT.parents[1]
@@ -227,7 +228,8 @@ def count_words() -> int:
 
 def record_walk(name: str) -> Walk:
     """The named functions of the package that a request enters which has been made once before, in all threads.
-    Comprehensions, lambdas and what dataclasses generate are not counted."""
+    Comprehensions, lambdas and what dataclasses generate are not counted. What processors differ in is turned off, so
+    that the walk is the same on all of them."""
     entered: dict[tuple[str, str], None] = {}
     recording = False
 
@@ -239,7 +241,7 @@ def record_walk(name: str) -> Walk:
 
     threading.setprofile(note)  # of threads that begin from now on
     try:
-        with WALKS[name]() as ask:
+        with turn(**{switch: switch == "posix" for switch in SWITCHES}), WALKS[name]() as ask:
             ask()
             recording = True
             sys.setprofile(note)

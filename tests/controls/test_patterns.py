@@ -105,7 +105,7 @@ def test_what_cannot_be_done_is_refused_at_once(pattern, reason):
     begun = time.process_time()
     with pytest.raises(UsageError, match=reason) as refused:
         compile_characters(pattern, map(chr, range(32, 1000)))
-    assert time.process_time() - begun < 1
+    assert time.process_time() - begun < 10  # a fraction of a second on an idle core
     assert "\n" not in str(refused.value)
 
 
@@ -563,7 +563,7 @@ def test_a_check_does_not_backtrack_for_ever():
     assert Pattern("(a|a)*(a|b)*c|a*").check("a" * 200).satisfied
     assert not Pattern("(x+x+)+y").check("x" * 200).satisfied
     assert Pattern("[a-z ]+").check("the river").checker == "re.fullmatch"
-    assert time.perf_counter() - begun < 1
+    assert time.perf_counter() - begun < 10
 
 
 @pytest.mark.parametrize(("pattern", "ends"), [("a*", 5), ("(a|a)*", 31), ("(a*)*", 31), ("a*a*", 15), ("aaab|b", 0)])

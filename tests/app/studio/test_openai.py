@@ -161,7 +161,7 @@ def test_a_hostile_expression_is_refused_at_once(client: Any, regex: str) -> Non
     begun = time.process_time()  # of client and server: others may keep this machine busy
     with pytest.raises(openai.BadRequestError) as refused:
         complete(client, "", extra_body={"response_format": {"type": "regex", "regex": regex}})
-    assert time.process_time() - begun < 1 and "\n" not in refused.value.body["message"]
+    assert time.process_time() - begun < 10 and "\n" not in refused.value.body["message"]
 
 
 DEEP: Any = {"type": "null"}
