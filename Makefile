@@ -16,16 +16,9 @@ demo: .venv/.ready
 test: .venv/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Tests of what depends on the machine, with every switch turned the other way (docs/architecture.md): what runs a network
-# on a CPU by `Inference`, records, packs, rounds, divides work among threads, or asks the operating system.
-SWITCHED := controls/test_guidance diffusion/test_token_sampling fast/test_eight_bit fast/test_few_places \
-  fast/test_packed_weights fast/test_products fast/test_recorded fast/test_recorded_blocks fast/test_recorded_tokens \
-  fast/test_replay generation/test_joining generation/test_loops generation/test_pipeline generation/test_ranking \
-  methods/test_ar_diffusion methods/test_block_diffusion methods/test_cdcd methods/test_decoder_only \
-  methods/test_flow_map methods/test_glyph_diffusion methods/test_latents models/test_open_doors \
-  runtime/test_portable runtime/test_threads whole/test_machine whole/test_same_request
+# The same tests with every switch of the machine turned the other way (docs/architecture.md).
 test-switches: .venv/.ready
-	DIFFLM_SWITCHES=opposite OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(SWITCHED:%=tests/%.py)
+	DIFFLM_SWITCHES=opposite OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # All of `test`, and what takes many seconds.
 test-ci: .venv/.ready

@@ -218,6 +218,7 @@ def test_a_run_that_another_process_writes_is_refused(grammar, tmp_path, capsys,
     assert (run / ".lock").exists() and main(argv) == 0 and not (run / ".lock").exists()
 
 
+@pytest.mark.kept("posix")
 def test_one_of_many_holds_a_directory(tmp_path):
     """Threads that come and go: the file is removed by each holder, and never are there two."""
     from difflm.runtime.files import locked
