@@ -168,7 +168,7 @@ def _acquire_lock(directory: Path) -> int:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-        except (FileNotFoundError, FileExistsError):  # the last holder removes the directory, or it cannot be made (/proc)
+        except (FileNotFoundError, FileExistsError):  # the last holder removes it, or it cannot be made (/proc)
             missing += 1
             if missing == 100:
                 raise
