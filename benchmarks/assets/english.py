@@ -36,6 +36,7 @@ from benchmarks.tables.timed import UNTIMED, read_results, train_for_minutes
 if TYPE_CHECKING:
     from difflm.data.tokenfile import Ints, TokenFile
     from difflm.training.texts import Prepared, Setup
+    from difflm.training.trainer import Outcome, Watcher
 
 GAPS = Path(__file__).parents[2] / "tests" / "support" / "english_gaps.jsonl"
 PACKAGE = Path(__file__).parents[2] / "models" / "english" / "difflm_english" / "english"
@@ -57,14 +58,13 @@ def train(tokens: Path, out: Path, minutes: float, seconds: float, changes: Sequ
     from difflm.training.fit import train_prepared
     from difflm.training.model_card import finish_run
     from difflm.training.recipe import load_recipe
-    from difflm.training.texts import Setup
 
     unpack(tokens)
     own = [f"data={tokens}", f"licence={LICENCE}", *UNTIMED]
     recipe = load_recipe("english", [*own, *changes])
 
-    def make(recipe: Any, out: Path, device: Any, watcher: Any, note: Any, root: Path | None, resume: bool) -> Any:
-        return train_prepared(Setup(recipe, out, device, note, root, resume), partial(prepare_run, tokens), watcher)
+    def make(setup: "Setup", watcher: "Watcher") -> "Outcome":
+        return train_prepared(setup, partial(prepare_run, tokens), watcher)
 
     done = train_for_minutes(recipe, out, minutes, time.time() + seconds if seconds else 0.0, device, None, make)
     if done:

@@ -121,6 +121,7 @@ def fit_recipe(recipe: "Recipe", out: Path, marks: Mapping[int, Path], place: Pl
     from difflm.generation.checks import check_device
     from difflm.training import fit
     from difflm.training.checkpoints import save_weights
+    from difflm.training.texts import Setup
     from difflm.training.trainer import Trainer
 
     class Marking(Trainer):
@@ -137,7 +138,8 @@ def fit_recipe(recipe: "Recipe", out: Path, marks: Mapping[int, Path], place: Pl
     fit.Trainer = Marking  # type: ignore[misc]
     resume = (out / "recipe.json").exists()
     with TrainingView(out, as_json=False) as view:
-        outcome = fit.train_run(recipe, out, check_device(place.device), view, view.reading, place.root, resume=resume)
+        setup = Setup(recipe, out, check_device(place.device), view.reading, place.root, resume)
+        outcome = fit.train_run(setup, view)
     return None if outcome.stopped == "interrupted" else outcome.seconds
 
 

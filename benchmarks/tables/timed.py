@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from difflm.training.recipe import Recipe
+    from difflm.training.texts import Setup
+    from difflm.training.trainer import Outcome, Watcher
 
 RESERVE = 60  # seconds before the end after which nothing is begun
 # Of recipes that are trained for minutes: as many steps as there is time for, and nothing beside them.
@@ -48,7 +50,7 @@ def train_for_minutes(
     until: float,
     device: str,
     data: Path | None,
-    make: Callable[..., Any] | None = None,
+    make: "Callable[[Setup, Watcher], Outcome] | None" = None,
 ) -> bool:
     """Train a run or a classifier for its minutes, or continue it; False where time, `until`, was up before. `make`
     trains otherwise than the library does."""
@@ -57,6 +59,7 @@ def train_for_minutes(
     from difflm.app.console import TrainingView
     from difflm.generation.checks import check_device
     from difflm.training import fit
+    from difflm.training.texts import Setup
     from difflm.training.trainer import Outcome, Trainer
 
     if (out / "done").exists():
@@ -76,10 +79,10 @@ def train_for_minutes(
     check = fit.check_same_recipe
     fit.check_same_recipe = lambda recipe, out: (timed(check(recipe, out)[0], minutes), {})
     resume = (out / "recipe.json").exists()
-    make = make or fit.train_run
     with TrainingView(out, as_json=False) as view:
         given = recipe if resume else timed(recipe, minutes)
-        outcome = make(given, out, check_device(device), view, view.reading, data, resume=resume)
+        setup = Setup(given, out, check_device(device), view.reading, data, resume)
+        outcome = (make or fit.train_run)(setup, view)
     gc.collect()  # others need the memory of recorded steps
     torch.cuda.empty_cache()
     if outcome.stopped == "interrupted" and outcome.seconds < 60 * minutes - 2:  # it had not lost its patience

@@ -28,6 +28,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.runtime.files import read_checked, write_atomic
 from difflm.training.fit import train_run
 from difflm.training.recipe import load_recipe
+from difflm.training.texts import Setup
 
 CONTROLS = ("length", "field", "field+length", "pos", "field+pos", "infill")
 WAYS: dict[str, tuple[int, bool, float]] = {  # candidates, whether wordings are imposed, and how much is guided
@@ -78,7 +79,7 @@ def train(run: Path, recipe: str, changes: Sequence[str], asked: Asked) -> None:
     shutil.rmtree(run, ignore_errors=True)
     chosen = load_recipe(recipe, changes)
     with TrainingView(run, as_json=False) as view:
-        train_run(chosen, run, check_device(asked.device), view, view.reading, asked.data, False)
+        train_run(Setup(chosen, run, check_device(asked.device), view.reading, asked.data), view)
 
 
 def train_both(asked: Asked) -> None:

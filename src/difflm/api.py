@@ -74,6 +74,7 @@ def train(
     from difflm.training.fit import train_run
     from difflm.training.own_text import default_run, is_own_text, resolve_own, split_arguments
     from difflm.training.recipe import load_recipe, spell_changes
+    from difflm.training.texts import Setup
 
     names = [str(recipe)] if isinstance(recipe, str | Path) else [*map(str, recipe)]
     root, folder, chosen = Path(data_dir) if data_dir else None, Path(out) if out else None, check_device(device)
@@ -90,7 +91,7 @@ def train(
         resolved = load_recipe(name, changes)
     command = ["difflm", "train", *names, *spell_changes(changes), "--out", str(folder)]
     with TrainingView(folder, as_json=False) if progress is True else nullcontext(StepCounter(progress)) as view:
-        outcome = train_run(resolved, folder, chosen, view, view.reading, root, resume, begun, command)
+        outcome = train_run(Setup(resolved, folder, chosen, view.reading, root, resume, begun), view, command)
     return Run(folder, outcome.step, outcome.stopped, outcome.seconds, outcome.validation)
 
 

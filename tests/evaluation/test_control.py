@@ -51,6 +51,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
+from difflm.training.texts import Setup
 from tests.support.corpora import write_e2e
 from tests.support.tiny import Silent, tiny_run
 
@@ -86,7 +87,7 @@ def runs(home, pairs):
     recipe = {"method": "classifier", "model": model, "data": str(home / "labels.jsonl"), "column": "text"}
     recipe = check({**recipe, "steps": 5, "batch_size": 8, "warmup": 0, "sample_every": 0})
     where = home / "difflm" / "guide"
-    train_run(recipe, where, torch.device("cpu"), Silent(), lambda *_: None, None, False)
+    train_run(Setup(recipe, where, torch.device("cpu"), lambda *_: None), Silent())
     return {"model": home / "difflm", "judge": home / "autoregressive"}
 
 

@@ -18,6 +18,7 @@ from difflm.networks.open_transformer import AnnealedTransformer, Shape
 from difflm.training.fit import train_run
 from difflm.training.own_text import own_recipe
 from difflm.training.recipe import load_recipe
+from difflm.training.texts import Setup
 from tests.support.open_checkpoints import MODELS, draw_weights, write_model, write_tokenizer, write_weights
 from tests.support.tiny import Silent, write_grammar
 
@@ -49,7 +50,7 @@ def begun(folder, tmp_path, *changes, method="mdlm"):
     write_grammar(tmp_path / "my.txt", 30)
     options = ["steps=1", "batch_size=4", "warmup=0", "lr=1e-30", "ema=0", "sample_every=0", "longest=64", *changes]
     recipe = load_recipe("own-text", [f"method={method}", f"data={tmp_path}/my.txt", f"init={folder}", *options])
-    train_run(recipe, tmp_path / "run", CPU, Silent(), lambda *_: None, None, False)
+    train_run(Setup(recipe, tmp_path / "run", CPU, lambda *_: None), Silent())
     return TextDiffusion.from_pretrained(tmp_path / "run")
 
 

@@ -16,6 +16,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
+from difflm.training.texts import Setup
 
 PARTS = (
     ("The", "A", "One"),
@@ -53,7 +54,7 @@ def write_grammar(path: Path, n: int, seed: int = 0) -> list[str]:
 
 
 def train_quietly(recipe: Mapping[str, object], out: Path, root: Path | None = None) -> Path:
-    train_run(check(recipe), out, torch.device("cpu"), Silent(), lambda *_: None, root, False)
+    train_run(Setup(check(recipe), out, torch.device("cpu"), lambda *_: None, root), Silent())
     return out
 
 

@@ -20,6 +20,7 @@ from difflm.training.checkpoints import checkpoint_steps, save_checkpoint
 from difflm.training.fit import train_run
 from difflm.training.recipe import check, read_recipe
 from difflm.training.run import load_run
+from difflm.training.texts import Setup
 from difflm.training.trainer import catch_stop_signals
 from tests.support.tiny import Silent, change_json, tiny_run
 
@@ -41,7 +42,8 @@ def resume(run: Path, **changes: object) -> list[str]:
     """Resume a run; what it noted."""
     notes: list[str] = []
     recipe = check({**read_recipe(run), **changes})
-    train_run(recipe, run, torch.device("cpu"), Silent(), lambda text, level: notes.append(text), None, True)
+    note = lambda text, level: notes.append(text)  # noqa: E731
+    train_run(Setup(recipe, run, torch.device("cpu"), note, resume=True), Silent())
     return [note for note in notes if "checkpoint" in note or "instead of" in note]
 
 
@@ -154,10 +156,8 @@ def test_a_recipe_that_is_none_is_refused_and_a_damaged_config_is_written_anew(r
     assert (run / "config.json").read_bytes() == (trained / "config.json").read_bytes()
     (run / "recipe.json").write_text(content)
     with pytest.raises(DifflmError) as refused:
-        train_run(
-            check(read_recipe(trained)),
-            run, torch.device("cpu"), Silent(), lambda text, level: None, None, True,
-        )  # fmt: skip
+        setup = Setup(check(read_recipe(trained)), run, torch.device("cpu"), lambda *_: None, resume=True)
+        train_run(setup, Silent())
     assert "\n" not in str(refused.value)
 
 

@@ -19,6 +19,7 @@ from difflm.runtime.tensors import load_tensors
 from difflm.training.fit import begin_with_twin, train_run
 from difflm.training.recipe import check, load_recipe, read_recipe
 from difflm.training.run import load_run, read_config
+from difflm.training.texts import Setup
 from tests.support.tiny import MODEL, Silent, assert_resumed_to_the_bit, tiny_run, write_grammar
 
 SHORT = ["steps=4", "batch_size=8", "warmup=0", "sample_every=0", "save_every=2", "tokenizer=words"]
@@ -38,7 +39,7 @@ def begun(out, init, data, lr=1e-3, **changes):
     recipe = read_recipe(init)
     recipe |= {"data": str(data), "init": str(init), "steps": 1, "lr": lr, "warmup": 0, "batch_size": 8, **changes}
     notes: list[str] = []
-    train_run(check(recipe), out, torch.device("cpu"), Silent(), lambda text, _: notes.append(text), None, False)
+    train_run(Setup(check(recipe), out, torch.device("cpu"), lambda text, _: notes.append(text)), Silent())
     return notes
 
 

@@ -250,6 +250,7 @@ def test_a_run_is_locked_while_it_trains(grammar, tmp_path, monkeypatch):
     import torch
 
     from difflm.training import fit
+    from difflm.training.texts import Setup
 
     read, refused = fit.read_splits, []
     recipe = load_recipe("own-text", [f"data={grammar}", *TINY])
@@ -257,10 +258,10 @@ def test_a_run_is_locked_while_it_trains(grammar, tmp_path, monkeypatch):
     def meanwhile(*args):
         monkeypatch.setattr(fit, "read_splits", read)
         with pytest.raises(DifflmError, match=f"process {os.getpid()} "):
-            fit.train_run(recipe, tmp_path / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
+            fit.train_run(Setup(recipe, tmp_path / "run", torch.device("cpu"), lambda *_: None), Silent())
         refused.append(True)
         return read(*args)
 
     monkeypatch.setattr(fit, "read_splits", meanwhile)
-    fit.train_run(recipe, tmp_path / "run", torch.device("cpu"), Silent(), lambda *_: None, None, False)
+    fit.train_run(Setup(recipe, tmp_path / "run", torch.device("cpu"), lambda *_: None), Silent())
     assert refused and read_config(tmp_path / "run")["trained"]["steps"] == 2

@@ -26,6 +26,7 @@ from difflm.runtime.files import keep_lock, locked, read_checked, write_checked
 from difflm.training.fit import train_run
 from difflm.training.recipe import check, read_recipe
 from difflm.training.run import bundled_runs, load_run, read_config
+from difflm.training.texts import Setup
 from difflm.training.trainer import Trainer
 from tests.support.commands import copy_of
 from tests.support.tiny import Silent, change_json, tiny_run, write_grammar
@@ -40,7 +41,7 @@ def flip(path: Path, bit: int) -> None:
 
 
 def resume(run: Path) -> None:
-    train_run(check(read_recipe(run)), run, torch.device("cpu"), Silent(), lambda *_: None, None, True)
+    train_run(Setup(check(read_recipe(run)), run, torch.device("cpu"), lambda *_: None, resume=True), Silent())
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -51,37 +50,28 @@ from difflm.training.texts import (
 from difflm.training.timing import time_run
 from difflm.training.trainer import Outcome, Trainer, Watcher
 from difflm.training.validation import Figure
-from difflm.training.vocabulary import DOING, WARN, Note, build_tokenizer
+from difflm.training.vocabulary import DOING, WARN, build_tokenizer
 
 Origin = tuple[Ints, Ints]  # seed and sample number of the teacher's noise for each text
 Initial = tuple[LanguageModel, Tokenizer]
 
 
-def train_run(
-    recipe: Recipe,
-    out: Path,
-    device: torch.device,
-    watcher: Watcher,
-    note: Note,
-    root: Path | None,
-    resume: bool,
-    begun: float | None = None,
-    command: Sequence[str] = (),
-) -> Outcome:
-    """Train a model or a classifier in `out`, which is locked during training; with `resume`, continue the run there.
-    The clock of its minutes began at `begun`, now by default. A finished model gets a card that names the command, if
-    there is one; a classifier is part of a model, without a card of its own."""
+def train_run(setup: Setup, watcher: Watcher, command: Sequence[str] = ()) -> Outcome:
+    """Train a model or a classifier in a directory, which is locked during training, or continue the run there. A
+    finished model gets a card that names the command, if there is one; a classifier is part of a model, without a card
+    of its own."""
+    recipe, root = setup.recipe, setup.root
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "init": resolve_run(recipe.init)})
     if recipe.method == "classifier":
         recipe = resolve_guided(recipe)
     if is_remote(recipe.data) and current().first:
-        fetch_remote(recipe.data, root, recipe.column, note)
-    setup = Setup(recipe, out, device, note, root, resume, begun or time.perf_counter())
+        fetch_remote(recipe.data, root, recipe.column, setup.note)
+    setup = replace(setup, recipe=recipe)
     if recipe.method == "classifier":
         return train_prepared(setup, prepare_classifier, watcher)
     outcome = train_prepared(setup, prepare_model, watcher)
     if command and outcome.stopped != "interrupted" and current().first:
-        finish_run(out, shlex.join(command))
+        finish_run(setup.out, shlex.join(command))
     return outcome
 
 

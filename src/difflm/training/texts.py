@@ -47,8 +47,8 @@ class Setup:
     out: Path  # the directory of the run
     device: torch.device
     note: Note
-    root: Path | None  # of the corpora; None: $DIFFLM_DATA
-    resume: bool
+    root: Path | None = None  # of the corpora; None: $DIFFLM_DATA
+    resume: bool = False  # continue the run that the directory holds
     begun: float = field(default_factory=time.perf_counter)  # when the clock of its minutes began
 
     def report(self, message: str, level: int = INFO) -> None:

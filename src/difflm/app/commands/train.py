@@ -126,11 +126,12 @@ def train_and_save(
     `begun`."""
     from difflm.generation.checks import check_device
     from difflm.training.fit import train_run
+    from difflm.training.texts import Setup
     from difflm.training.tracking import track_run
 
     with TrainingView(out, as_json) as view, track_run(recipe, out, view) as watcher:
-        where = check_device(device)
-        outcome = train_run(recipe, out, where, watcher, view.reading, data, resume, begun, command)
+        setup = Setup(recipe, out, check_device(device), view.reading, data, resume, begun)
+        outcome = train_run(setup, watcher, command)
     if outcome.stopped == "interrupted":
         again = [*command, *([] if "compare" in command else ["--resume"])]
         again += ["--data", str(data)] if data and not os.environ.get("DIFFLM_DATA") else []
