@@ -15,7 +15,7 @@ from difflm.fast.accelerate import exchange_parts
 from difflm.fast.fused_blocks import FusedBlock
 from difflm.fast.fused_functions import SplitProjection, normal_distribution
 from difflm.networks.rotary import compute_rotations, split_projection
-from difflm.networks.transformer import Transformer
+from difflm.networks.transformer import Sizes, Transformer
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 
@@ -146,7 +146,7 @@ def test_compiled_blocks_join_their_sums(time, hands_on, dropout, reads_source, 
         monkeypatch.setattr(fused_functions, "differentiate_gelu", differentiate_gelu, raising=False)
         monkeypatch.setattr(fused_functions, "norm_gradients", norm_gradients, raising=False)
     torch.manual_seed(0)
-    network = Transformer(8, 8, 64, 3, 2, dropout, time, reads_source=reads_source)
+    network = Transformer(8, 8, Sizes(64, 3, 2, dropout), time, reads_source=reads_source)
     for part in network.parameters():
         torch.nn.init.normal_(part, std=0.2)
     keys, seen = torch.randn(4, 2, 5, 32), torch.ones(4, 1, 1, 5, dtype=torch.bool)
@@ -186,7 +186,7 @@ def test_compiled_blocks_join_their_sums(time, hands_on, dropout, reads_source, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_train_with_the_kernels_as_without(heads, time, packed_rows, dtype):
     torch.manual_seed(0)
-    network = Transformer(8, 8, 64 * heads, 3, heads, dropout=0.0, time=time).cuda()
+    network = Transformer(8, 8, Sizes(64 * heads, 3, heads, 0.0), time=time).cuda()
     for part in network.parameters():
         torch.nn.init.normal_(part, std=0.05)
     x, t, found = torch.randn(4, 128, 8, device="cuda"), torch.rand(4, device="cuda"), []

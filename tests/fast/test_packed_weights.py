@@ -9,7 +9,7 @@ import torch
 from difflm.fast.inference import Inference, position_layers
 from difflm.fast.packed_weights import pack_layers
 from difflm.machine import turn
-from difflm.networks.transformer import Transformer
+from difflm.networks.transformer import Sizes, Transformer
 from tests.support.recorded import build_model
 
 
@@ -24,7 +24,7 @@ def packed() -> Iterator[None]:
 @pytest.mark.parametrize(("texts", "positions"), [(1, 16), (1, 48), (4, 32)])
 def test_a_network_answers_to_the_bit_as_without(texts: int, positions: int) -> None:
     torch.manual_seed(0)
-    network = Transformer(24, 37, hidden=48, layers=2, heads=3).eval()
+    network = Transformer(24, 37, Sizes(48, 2, 3)).eval()
     for weight in network.parameters():
         weight.normal_(std=0.3)
     x, t, mask = torch.randn(texts, positions, 24), torch.rand(texts), torch.ones(texts, positions, dtype=torch.bool)

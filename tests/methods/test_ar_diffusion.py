@@ -30,6 +30,7 @@ from difflm.methods.ar_diffusion.bound import TwoLevelBound
 from difflm.methods.ar_diffusion.network import TimeAttentionDecoder
 from difflm.methods.ar_diffusion.times import TwoLevelTimes
 from difflm.models.diffusion import DiffusionModel, TrainedTexts
+from difflm.networks import Sizes, SourceSizes
 from tests.support.oracles import ENTROPY, JOINT, ExactDenoiser, denoise, sphere, word_vectors
 from tests.support.tiny import train_quietly
 
@@ -91,8 +92,7 @@ def test_the_grid_goes_down_evenly_spaced_indices():
 
 def network() -> TimeAttentionDecoder:
     torch.manual_seed(0)
-    sizes = {"source_vocabulary": 12, "source_longest": 4, "encoder_layers": 1, "positions": 6}
-    made = TimeAttentionDecoder(3, 3, 16, 1, 2, 0.0, **sizes).eval()
+    made = TimeAttentionDecoder(3, 3, Sizes(16, 1, 2, 0.0), SourceSizes(12, 4, 1), positions=6).eval()
     for weight in (made.head.weight, made.biases):
         torch.nn.init.normal_(weight)
     return made

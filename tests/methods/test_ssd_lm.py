@@ -25,7 +25,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Sampling
 from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths, BlockwiseDenoiser
-from difflm.networks import Transformer
+from difflm.networks import Sizes, Transformer
 from tests.support.oracles import JOINT, frequencies, total_variation
 
 WORDS, LONGEST, BLOCK = 14, 18, 4
@@ -137,7 +137,7 @@ def vector_model() -> BlockDiffusion:
     """Blocks of word vectors, which no method has."""
     torch.manual_seed(0)
     codec = LearnedEmbedding(WORDS, 8, norm="sphere", prediction=Logits(evidence=True))
-    network, lengths = Transformer(16, WORDS, 16, 2, 2, time="adaptive"), BlockLengths(LONGEST, BLOCK, 512)
+    network, lengths = Transformer(16, WORDS, Sizes(16, 2, 2), time="adaptive"), BlockLengths(LONGEST, BLOCK, 512)
     made = BlockDiffusion(
         BlockDenoiser(network, codec, Gaussian(Cosine()), None, BLOCK, lengths.widest),
         objective=Objective({"ce": 1.0}),

@@ -16,6 +16,7 @@ from difflm.diffusion.samplers.loop import Steering
 from difflm.fast.inference import MAX_DECODERS, Inference
 from difflm.models.autoregressive import BANNED, Autoregressive
 from difflm.models.base import Sampling
+from difflm.networks import Sizes
 from tests.support.twins import VOCABULARY, WORDS, padded, random_twin, ruled
 
 
@@ -311,7 +312,7 @@ def written_by_hand(
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(top_k=2, top_p=0.8)])
 def test_a_recorded_decoder_writes_what_the_generator_writes(sampling):
     """Twice with one decoder, so that nothing is left of the texts before; 300 texts of up to twelve words."""
-    model = Autoregressive(40, 12, 32, 2, 4, 0.0, sampling)
+    model = Autoregressive(40, 12, Sizes(32, 2, 4, 0.0), sampling)
     torch.manual_seed(3)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)

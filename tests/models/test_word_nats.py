@@ -21,7 +21,7 @@ from difflm.diffusion.timesteps import LowDiscrepancy, MostlyAt
 from difflm.methods import METHODS, TextSpec
 from difflm.models import diffusion
 from difflm.models.word_nats import choose_rows, most_masked
-from difflm.networks import Transformer, head
+from difflm.networks import Sizes, Transformer, head
 
 WORDS, LONGEST, TEXTS = 70, 24, 64  # 70 is no multiple of 64
 MASKED = ("mdlm", "cmlm", "d3pm-absorbing", "bert-mouth", "block-diffusion")
@@ -103,7 +103,7 @@ def test_parts_of_the_rows_give_the_loss_of_all_rows(monkeypatch):
 def test_weighed_nats_are_cross_entropies(monkeypatch, rows, smoothing):
     torch.manual_seed(0)
     monkeypatch.setitem(head.CHUNK, "cpu", 128 * 128)
-    network = Transformer(8, WORDS, 8, 1, 2)
+    network = Transformer(8, WORDS, Sizes(8, 1, 2))
     torch.nn.init.normal_(network.head.weight)
     states, targets, weights = torch.randn(rows, 8, requires_grad=True), torch.randint(WORDS, (rows,)), torch.rand(rows)
     nats, total = head.weigh_nats(network, states, targets, weights, smoothing)
@@ -149,7 +149,7 @@ def test_a_gpu_gives_the_gradients_of_cross_entropy(monkeypatch, rows):
     torch.manual_seed(0)
     words = 5000
     monkeypatch.setitem(head.CHUNK, "cuda", 256 * 5056)
-    network = Transformer(8, words, 64, 1, 2).cuda()
+    network = Transformer(8, words, Sizes(64, 1, 2)).cuda()
     torch.nn.init.normal_(network.head.weight, std=0.3)
     states = torch.randn(rows, 64, device="cuda", requires_grad=True)
     targets, weights = torch.randint(words, (rows,), device="cuda"), torch.rand(rows, device="cuda")

@@ -25,7 +25,7 @@ from difflm.methods import TextSpec
 from difflm.methods.autoregressive import AutoregressiveTwin
 from difflm.methods.difflm import DiffLM
 from difflm.methods.diffusion_lm import DiffusionLM
-from difflm.networks import BertLayout, Transformer
+from difflm.networks import BertLayout, Sizes, Transformer
 from difflm.networks.cache import Growing
 from difflm.networks.rotary import compute_rotations, rotate_vectors, split_projection
 from difflm.networks.transformer import Attention, Context, FeedForward, additive, sinusoid, split_modulation
@@ -43,9 +43,9 @@ def shaken(module: nn.Module) -> nn.Module:
 
 def bodies() -> dict[str, nn.Module]:
     return {
-        "adaptive": shaken(Transformer(6, 5, 32, 2, 4, time="adaptive")),
-        "addition": shaken(Transformer(6, 5, 32, 2, 4, time="addition")),
-        "none": shaken(Transformer(6, 5, 32, 2, 4, time="none")),
+        "adaptive": shaken(Transformer(6, 5, Sizes(32, 2, 4), time="adaptive")),
+        "addition": shaken(Transformer(6, 5, Sizes(32, 2, 4), time="addition")),
+        "none": shaken(Transformer(6, 5, Sizes(32, 2, 4), time="none")),
         "bert": shaken(BertLayout(6, 5, 32, 2, 4)),
     }
 
@@ -112,14 +112,14 @@ def test_every_position_sees_every_other(body):
 
 
 def test_a_causal_body_sees_no_later_position():
-    body, x = shaken(Transformer(6, 5, 32, 2, 4, time="none", causal=True)), X.clone().requires_grad_()
+    body, x = shaken(Transformer(6, 5, Sizes(32, 2, 4), time="none", causal=True)), X.clone().requires_grad_()
     body(x, None)[:, 3].sum().backward()
     seen = x.grad.abs().amax(-1) > 0
     assert bool(seen[:, :4].all()) and not seen[:, 4:].any()
 
 
 def test_the_adaptive_body_starts_as_the_identity_and_answers_nothing():
-    body = Transformer(6, 5, 32, 3, 4, dropout=0.5, time="adaptive")
+    body = Transformer(6, 5, Sizes(32, 3, 4, 0.5), time="adaptive")
     hidden = torch.randn(3, 7, 32)
     assert torch.equal(body.run(hidden, T, None, [None] * 3, 0)[0], hidden)
     assert not body(X, T).any()
@@ -132,7 +132,7 @@ def test_dropout_rests_outside_training():
 
 def test_a_network_that_was_read_in_inference_mode_can_be_trained():
     """The rotations of a canvas are kept for later ones."""
-    network, x = Transformer(6, 5, 16, 2, 2, 0.0, "none"), torch.randn(2, 16, 6)
+    network, x = Transformer(6, 5, Sizes(16, 2, 2, 0.0), "none"), torch.randn(2, 16, 6)
     with torch.inference_mode():
         network(x, None)
     network.train()(x, None).sum().backward()
@@ -245,7 +245,7 @@ def test_a_body_that_looks_is_given_the_mean_word_of_the_evidence():
 def test_learned_places_are_counted_from_both_ends_on_any_canvas():
     """A text's answer is the same on a wider canvas, even one wider than the longest text."""
     torch.manual_seed(0)
-    body = Transformer(6, 5, 32, 2, 2, dropout=0.0, positions=8).eval()
+    body = Transformer(6, 5, Sizes(32, 2, 2, 0.0), positions=8).eval()
     nn.init.normal_(body.head.weight)
     x, t = torch.randn(1, 12, 6), torch.rand(1)
     narrow = body(x[:, :5], t, torch.ones(1, 5, dtype=torch.bool))

@@ -8,13 +8,14 @@ from difflm.data.tokenizers import END, PAD
 from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import BANNED, Autoregressive
 from difflm.models.base import Sampling
+from difflm.networks import Sizes
 
 VOCABULARY = 7  # the four specials and three words
 WORDS = [4, 5, 6]
 
 
 def random_twin(seed: int, std: float) -> Autoregressive:
-    model = Autoregressive(VOCABULARY, 5, 32, 2, 4, 0.0, Sampling("autoregressive", steps=5))
+    model = Autoregressive(VOCABULARY, 5, Sizes(32, 2, 4, 0.0), Sampling("autoregressive", steps=5))
     torch.manual_seed(seed)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=std)

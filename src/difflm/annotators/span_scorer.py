@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.data.words import MOST_CACHED
-from difflm.networks.transformer import Transformer
+from difflm.networks.transformer import Sizes, Transformer
 
 Sentences = Sequence[Sequence[str]]
 START, END = "\x02", "\x03"  # pseudo-words before the first word and after the last one
@@ -52,8 +52,8 @@ class HashedWords(nn.Module):
         super().__init__()
         self.shape, self.width = shape, shape.hidden
         self.table = nn.Embedding(shape.rows, shape.embedding)
-        sizes = (shape.embedding, shape.hidden, shape.hidden, shape.layers, shape.heads)
-        self.body = Transformer(*sizes, shape.dropout, time="none", positions=shape.positions)
+        sizes = Sizes(shape.hidden, shape.layers, shape.heads, shape.dropout)
+        self.body = Transformer(shape.embedding, shape.hidden, sizes, time="none", positions=shape.positions)
         nn.init.xavier_uniform_(self.body.head.weight)  # with its zeros all boundaries, hence all spans, would be equal
 
     def read(self, sentences: Sentences) -> dict[str, Tensor]:

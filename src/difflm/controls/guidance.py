@@ -21,7 +21,7 @@ from difflm.diffusion.processes.discrete import DiscreteProcess, one_hot_states
 from difflm.diffusion.samplers.steps import StepState, clean_weight
 from difflm.fast.accelerate import accelerate
 from difflm.models.autoregressive import Autoregressive
-from difflm.networks import Transformer
+from difflm.networks import Sizes, Transformer
 
 CHART = 128  # width of the vectors that are summed for the two ends of a span
 MOSTLY_NONE = 5.0  # nearly all pairs of positions are not spans: an initial bias, not learned
@@ -62,11 +62,11 @@ class Classifier(LabelReader):
         super().__init__()
         self.labellings = {one.name: one for one in labellings}
         self.numbers = {name: str(number) for number, name in enumerate(self.labellings)}  # of their heads
-        sizes = view_dim, hidden, hidden, layers, heads, dropout
+        sizes = Sizes(hidden, layers, heads, dropout)
         if self.causal:
-            self.trunk = Transformer(*sizes, time="none", causal=True)
+            self.trunk = Transformer(view_dim, hidden, sizes, time="none", causal=True)
         else:
-            self.trunk = Transformer(*sizes, positions=longest)
+            self.trunk = Transformer(view_dim, hidden, sizes, positions=longest)
         nn.init.normal_(self.trunk.head.weight, std=hidden**-0.5)
         self.heads = nn.ModuleDict()
         self.word_counts = nn.ParameterDict()  # how often each word has each tag, [V, labels]; not trained

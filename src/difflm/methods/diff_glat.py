@@ -135,8 +135,8 @@ class DiffGlat(TokenMethod):
     settled_at: int = Field(default=4000, ge=1)  # half of the wrong words are shown at first, 30 % from this update on
 
     def body(self, texts: TextSpec, time: TimeInput) -> tuple[nn.Module, CrossAttention | None]:
-        dims, stages = (self.hidden, texts.vocabulary), {"stage_layers": self.stage_layers}
-        return build_reader(StagedDecoder, self, texts, *dims, time=time, positions=texts.longest, **stages)
+        kind, dims = partial(StagedDecoder, self.stage_layers), (self.hidden, texts.vocabulary)
+        return build_reader(kind, self, texts, *dims, time=time, positions=texts.longest)
 
     def build(self, texts: TextSpec) -> LanguageModel:
         sampling = Sampling("confidence", steps=-(-self.layers // self.stage_layers), temperature=0.2)

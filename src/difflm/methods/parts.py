@@ -1,37 +1,59 @@
 """What many methods compose in the same way: a network that may read a source, and lengths."""
 
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeVar, Unpack
 
 from difflm.diffusion.denoiser import CrossAttention
 from difflm.methods.base import TextSpec
 from difflm.models.length_predictor import LengthPredictor
 from difflm.models.lengths import DrawnFromSource, DrawnLength
-from difflm.networks import EncoderDecoder, Transformer
+from difflm.networks import EncoderDecoder, Sizes, SourceSizes, Transformer
+from difflm.networks.transformer import Settings
 
 Reader = TypeVar("Reader", bound=EncoderDecoder)
 
 
+class Sized(Protocol):
+    """A method with the sizes of a Transformer among its fields."""
+
+    hidden: int
+    layers: int
+    heads: int
+    dropout: float
+
+
+class ReadsSources(Sized, Protocol):
+    encoder_layers: int
+
+
+def read_sizes(method: Sized) -> Sizes:
+    return Sizes(method.hidden, method.layers, method.heads, method.dropout)
+
+
+def read_source_sizes(method: ReadsSources, texts: TextSpec) -> SourceSizes:
+    return SourceSizes(texts.source_vocabulary or texts.vocabulary, texts.source_longest, method.encoder_layers)
+
+
 def build_network(
-    method: Any, texts: TextSpec, in_dim: int, out_dim: int, **settings: Any
+    method: ReadsSources, texts: TextSpec, in_dim: int, out_dim: int, **settings: Unpack[Settings]
 ) -> tuple[Transformer, CrossAttention | None]:
     """A Transformer of a method's hidden size, layers, heads and dropout; where texts have sources, one that reads them
     through attention, and the conditioning that goes with it."""
     if texts.source_longest:
         return build_reader(EncoderDecoder, method, texts, in_dim, out_dim, **settings)
-    return Transformer(in_dim, out_dim, method.hidden, method.layers, method.heads, method.dropout, **settings), None
+    return Transformer(in_dim, out_dim, read_sizes(method), **settings), None
 
 
 def build_reader(
-    kind: type[Reader], method: Any, texts: TextSpec, in_dim: int, out_dim: int, **settings: Any
+    kind: Callable[..., Reader],
+    method: ReadsSources,
+    texts: TextSpec,
+    in_dim: int,
+    out_dim: int,
+    **settings: Unpack[Settings],
 ) -> tuple[Reader, CrossAttention]:
     """A network of this kind, which reads sources."""
-    network = kind(
-        *(in_dim, out_dim, method.hidden, method.layers, method.heads, method.dropout),
-        source_vocabulary=texts.source_vocabulary or texts.vocabulary,
-        source_longest=texts.source_longest,
-        encoder_layers=method.encoder_layers,
-        **settings,
-    )
+    network = kind(in_dim, out_dim, read_sizes(method), read_source_sizes(method, texts), **settings)
     return network, CrossAttention(texts.source_longest)
 
 

@@ -26,6 +26,7 @@ from difflm.diffusion.word_bound import GaussianBound
 from difflm.errors import DifflmError, UsageError
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.diffusion_lm import CERTAIN
+from difflm.methods.parts import read_sizes
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel, Noising
 from difflm.models.lengths import RandomPads
@@ -148,8 +149,8 @@ class Sed(Method):
         dim, counts = self.embedding_dim, self.vectors == "neighbours" and not self.vectors_file
         source = texts.source_longest
         codec = ReadoutEmbedding.random(texts.vocabulary, dim, x0_std=0.01, reads_pairs=counts)
-        sizes = (2 * dim if source else 3 * dim + 1, dim, self.hidden, self.layers, self.heads, self.dropout)
-        network, process = Transformer(*sizes, time="addition"), gaussian.Gaussian(gaussian.Cosine())
+        network = Transformer(2 * dim if source else 3 * dim + 1, dim, read_sizes(self), time="addition")
+        process = gaussian.Gaussian(gaussian.Cosine())
         reads = denoiser.PartialNoising(source) if source else given.MaskStack()
         return DiffusionModel(
             denoiser.Denoiser(network, codec, process, reads, denoiser.SelfConditioning("both")),

@@ -18,7 +18,7 @@ from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
 from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, WordModel, start_from_frequencies
 from difflm.models.lengths import words_before_end
-from difflm.networks import EncoderDecoder, Transformer
+from difflm.networks import EncoderDecoder, Sizes, SourceSizes, Transformer
 from difflm.networks.documents import NOTHING, document_ends
 from difflm.networks.head import weigh_nats
 
@@ -28,7 +28,7 @@ BANNED = (START, UNK, PAD)  # tokens that no text contains
 class Autoregressive(WordModel):
     """START w₁ w₂ … → w₁ w₂ … END, one word at a time, with exact likelihood. Words to begin with may be given.
 
-    With a `source_longest` every text has a source, which the network encodes once per generation. Without one, sources
+    With a `source` every text has a source, which the network encodes once per generation. Without one, sources
     of a batch are prompts that end with START: they precede the texts and have no loss. `label_smoothing` is the share
     of a training target that is uniform over all words; it does not affect likelihoods. Another `network` must have the
     interface of a Transformer of these sizes."""
@@ -41,41 +41,31 @@ class Autoregressive(WordModel):
         self,
         vocabulary: int,
         longest: int,
-        hidden: int,
-        layers: int,
-        heads: int,
-        dropout: float,
+        sizes: Sizes,
         sampling: Sampling,
-        source_longest: int = 0,
-        encoder_layers: int = 0,
-        source_vocabulary: int = 0,
+        source: SourceSizes | None = None,
         label_smoothing: float = 0.0,
         network: Transformer | None = None,
     ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.embedding = nn.Embedding(vocabulary, sizes.hidden)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        sizes = hidden, vocabulary, hidden, layers, heads, dropout
         self.network: Transformer
         if network is not None:
             self.network = network
-        elif source_longest:
-            self.network = EncoderDecoder(
-                *sizes,
-                source_vocabulary=source_vocabulary or vocabulary,
-                source_longest=source_longest,
-                encoder_layers=encoder_layers,
-                time="none",
-                causal=True,
-            )
+        elif source is not None:
+            self.network = EncoderDecoder(sizes.hidden, vocabulary, sizes, source, time="none", causal=True)
         else:
-            self.network = Transformer(*sizes, time="none", causal=True)
+            self.network = Transformer(sizes.hidden, vocabulary, sizes, time="none", causal=True)
         self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
         self.label_smoothing = label_smoothing
         self.capabilities = Capabilities(
-            step_rules=("autoregressive",), source_limit=source_longest, likelihood="exact", greedy=True
+            step_rules=("autoregressive",),
+            source_limit=source.longest if source else 0,
+            likelihood="exact",
+            greedy=True,
         )
-        self.view_dim = hidden
+        self.view_dim = sizes.hidden
         self.ban_tokens(BANNED)
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:

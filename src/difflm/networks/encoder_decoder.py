@@ -1,13 +1,24 @@
 """A Transformer that reads a source through attention. The source is encoded once per generation."""
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Unpack
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.networks.cache import Memory
 from difflm.networks.rotary import compute_rotations
-from difflm.networks.transformer import Context, Transformer, additive
+from difflm.networks.transformer import Context, Settings, Sizes, Transformer, additive
+
+
+@dataclass(frozen=True)
+class SourceSizes:
+    """What an encoder of sources depends on beside the decoder's sizes: their token ids, the longest source, and its
+    layers."""
+
+    vocabulary: int
+    longest: int
+    layers: int
 
 
 class EncoderDecoder(Transformer):
@@ -20,26 +31,14 @@ class EncoderDecoder(Transformer):
     encodes_sources = True
 
     def __init__(
-        self,
-        in_dim: int,
-        out_dim: int,
-        hidden: int,
-        layers: int,
-        heads: int,
-        dropout: float = 0.1,
-        *,
-        source_vocabulary: int,
-        source_longest: int,
-        encoder_layers: int,
-        **settings: Any,
+        self, in_dim: int, out_dim: int, sizes: Sizes, source: SourceSizes, **settings: Unpack[Settings]
     ) -> None:
-        super().__init__(in_dim, out_dim, hidden, layers, heads, dropout, reads_source=True, **settings)
-        self.heads = heads
-        self.embed_source = nn.Embedding(source_vocabulary, hidden)
+        super().__init__(in_dim, out_dim, sizes, reads_source=True, **settings)
+        self.heads, hidden = sizes.heads, sizes.hidden
+        self.embed_source = nn.Embedding(source.vocabulary, hidden)
         nn.init.normal_(self.embed_source.weight)  # as large as the places that are added
-        self.encoder = Transformer(
-            hidden, 2 * layers * hidden, hidden, encoder_layers, heads, dropout, time="none", positions=source_longest
-        )
+        told, own = 2 * sizes.layers * hidden, replace(sizes, layers=source.layers)
+        self.encoder = Transformer(hidden, told, own, time="none", positions=source.longest)
         self.encoder.head.reset_parameters()  # keys of zeros would attend to all of a source equally
 
     def encode(self, source: Tensor, mask: Tensor) -> Tensor:
@@ -74,8 +73,16 @@ class StagedDecoder(EncoderDecoder):
     """A decoder in stages of `stage_layers` blocks each. A stage reads the text again together with the states of the
     previous stage, and each stage can predict words; the last stage may have fewer blocks."""
 
-    def __init__(self, *sizes: Any, stage_layers: int, **settings: Any) -> None:
-        super().__init__(*sizes, **settings)
+    def __init__(
+        self,
+        stage_layers: int,
+        in_dim: int,
+        out_dim: int,
+        sizes: Sizes,
+        source: SourceSizes,
+        **settings: Unpack[Settings],
+    ) -> None:
+        super().__init__(in_dim, out_dim, sizes, source, **settings)
         self.stages = [slice(first, first + stage_layers) for first in range(0, len(self.blocks), stage_layers)]
 
     def run_stage(

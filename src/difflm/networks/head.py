@@ -76,7 +76,7 @@ def weigh_nats(
         given = states.to(dtype), head.weight.to(dtype), bias.to(dtype), targets, weights.float(), smoothing
         if not torch.is_grad_enabled():
             return plain_nats(*given)
-        found: tuple[Tensor, Tensor] = WeighedNats.apply(*given, network.multiply, network.slopes)
+        found: tuple[Tensor, Tensor] = WeighedNats.apply(*given, network)
         return found
 
 
@@ -129,8 +129,7 @@ class WeighedNats(torch.autograd.Function):
         targets: Tensor,
         weights: Tensor,
         smoothing: float,
-        multiply: Callable[[Tensor, Tensor], Tensor],
-        slopes: Slopes,
+        network: WordHead,
     ) -> tuple[Tensor, Tensor]:
         vocabulary, (weight, bias) = len(weight), pad_words(weight, bias)
         size = rows_of_part(len(states), len(weight), states.device.type)
@@ -141,8 +140,8 @@ class WeighedNats(torch.autograd.Function):
         bias_grad = torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, len(states), size):
             part = slice(start, start + size)
-            logits = multiply(states[part], weight.t())
-            nats, slope, slope_sum = slopes(logits, bias, targets[part], weights[part], vocabulary, smoothing)
+            logits = network.multiply(states[part], weight.t())
+            nats, slope, slope_sum = network.slopes(logits, bias, targets[part], weights[part], vocabulary, smoothing)
             del logits
             found.append(nats)
             torch.mm(slope, weight, out=states_grad[part])
@@ -160,4 +159,4 @@ class WeighedNats(torch.autograd.Function):
         kept = states, weight[: ctx.vocabulary], bias[: ctx.vocabulary]
         # Multiplied and narrowed in one pass.
         found = (torch.mul(one, grad, out=torch.empty_like(one, dtype=ctx.dtype)) for one in kept)
-        return (*found, *[None] * 5)
+        return (*found, *[None] * 4)

@@ -11,7 +11,7 @@ numbers of documents (`networks/documents.py`).
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,24 @@ from difflm.networks.rotary import canvas_rotations, compute_rotations, split_pr
 TimeInput = Literal["adaptive", "addition", "layers", "prefix", "none"]
 Modulation = Sequence[Sequence[Tensor | None]]  # shifts, scales and gates of a block's two norms
 UNMODULATED: Modulation = ((None, None),) * 3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a Transformer's parameters and its dropout depend on: the width of its states, its layers and heads."""
+
+    hidden: int
+    layers: int
+    heads: int
+    dropout: float = 0.1
+
+
+class Settings(TypedDict, total=False):
+    """What else a Transformer can be told: see there."""
+
+    time: TimeInput
+    causal: bool
+    positions: int
 
 
 @dataclass(frozen=True)
@@ -170,23 +188,22 @@ class Transformer(WordHead):
         self,
         in_dim: int,
         out_dim: int,
-        hidden: int,
-        layers: int,
-        heads: int,
-        dropout: float = 0.1,
+        sizes: Sizes,
         time: TimeInput = "adaptive",
         causal: bool = False,
         positions: int = 0,
         reads_source: bool = False,
     ) -> None:
         super().__init__()
+        hidden, heads = sizes.hidden, sizes.heads
         self.time, self.causal, self.head_dim = time, causal, hidden // heads
         condition = 128 if time == "adaptive" else 0
         self.input = nn.Linear(in_dim, hidden)
         if time != "none":
             self.embed_time = TimeEmbedding(128, 512, condition or hidden)
         self.places = nn.Parameter(0.5 * torch.randn(2, positions, hidden)) if positions else None
-        self.blocks = Blocks(Block(hidden, heads, dropout, condition, reads_source) for _ in range(layers))
+        each = hidden, heads, sizes.dropout, condition, reads_source
+        self.blocks = Blocks(Block(*each) for _ in range(sizes.layers))
         self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, out_dim)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

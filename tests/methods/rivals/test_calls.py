@@ -19,6 +19,7 @@ from difflm.methods.rivals.prefix_classifier import PrefixClassifier
 from difflm.methods.rivals.soft_texts import SoftTexts
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
+from difflm.networks import Sizes
 from tests.support.tiny import tiny_run, write_grammar
 
 WORDS = Words(["START", "END", "UNK", "PAD", "a", "b", "c", "d", "."])
@@ -28,7 +29,7 @@ B, C, D = 5, 6, 7
 @pytest.fixture(scope="module")
 def twin() -> Autoregressive:
     torch.manual_seed(0)
-    model = Autoregressive(9, 8, 32, 2, 2, 0.0, Sampling("autoregressive", steps=8))
+    model = Autoregressive(9, 8, Sizes(32, 2, 2, 0.0), Sampling("autoregressive", steps=8))
     for weight in model.parameters():
         weight.data.mul_(3)
     return model.eval()

@@ -33,6 +33,7 @@ from difflm.methods.rivals.prefix_classifier import PrefixClassifier
 from difflm.methods.rivals.soft_texts import SoftTexts
 from difflm.models.autoregressive import BANNED, Autoregressive
 from difflm.models.base import Sampling
+from difflm.networks import Sizes
 
 VOCABULARY = 9  # the four specials and five words
 A, B, C, D, E = range(4, 9)
@@ -42,7 +43,7 @@ SAMPLING = Sampling("autoregressive", steps=8)
 @pytest.fixture(scope="module")
 def twin() -> Autoregressive:
     """Random weights, far from uniform."""
-    model = Autoregressive(VOCABULARY, 8, 32, 2, 4, 0.0, SAMPLING)
+    model = Autoregressive(VOCABULARY, 8, Sizes(32, 2, 4, 0.0), SAMPLING)
     torch.manual_seed(5)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.35)
@@ -141,7 +142,7 @@ def test_pplm_lowers_its_loss_at_every_iteration(twin):
 
 def test_pplm_moves_along_the_gradient(twin):
     """By finite differences of the loss in float64, along a random direction."""
-    model = Autoregressive(VOCABULARY, 8, 32, 2, 4, 0.0, SAMPLING)
+    model = Autoregressive(VOCABULARY, 8, Sizes(32, 2, 4, 0.0), SAMPLING)
     model.load_state_dict(twin.state_dict())
     model.eval()
     prefix = torch.tensor([[A, B, B]])

@@ -26,6 +26,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals.fine_tuning import NOTHING_TOLD, Experts, tell_control, tell_controls
 from difflm.models.autoregressive import Autoregressive, join_rows
 from difflm.models.base import Sampling
+from difflm.networks import Sizes
 from tests.support.corpora import write_labels
 from tests.support.tiny import tiny_run
 from tests.support.twins import VOCABULARY, WORDS, padded, random_twin, ruled
@@ -148,7 +149,7 @@ def test_likelihoods_behind_prompts_are_the_chain_rule(twin):
 def test_it_learns_to_obey_a_prompt():
     """Of two words, the one that the prompt names comes next."""
     torch.manual_seed(0)
-    model = Autoregressive(VOCABULARY, 5, 32, 2, 2, 0.0, Sampling("autoregressive", steps=5))
+    model = Autoregressive(VOCABULARY, 5, Sizes(32, 2, 2, 0.0), Sampling("autoregressive", steps=5))
     optimiser = torch.optim.Adam(model.parameters(), 1e-2)
     for _ in range(60):
         asked = torch.randint(5, 7, (32, 1))

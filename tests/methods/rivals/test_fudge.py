@@ -28,6 +28,7 @@ from difflm.methods.rivals.fudge import Fudge
 from difflm.methods.rivals.prefix_classifier import LENGTH, PrefixClassifier, with_ends
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
+from difflm.networks import Sizes
 from difflm.training.classifier import PrefixLearner
 from tests.support.tiny import tiny_run, write_grammar
 
@@ -176,7 +177,7 @@ def test_requests_of_one_batch_obey_their_own_controls(markov):
 @pytest.fixture(scope="module")
 def twin() -> Autoregressive:
     torch.manual_seed(1)
-    model = Autoregressive(WORDS.size, 6, 16, 1, 2, 0.0, Sampling("autoregressive", steps=6))
+    model = Autoregressive(WORDS.size, 6, Sizes(16, 1, 2, 0.0), Sampling("autoregressive", steps=6))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.4)
     return model.eval()

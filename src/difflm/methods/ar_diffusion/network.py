@@ -1,16 +1,15 @@
 """An encoder-decoder whose text attends to words by their noise level: time is a part of every key."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.networks.cache import Cache, Memory, Slots
-from difflm.networks.encoder_decoder import EncoderDecoder
+from difflm.networks.encoder_decoder import EncoderDecoder, SourceSizes
 from difflm.networks.rotary import compute_rotations, rotate_vectors
-from difflm.networks.transformer import Attention, Block, Blocks, additive
+from difflm.networks.transformer import Attention, Block, Blocks, Sizes, additive
 
 
 class TimeAttention(Attention):
@@ -66,12 +65,11 @@ class TimeAttentionBlock(Block):
 class TimeAttentionDecoder(EncoderDecoder):
     """Nothing else depends on the time. All layers share the two biases."""
 
-    def __init__(
-        self, in_dim: int, out_dim: int, hidden: int, layers: int, heads: int, dropout: float = 0.1, **settings: Any
-    ) -> None:
-        super().__init__(in_dim, out_dim, hidden, layers, heads, dropout, time="layers", **settings)
-        self.blocks = Blocks(TimeAttentionBlock(hidden, heads, dropout) for _ in range(layers))
-        self.biases = nn.Parameter(torch.zeros(2, heads, 1, hidden // heads))
+    def __init__(self, in_dim: int, out_dim: int, sizes: Sizes, source: SourceSizes, positions: int = 0) -> None:
+        super().__init__(in_dim, out_dim, sizes, source, time="layers", positions=positions)
+        own = sizes.hidden, sizes.heads, sizes.dropout
+        self.blocks = Blocks(TimeAttentionBlock(*own) for _ in range(sizes.layers))
+        self.biases = nn.Parameter(torch.zeros(2, sizes.heads, 1, self.head_dim))
 
     def run(
         self,

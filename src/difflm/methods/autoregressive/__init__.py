@@ -1,6 +1,8 @@
 """The twin: a left-to-right Transformer on the same parts (Vaswani et al., 2017; Radford et al., 2018), or a pretrained
 one; by itself, or behind a source."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +12,7 @@ from difflm.data.encoders import is_pretrained
 from difflm.data.tokenizers import PretrainedTokenizer, Tokenizer
 from difflm.methods.autoregressive.decoder_only import DecoderOnly as Model
 from difflm.methods.base import Method, TextSpec
+from difflm.methods.parts import read_sizes, read_source_sizes
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
 from difflm.networks.pretrained import PretrainedDecoder, read_decoder, sizes_of
@@ -37,17 +40,15 @@ class AutoregressiveTwin(Method):
         return values
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        return Autoregressive(**self._parts(texts))
+        return self._compose(Autoregressive, texts)
 
-    def _parts(self, texts: TextSpec) -> dict[str, Any]:
-        """The parts of the model; of a pretrained network, without its weights."""
+    def _compose(self, kind: Callable[..., LanguageModel], texts: TextSpec) -> LanguageModel:
+        """The model; around a pretrained network, without its weights."""
         width, network = 1 + texts.longest + texts.source_longest, None
         if self.decoder:
             network = PretrainedDecoder(self.decoder, texts.vocabulary, width, self.dropout)
-        sizes = {"hidden": self.hidden, "layers": self.layers, "heads": self.heads, "dropout": self.dropout}
         sampling = Sampling("autoregressive", steps=max(1, texts.longest))
-        own = {"vocabulary": texts.vocabulary, "longest": texts.longest, "sampling": sampling}
-        return {**sizes, **own, "network": network}
+        return kind(texts.vocabulary, texts.longest, read_sizes(self), sampling, network=network)
 
     def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.decoder:
@@ -72,7 +73,7 @@ class DecoderOnly(AutoregressiveTwin):
     reads_prompts, packs = False, False
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        return Model(**self._parts(texts), source_longest=texts.source_longest)
+        return self._compose(partial(Model, texts.source_longest), texts)
 
 
 class EncoderDecoderTwin(Method):
@@ -90,7 +91,6 @@ class EncoderDecoderTwin(Method):
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        sizes = (texts.vocabulary, texts.longest, self.hidden, self.layers, self.heads, self.dropout)
         sampling = Sampling("autoregressive", steps=max(1, texts.longest))
-        encoder = texts.source_longest, self.encoder_layers, texts.source_vocabulary
-        return Autoregressive(*sizes, sampling, *encoder, self.label_smoothing)
+        own = texts.vocabulary, texts.longest, read_sizes(self), sampling
+        return Autoregressive(*own, read_source_sizes(self, texts), self.label_smoothing)

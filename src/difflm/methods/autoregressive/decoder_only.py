@@ -2,7 +2,6 @@
 encoder."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,8 @@ from difflm.data.tokenizers import START
 from difflm.diffusion.denoiser import require_source
 from difflm.diffusion.samplers.loop import Caches, Memory
 from difflm.models.autoregressive import Autoregressive
+from difflm.models.base import Sampling
+from difflm.networks import Sizes, Transformer
 
 
 class DecoderOnly(Autoregressive):
@@ -21,8 +22,16 @@ class DecoderOnly(Autoregressive):
 
     captures_words = False  # its slots would have to hold the sources
 
-    def __init__(self, source_longest: int, **parts: Any) -> None:
-        super().__init__(**parts)
+    def __init__(
+        self,
+        source_longest: int,
+        vocabulary: int,
+        longest: int,
+        sizes: Sizes,
+        sampling: Sampling,
+        network: Transformer | None = None,
+    ) -> None:
+        super().__init__(vocabulary, longest, sizes, sampling, network=network)
         self.capabilities = replace(self.capabilities, source_limit=source_longest)
 
     def lay_out(self, batch: Batch, memory: Memory | None = None) -> tuple[Tensor, Tensor, Tensor, Memory | None]:

@@ -15,9 +15,9 @@ from difflm.methods.base import Method, TextSpec
 from difflm.methods.diffuser.model import EditDiffusion
 from difflm.methods.diffuser.process import EditProcess
 from difflm.methods.levt.alignment import EDITS
-from difflm.methods.parts import build_lengths
+from difflm.methods.parts import build_lengths, read_sizes
 from difflm.models.base import LanguageModel, Sampling
-from difflm.networks import EncoderDecoder, Transformer
+from difflm.networks import EncoderDecoder, SourceSizes, Transformer
 
 
 class DiffusER(Method):
@@ -33,16 +33,14 @@ class DiffusER(Method):
 
     def build(self, texts: TextSpec) -> LanguageModel:
         width, reads_source = texts.longest + 2, texts.source_longest > 0
-        sizes = self.hidden, self.layers, self.heads, self.dropout
-        tagger = Transformer(self.hidden, len(EDITS), *sizes, time="none", positions=width, reads_source=reads_source)
-        generator = EncoderDecoder(
-            *(self.hidden, texts.vocabulary, *sizes),
-            source_vocabulary=texts.source_vocabulary or 1,  # words that are shared have the vectors of the texts
-            source_longest=max(texts.source_longest, width),  # the encoder reads the edited text, too
-            encoder_layers=self.encoder_layers,
-            time="none",
-            causal=True,
+        sizes = read_sizes(self)
+        tagger = Transformer(self.hidden, len(EDITS), sizes, time="none", positions=width, reads_source=reads_source)
+        source = SourceSizes(
+            texts.source_vocabulary or 1,  # words that are shared have the vectors of the texts
+            max(texts.source_longest, width),  # the encoder reads the edited text, too
+            self.encoder_layers,
         )
+        generator = EncoderDecoder(self.hidden, texts.vocabulary, sizes, source, time="none", causal=True)
         process = EditProcess(len(SPECIALS), texts.vocabulary, END, PAD, self.span)
         lengths = build_lengths(texts, self.hidden, "drawn")
         sampling = Sampling("edits", steps=12, temperature=0.0 if reads_source else 1.0, start="nothing")

@@ -13,6 +13,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Memory, Steering
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling, source_of
+from difflm.networks import Sizes
 
 
 class Autoencoder(Autoregressive):
@@ -32,7 +33,7 @@ class Autoencoder(Autoregressive):
         latents: int,
         dim: int,
     ) -> None:
-        super().__init__(vocabulary, longest, hidden, 0, 0, 0.0, sampling, network=network)
+        super().__init__(vocabulary, longest, Sizes(hidden, 0, 0), sampling, network=network)
         self.capabilities = replace(self.capabilities, state="latents")
         self.encoder, self.latents, self.dim = encoder, latents, dim
         self.norm = nn.BatchNorm1d(latents * dim, affine=False, momentum=0.05)

@@ -12,6 +12,7 @@ from difflm.methods.ld4lg.autoencoder import Autoencoder
 from difflm.methods.ld4lg.hf_seq2seq import FrozenDecoder, FrozenEncoder, build_halves, read_seq2seq, take_weights
 from difflm.methods.ld4lg.networks import LatentDecoder, TextEncoder
 from difflm.models.base import LanguageModel
+from difflm.networks import Sizes
 
 
 class HasAutoencoder(Protocol):
@@ -44,16 +45,14 @@ class LatentMethod(Method):
     ) -> tuple[nn.Module, nn.Module, int]:
         """The encoder, whose outputs have `out_dim` numbers, the decoder, and the width of its word vectors; with these
         numbers of layers for each, and for the network that reads the latents before the decoder."""
-        own = self.hidden, layers, self.heads, self.dropout
+        own = Sizes(self.hidden, layers, self.heads, self.dropout)
         if self.frozen and reads_source:
             raise UsageError("a pretrained decoder reads latents alone, and no sources: leave model.pretrained out.")
         if self.frozen:
-            return build_halves(
-                self.frozen, texts.vocabulary, texts.longest, out_dim, self.latent_dim, self.latents, own
-            )
+            return build_halves(self.frozen, texts, out_dim, self.latent_dim, self.latents, own)
         source = (texts.source_vocabulary or texts.vocabulary, texts.source_longest) if reads_source else ()
-        encoder = TextEncoder(texts.vocabulary, out_dim, self.latents, *own, texts.longest)
-        return encoder, LatentDecoder(texts.vocabulary, self.latent_dim, self.latents, *own, *source), self.hidden
+        encoder = TextEncoder(texts.vocabulary, out_dim, self.latents, own, texts.longest)
+        return encoder, LatentDecoder(texts.vocabulary, self.latent_dim, self.latents, own, *source), self.hidden
 
     def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.frozen:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from difflm.diffusion.base import Network
 from difflm.errors import UsageError
+from difflm.methods.base import TextSpec
 from difflm.methods.ld4lg.networks import Resampler
 from difflm.networks.cache import Cache, Memory
 from difflm.networks.pretrained import Pretrained, build_body, explained, mean_rows, read_config, transformers
-from difflm.networks.transformer import Transformer
+from difflm.networks.transformer import Sizes, Transformer
 from difflm.runtime.files import Json
 
 
@@ -84,23 +85,18 @@ class FrozenDecoder(Network):
 
 
 def build_halves(
-    found: Json,
-    vocabulary: int,
-    longest: int,
-    out_dim: int,
-    dim: int,
-    latents: int,
-    sizes: tuple[int, int, int, float],
+    found: Json, texts: TextSpec, out_dim: int, dim: int, latents: int, sizes: Sizes
 ) -> tuple[FrozenEncoder, FrozenDecoder, int]:
     """The two halves around a body of this shape, not yet with its weights, and the width of its words' vectors.
-    `sizes` are those of the small networks: hidden, layers, heads, dropout."""
+    `sizes` are those of the small networks."""
     body = build_body("AutoModelForSeq2SeqLM", found, 0.0)  # what is frozen is not trained
+    vocabulary, longest = texts.vocabulary, texts.longest
     width, kind = body.get_input_embeddings().weight.shape[1], found["model_type"]
     for half in (body.get_encoder(), body.get_decoder()):
         half.embed_tokens = nn.Embedding(1, width)  # never called: words come as vectors
         half.requires_grad_(False)
-    resampler = Resampler(*(width, out_dim, latents, *sizes, longest))
-    reader = Transformer(*(dim, width, *sizes), time="none", positions=latents)
+    resampler = Resampler(width, out_dim, latents, sizes, longest)
+    reader = Transformer(dim, width, sizes, time="none", positions=latents)
     reader.head.reset_parameters()
     encoder = FrozenEncoder(body.get_encoder(), vocabulary, width, resampler)
     decoder = FrozenDecoder(body.get_decoder(), vocabulary, width, reader)

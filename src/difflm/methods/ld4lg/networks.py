@@ -1,12 +1,10 @@
 """The two halves of an autoencoder of texts: words → a few latent vectors, and latents → words."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.networks import EncoderDecoder, Transformer
+from difflm.networks import EncoderDecoder, Sizes, SourceSizes, Transformer
 from difflm.networks.cache import Memory
 
 
@@ -17,23 +15,11 @@ class Resampler(nn.Module):
     text, and a decoder learns to ignore them. States of a span are multiplied by vectors of ±1, one per position,
     before they are added, so that their order is not lost."""
 
-    def __init__(
-        self,
-        in_dim: int,
-        out_dim: int,
-        latents: int,
-        hidden: int,
-        layers: int,
-        heads: int,
-        dropout: float,
-        longest: int,
-    ) -> None:
+    def __init__(self, in_dim: int, out_dim: int, latents: int, sizes: Sizes, longest: int) -> None:
         super().__init__()
         self.queries = nn.Parameter(torch.randn(latents, in_dim))
         self.signs = nn.Parameter(torch.randn(-(-longest // latents), in_dim).sign())
-        self.body = Transformer(
-            in_dim, out_dim, hidden, layers, heads, dropout, time="none", positions=latents + longest
-        )
+        self.body = Transformer(in_dim, out_dim, sizes, time="none", positions=latents + longest)
         self.body.head.reset_parameters()  # latents of zeros have no direction
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
@@ -48,10 +34,10 @@ class Resampler(nn.Module):
 class TextEncoder(nn.Module):
     """Words [B, L] → latents."""
 
-    def __init__(self, vocabulary: int, out_dim: int, latents: int, hidden: int, *sizes: Any) -> None:
+    def __init__(self, vocabulary: int, out_dim: int, latents: int, sizes: Sizes, longest: int) -> None:
         super().__init__()
-        self.embed = nn.Embedding(vocabulary, hidden)
-        self.resampler = Resampler(hidden, out_dim, latents, hidden, *sizes)
+        self.embed = nn.Embedding(vocabulary, sizes.hidden)
+        self.resampler = Resampler(sizes.hidden, out_dim, latents, sizes, longest)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         latents: Tensor = self.resampler(self.embed(ids), mask)
@@ -62,26 +48,11 @@ class LatentDecoder(EncoderDecoder):
     """A causal decoder that attends to latents, and to the words of a source behind them where texts have sources."""
 
     def __init__(
-        self,
-        vocabulary: int,
-        dim: int,
-        latents: int,
-        hidden: int,
-        layers: int,
-        heads: int,
-        dropout: float,
-        source_vocabulary: int = 1,
-        source_longest: int = 0,
+        self, vocabulary: int, dim: int, latents: int, sizes: Sizes, source_vocabulary: int = 1, source_longest: int = 0
     ) -> None:
-        super().__init__(
-            *(hidden, vocabulary, hidden, layers, heads, dropout),
-            source_vocabulary=source_vocabulary,
-            source_longest=latents + source_longest,
-            encoder_layers=layers,
-            time="none",
-            causal=True,
-        )
-        self.embed_latents = nn.Linear(dim, hidden)
+        source = SourceSizes(source_vocabulary, latents + source_longest, sizes.layers)
+        super().__init__(sizes.hidden, vocabulary, sizes, source, time="none", causal=True)
+        self.embed_latents = nn.Linear(dim, sizes.hidden)
         nn.init.normal_(self.embed_latents.weight, std=dim**-0.5)  # as large as the places that are added
         if not source_longest:
             del self.embed_source
