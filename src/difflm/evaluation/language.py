@@ -75,10 +75,7 @@ def evaluate_language(
     real = reference[:samples]
     sets = {f"real text ({corpus.split})": Texts(real, tokenizer.encode_batch(real), tokenizer)}
     for name, lm in writers.items():
-        changes = {} if name in rivals else options.settings
-        sets[name] = write_samples(lm, changes, samples, seed, partial(on_progress, f"{name}: writing"))
-        if isinstance(lm.model, LatentDiffusion):
-            sets[f"{name}, random latents"] = write_random(lm, lm.model, samples, seed)
+        sets |= write_sets(name, lm, {} if name in rivals else options.settings, samples, seed, on_progress)
     on_progress("looking for copies", 0, 1)
     written = (text for made in sets.values() for text in made.texts)
     measure = Measure(
@@ -123,6 +120,16 @@ class Texts:
     method: str = "people"
     figures: dict[str, float | None] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+
+
+def write_sets(
+    name: str, lm: TextDiffusion, changes: Json, samples: int, seed: int, on_progress: OnProgress
+) -> dict[str, Texts]:
+    """The samples of a model by their names in the table: where it has latents, also of random ones."""
+    sets = {name: write_samples(lm, changes, samples, seed, partial(on_progress, f"{name}: writing"))}
+    if isinstance(lm.model, LatentDiffusion):
+        sets[f"{name}, random latents"] = write_random(lm, lm.model, samples, seed)
+    return sets
 
 
 def write_samples(lm: TextDiffusion, changes: Json, n: int, seed: int, on_progress: Counted) -> Texts:

@@ -304,13 +304,20 @@ class EditDiffusion(EditModel):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Fill the slots of plans [R, 2 N] from left to right, each in the likeliest ways or, without beams, in one:
         the texts [R · beams, N], the mask of written words, their log p [R, beams], and the calls, [R]."""
-        (rows, width), network, device = plan.shape, self.generator, plan.device
-        if sampling.beams and rows > (most := max(1, MOST_ROWS // beams)):
-            parts = [slice(k, k + most) for k in range(0, rows, most)]
-            own = [[(keys[part], values[part], mask[part]) for keys, values, mask in memory] for part in parts]
-            found = [self.fill_slots(plan[p], m, noise, step, sampling, beams) for p, m in zip(parts, own, strict=True)]
-            texts, fresh, log_p, used = (torch.cat(column) for column in zip(*found, strict=True))
-            return texts, fresh, log_p, used
+        u = noise.uniform(step, plan.shape[1], stream=WRITTEN)
+        most = max(1, MOST_ROWS // beams) if sampling.beams else len(plan)
+        found = []
+        for part in (slice(k, k + most) for k in range(0, len(plan), most)):
+            own = [(keys[part], values[part], mask[part]) for keys, values, mask in memory]
+            found.append(self.write_texts(plan[part], own, u, sampling, beams))
+        texts, fresh, log_p, used = (torch.cat(column) for column in zip(*found, strict=True))
+        return texts, fresh, log_p, used
+
+    def write_texts(
+        self, plan: Tensor, memory: list[Memory], u: Tensor, sampling: Sampling, beams: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`fill_slots` of plans that are written at once; numbers `u` [R, 2 N] draw the words."""
+        (rows, width), device = plan.shape, plan.device
         kept = ((plan != PAD) & (plan != self.slot)).sum(1, keepdim=True) - 2
         room = (self.longest - kept).expand(-1, beams)
         place = torch.ones_like(room)  # START has been read
@@ -319,28 +326,15 @@ class EditDiffusion(EditModel):
         tokens = torch.full((rows, beams, width), PAD, device=device)
         tokens[..., 0] = START
         fresh, last = torch.zeros_like(tokens, dtype=torch.bool), tokens[..., :1]
-        used, all_done, ids = torch.zeros_like(kept[:, 0]), DelayedFlag(), torch.arange(self.vocabulary, device=device)
-        u = noise.uniform(step, width, stream=WRITTEN)
-        # The dtype of the memory, which autocast gives to keys and values.
-        room_for = (len(memory), 2, rows * beams, network.heads, width, network.head_dim)
-        empty, at = torch.zeros(room_for, dtype=memory[0][0].dtype, device=device), torch.zeros_like(used[:1])
-        caches, turns = (
-            [Slots(keys, values, at) for keys, values in empty],
-            compute_rotations(width, network.head_dim, device),
-        )
+        used, all_done = torch.zeros_like(kept[:, 0]), DelayedFlag()
+        caches = self.open_caches(memory, rows * beams, width)
+        turns = compute_rotations(width, self.generator.head_dim, device)
         positions, first = torch.arange(width, device=device), torch.arange(rows, device=device).unsqueeze(1) * beams
         for k in range(width - 1):
             logits = self.read_next(last.view(-1, 1), positions[k : k + 1], caches, turns, memory)
-            logits = logits.unflatten(0, (rows, beams)).masked_fill(self.banned, IMPOSSIBLE)
             item = plan.gather(1, place)
             opens = item == self.slot
-            # A text is neither empty nor longer than its canvas.
-            forbidden = torch.where(
-                (room < 1).unsqueeze(2), ids != END, (room == self.longest).unsqueeze(2) & (ids == END)
-            )
-            logits = truncate_logits(logits.masked_fill(forbidden, IMPOSSIBLE), sampling).log_softmax(-1)
-            given = torch.where(ids == item.unsqueeze(2), 0.0, IMPOSSIBLE)
-            logits = torch.where(opens.unsqueeze(2), logits, given)
+            logits = self.allow_words(logits.unflatten(0, (rows, beams)), item, room, sampling)
             if sampling.beams:
                 log_p, flat = (log_p.unsqueeze(2) + logits).flatten(1).topk(beams)
                 parent, word = flat // self.vocabulary, flat % self.vocabulary
@@ -365,13 +359,23 @@ class EditDiffusion(EditModel):
         cut = self.longest + 2
         return keep_words(tokens, stays, PAD)[:, :cut], keep_words(fresh.long(), stays, 0)[:, :cut].bool(), log_p, used
 
+    def open_caches(self, memory: list[Memory], texts: int, width: int) -> list[Slots]:
+        """Empty caches of the generator's layers, in the dtype that autocast gives to keys and values."""
+        keys, network = memory[0][0], self.generator
+        empty = keys.new_zeros(len(memory), 2, texts, network.heads, width, network.head_dim)
+        place = torch.zeros(1, dtype=torch.int64, device=keys.device)
+        return [Slots(keys, values, place) for keys, values in empty]
+
+    def allow_words(self, logits: Tensor, item: Tensor, room: Tensor, sampling: Sampling) -> Tensor:
+        """Log p of the next words [R, beams, V]: in a slot those that there is room for, elsewhere the plan's `item`
+        alone. A text is neither empty nor longer than its canvas."""
+        ids, room, item = torch.arange(self.vocabulary, device=room.device), room.unsqueeze(2), item.unsqueeze(2)
+        forbidden = self.banned | torch.where(room < 1, ids != END, (room == self.longest) & (ids == END))
+        log_p = truncate_logits(logits.masked_fill(forbidden, IMPOSSIBLE), sampling).log_softmax(-1)
+        return torch.where(item == self.slot, log_p, torch.where(ids == item, 0.0, IMPOSSIBLE))
+
     def read_next(
-        self,
-        last: Tensor,
-        place: Tensor,
-        caches: Sequence[Slots],
-        turns: tuple[Tensor, Tensor],
-        memory: Sequence[Memory],
+        self, last: Tensor, place: Tensor, caches: list[Slots], turns: tuple[Tensor, Tensor], memory: list[Memory]
     ) -> Tensor:
         """Logits after the last words [R, 1], which are at `place` [1]."""
         network, (cos, sin) = self.generator, turns
