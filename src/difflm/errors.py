@@ -77,6 +77,7 @@ class DifflmError(Exception):
     """The work failed; the command exits with code 1."""
 
     exit_code = 1
+    kind = "failed"  # what a server names it
 
     def __str__(self) -> str:
         message = super().__str__()

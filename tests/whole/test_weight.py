@@ -9,7 +9,7 @@ FIGURES = {
     "lines of diffusion, networks, models, methods": 14_557,
     "circles of files": 0,
     "isinstance of own classes": 63,
-    "constant getattr and hasattr": 29,
+    "constant getattr and hasattr": 15,
     "Any": 374,
     "class attributes of LanguageModel": 6,
     "parameters of one function": 8,

@@ -6,6 +6,7 @@ Nothing here imports torch before a subcommand needs it. Exit codes: 0 done, 1 f
 import sys
 import warnings
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         hush_torch()
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without £ shows a question mark, not a traceback
     given = sys.argv[1:] if argv is None else argv
     for number, word in enumerate(given, 1):
@@ -74,10 +75,10 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as left:
         code = left.code
     except Exception as error:
-        if not hasattr(error, "format_message"):
+        if not hasattr(error, "ctx"):  # Typer keeps Click's UsageError to itself
             raise
-        context = getattr(error, "ctx", None)
-        complain(f"{explain_mistake(error, given)}\nTry: {context.command_path if context else 'difflm'} --help")
+        path = error.ctx.command_path if error.ctx else "difflm"
+        complain(f"{explain_mistake(error, given)}\nTry: {path} --help")
         return 2
     return code if isinstance(code, int) else 0
 

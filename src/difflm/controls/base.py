@@ -115,7 +115,7 @@ def need_number(value: object, example: str) -> int:
 class Control(ABC):
     """A request for a property of texts. Subclasses are frozen values, and are combined by listing them."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
 
     head: str | None = None  # the head of a classifier that guides towards it
     forbids: str = ""  # a word that must not appear

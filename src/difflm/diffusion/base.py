@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -189,6 +189,7 @@ class Process(nn.Module):
 class Codec(nn.Module):
     """A state has one row per text; the codec defines its other axes."""
 
+    name: ClassVar[str] = ""  # in a recipe, unless it is registered under another
     vocabulary: int
     holds_tokens = False  # whether a state consists of tokens, so that known ones can be put into it
     predicts_tokens = True  # whether the network predicts logits

@@ -89,7 +89,7 @@ def prepare_blocks(model: Trainable, compiled: bool, recompute: bool) -> None:
             block.forward = partial(recomputed, block.forward, use_reentrant=False)
         if compiled:  # block by block: equal blocks share their code, which saves minutes
             block.compile(dynamic=False, options=COMPILED)
-    slopes = getattr(network, "slopes", None)
+    slopes = network.slopes if network.has_word_head else None
     of_head = (slopes, "plain") if isinstance(slopes, FusedSlopes) else (network, "slopes")
     for owner, name in ((network, "entry"), *((part, "add_rest") for part in network.children()), of_head):
         if compiled and hasattr(owner, name):

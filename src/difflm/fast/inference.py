@@ -411,7 +411,8 @@ def prepare_network(network: Network, dtype: torch.dtype | None, compiled: bool)
     if is_on_gpu(network):
         if dtype is not None:
             narrow_norms(network, dtype)
-        if isinstance(head := getattr(network, "head", None), nn.Linear) and head.out_features % ALIGNMENT:
+        head = dict(network.named_children()).get("head")
+        if isinstance(head, nn.Linear) and head.out_features % ALIGNMENT:
             network.head = PaddedLinear(head)
     elif compiled and dtype is not torch.int8:
         for block in network.equal_blocks() or [network]:

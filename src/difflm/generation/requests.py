@@ -176,7 +176,8 @@ def parse_request(line: str, where: str) -> Request:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
-        raise UsageError(f"{where} is not JSON: {getattr(error, 'msg', error)}.") from None
+        said = error.msg if isinstance(error, json.JSONDecodeError) else error
+        raise UsageError(f"{where} is not JSON: {said}.") from None
     if not isinstance(values, dict):
         raise UsageError(f"{where} is not a JSON object.")
     try:

@@ -32,7 +32,7 @@ class Method(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
     paper: ClassVar[str]
     family: ClassVar[str]
     kind: ClassVar[Literal["method", "baseline", "classifier"]] = "method"

@@ -4,11 +4,16 @@ import threading
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from difflm.errors import DifflmError
 
-T = TypeVar("T")  # a class, such as a method
+
+class Named(Protocol):
+    name: ClassVar[str]
+
+
+T = TypeVar("T", bound=Named)  # a class, such as a method
 
 
 class Registry(Mapping[str, type[T]], Generic[T]):
@@ -26,9 +31,9 @@ class Registry(Mapping[str, type[T]], Generic[T]):
     def register(self, part: type[T], name: str | None = None) -> type[T]:
         """Add a class under its own `name`, or under the one given; also as a decorator. A taken name is an error,
         unless it is the same class defined again, as in a notebook."""
-        name = name or getattr(part, "name", None)
         if not (isinstance(part, type) and issubclass(part, self.base)):
             raise DifflmError(f"{part!r} is not a subclass of {self.base.__module__}.{self.base.__name__}.")
+        name = name or part.name
         if not isinstance(name, str) or not name:
             raise DifflmError(f"{part.__name__} has no name: give it a class attribute `name`.")
         taken = name_class(self._parts.get(name, part))

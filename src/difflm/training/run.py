@@ -42,7 +42,7 @@ OPTIONAL = {
     **dict.fromkeys(("format", *COUNTS), int),
     **dict.fromkeys(("method", "command", "teacher", "language", *OF_WEIGHTS), str),
     **dict.fromkeys(("trained", "gaps"), dict),
-    **dict(base=object, labels=list, whole_texts_held_out=bool, guidance=int | float),
+    **dict(base=object, labels=list, whole_texts_held_out=bool, guidance=float),
 }
 
 
@@ -129,12 +129,13 @@ def peek_config(name_or_path: str) -> Json:
 
 def check_keys(config: Json, name: str) -> None:
     """Refuse keys that no config has, and values of another type."""
-    kinds: dict[str, Any] = KEYS | OPTIONAL
+    kinds: dict[str, type] = KEYS | OPTIONAL
     for key, value in config.items():
         if key not in kinds:
             raise DifflmError(f"{name}: unknown key {key!r}. {suggest(key, kinds)}".rstrip())
-        if not isinstance(value, kinds[key]):
-            raise DifflmError(f"{name}: {key!r} is not of the type {getattr(kinds[key], '__name__', 'float')}.")
+        kind = kinds[key]
+        if not isinstance(value, int | float if kind is float else kind):
+            raise DifflmError(f"{name}: {key!r} is not of the type {kind.__name__}.")
 
 
 def initial_run(name_or_path: str | Path) -> Json:

@@ -24,23 +24,23 @@ KEYS = {"learning_rate": "lr", "epochs": "steps", "corpus": "data", "size": "mod
 
 
 def explain_mistake(error: Any, given: Sequence[str]) -> str:
-    """A sentence about the error that the option parser found in the given arguments."""
-    message, context = error.format_message(), getattr(error, "ctx", None)
-    param, name = getattr(error, "param", None), getattr(error, "option_name", None)
-    if name is not None and not hasattr(error, "possibilities"):
-        return f"{name} needs a value."
+    """A sentence about the `UsageError` that Click's parser found in the given arguments."""
+    message, context = str(error.format_message()), error.ctx
+    match type(error).__name__:
+        case "BadOptionUsage":
+            return f"{error.option_name} needs a value."
+        case "NoSuchOption" if context:
+            return explain_unknown_option(error.option_name, context, given)
+        case "MissingParameter" if context and (param := error.param):
+            what = re.sub(r"\\(\[)", r"\1", str(param.help or "")).strip().removesuffix(".")
+            return f"{context.command_path} needs {param.metavar or param.name.upper()}: {what[:1].lower()}{what[1:]}."
+        case "BadParameter" if context and (param := error.param):
+            return explain_value(param.opts[-1], str(error.message), value_of(param.opts, given))
     if context is None:
-        return str(message)
-    if name is not None:
-        return explain_unknown_option(str(name), context, given)
-    if param is not None and "Missing" in message:
-        what = re.sub(r"\\(\[)", r"\1", str(param.help or "")).strip().removesuffix(".")
-        return f"{context.command_path} needs {param.metavar or param.name.upper()}: {what[:1].lower()}{what[1:]}."
-    if param is not None:
-        return explain_value(param.opts[-1], str(error.message), value_of(param.opts, given))
+        return message
     if extra := re.search(r"unexpected extra argument\S* \((.*)\)", message, re.DOTALL):
         return explain_extra(extra[1], context)
-    return str(message)
+    return message
 
 
 def explain_unknown_option(name: str, context: Any, given: Sequence[str]) -> str:
@@ -49,7 +49,7 @@ def explain_unknown_option(name: str, context: Any, given: Sequence[str]) -> str
         return f"{path} takes settings as key=value: write {change} instead of {name}."
     if name in ELSEWHERE:
         return f"{path} has no option {name}: {ELSEWHERE[name]}."
-    verbs = getattr(context.find_root().command, "commands", {})
+    verbs = context.find_root().command.commands
     if others := [f"difflm {verb}" for verb, command in verbs.items() if name in options_of(command)]:
         return f"{path} has no option {name}; {' and '.join(others[:2])} {'have' if others[1:] else 'has'} it."
     return f"{path} has no option {name}. {suggest(name, options_of(context.command), quoted=False)}".strip()

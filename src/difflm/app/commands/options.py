@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, get_type_h
 
 import typer
 from rich.markup import escape
-from typer.core import TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from difflm.app.console import complain, note
 from difflm.errors import DifflmError, UsageError, speak_command, suggest
@@ -68,7 +68,8 @@ class Verb(TyperCommand):
     def rare_options(self) -> list[Any]:
         if self.name not in ("generate", "translate", "evaluate", "compare"):  # the others fit on a screen
             return []
-        return [p for p in self.params if p.name in RARE or getattr(p, "rich_help_panel", None) not in EVERYDAY]
+        ours = [p for p in self.params if isinstance(p, TyperOption | TyperArgument)]
+        return [p for p in ours if p.name in RARE or p.rich_help_panel not in EVERYDAY]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--help-all" in args:

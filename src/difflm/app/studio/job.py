@@ -231,7 +231,7 @@ class Job(Request):
                     if isinstance(event, Done):
                         return
         except DifflmError as error:
-            self.metrics.count_error(getattr(error, "kind", "failed"))
+            self.metrics.count_error(error.kind)
             raise
         finally:
             self.leave()

@@ -37,7 +37,7 @@ class ControlDecoder(ABC):
     """A decoder bound to a model and to the controls of one request. Requests with the same decoder and strength share
     batches: class methods are given all of them, each with its rows."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
     paper: ClassVar[str]
     takes: ClassVar[tuple[type[Control], ...]]
     reason: ClassVar[str]  # why it takes no other control, after "cannot take NAME: "
