@@ -34,6 +34,7 @@ from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler
 from difflm.diffusion.samplers.steps import ETA, STEPS, StepState
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
+from difflm.networks import Sizes
 from difflm.training.classifier import Learner
 from difflm.training.run import load_run
 from tests.support.oracles import JOINT, ExactDenoiser, cosine, denoise, frequencies, total_variation
@@ -190,7 +191,7 @@ def asking():
     kinds = [Labelling("topic", "text", (NONE, "x")), Labelling("pos", "tags", (NONE, "A", "B")),
              Labelling("tree", "spans", (NONE, "S", "NP", "VP"))]  # fmt: skip
     denoiser = ExactDenoiser(Gaussian(LogSnrShift(Cosine(), -3)))
-    classifier = Classifier(kinds, denoiser.codec.dim, 8, 9, hidden=16, layers=1, heads=2).eval()
+    classifier = Classifier(kinds, denoiser.codec.dim, 8, 9, Sizes(16, 1, 2)).eval()
     mask = torch.tensor([[True, True, True, False], [True] * 4])
 
     def make(*names: str, knobs: GuidanceSettings = ORIGINAL) -> Guidance:
@@ -311,7 +312,7 @@ def test_nats_are_those_of_the_labels_and_of_nothing_else():
     """Heads that know nothing give log(number of labels) for every place that is asked for."""
     kinds = [Labelling("topic", "text", (NONE, "x")), Labelling("pos", "tags", (NONE, "A", "B")),
              Labelling("tree", "spans", (NONE, "S", "NP", "VP"))]  # fmt: skip
-    classifier = Classifier(kinds, view_dim=8, longest=8, vocabulary=9, hidden=8, layers=1, heads=2)
+    classifier = Classifier(kinds, 8, 8, 9, Sizes(8, 1, 2))
     for head in classifier.heads.values():
         torch.nn.init.zeros_(head.weight)
         torch.nn.init.zeros_(head.bias)
@@ -434,7 +435,7 @@ def test_tags_and_spans_are_learned_and_asked_for(tiny_runs, small_guide, method
 
 def test_the_frozen_model_is_shared_by_copies_and_saved_nowhere(tiny_runs):
     model, _, _ = load_run(tiny_runs["difflm"])
-    learner = Learner(Classifier([Labelling("k", "text", (NONE, "x"))], 32, 24, 9, 8, 1, 2), model)
+    learner = Learner(Classifier([Labelling("k", "text", (NONE, "x"))], 32, 24, 9, Sizes(8, 1, 2)), model)
     assert copy.deepcopy(learner).frozen.model is model
     assert all(name.startswith("classifier.") for name in learner.state_dict())
 

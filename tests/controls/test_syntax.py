@@ -25,6 +25,7 @@ from difflm.data.tokenizers import Words
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.generation.requests import Request
+from difflm.networks import Sizes
 
 LABELS = ("-", "ADJP", "NP", "S", "S::VP", "VP")
 SHAPES = ("-", "ADJP-only", "NP-first", "NP-last", "S-last", "VP-first")
@@ -113,7 +114,7 @@ def test_the_bundled_parser_checks():
 
 def opinion(length: int = 4) -> ClassifierOutput:
     torch.manual_seed(0)
-    classifier = Classifier([Labelling("tree", "spans", LABELS)], 2, length, 12, hidden=8, layers=1, heads=2)
+    classifier = Classifier([Labelling("tree", "spans", LABELS)], 2, length, 12, Sizes(8, 1, 2))
     return ClassifierOutput(classifier, torch.randn(2, length, 8), torch.ones(2, length, dtype=torch.bool))
 
 

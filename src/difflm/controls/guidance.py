@@ -54,15 +54,12 @@ class Classifier(LabelReader):
         view_dim: int,
         longest: int,
         vocabulary: int,
-        hidden: int = 256,
-        layers: int = 4,
-        heads: int = 4,
-        dropout: float = 0.1,
+        sizes: Sizes,
     ) -> None:
         super().__init__()
         self.labellings = {one.name: one for one in labellings}
         self.numbers = {name: str(number) for number, name in enumerate(self.labellings)}  # of their heads
-        sizes = Sizes(hidden, layers, heads, dropout)
+        hidden = sizes.hidden
         if self.causal:
             self.trunk = Transformer(view_dim, hidden, sizes, time="none", causal=True)
         else:

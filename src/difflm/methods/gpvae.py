@@ -101,5 +101,5 @@ class Gpvae(LatentMethod):
         reads, answer = bool(texts.source_longest), 2 * self.latent_dim  # a mean and a log-variance
         encoder, decoder, width = self.build_halves(texts, answer, self.layers, reads)
         sampling = Sampling("autoregressive", steps=max(1, texts.longest))
-        parts = encoder, decoder, texts.vocabulary, texts.longest, width, sampling, self.latents, self.latent_dim
+        parts = encoder, decoder, texts, width, sampling, self.latents, self.latent_dim
         return GaussianVae(*parts, free_nats=self.free_nats, source_longest=texts.source_longest)

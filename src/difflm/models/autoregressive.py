@@ -28,10 +28,10 @@ BANNED = (START, UNK, PAD)  # tokens that no text contains
 class Autoregressive(WordModel):
     """START w₁ w₂ … → w₁ w₂ … END, one word at a time, with exact likelihood. Words to begin with may be given.
 
-    With a `source` every text has a source, which the network encodes once per generation. Without one, sources
-    of a batch are prompts that end with START: they precede the texts and have no loss. `label_smoothing` is the share
-    of a training target that is uniform over all words; it does not affect likelihoods. Another `network` must have the
-    interface of a Transformer of these sizes."""
+    With a `source` every text has a source, which an encoder of that many layers reads once per generation. Without
+    one, sources of a batch are prompts that end with START: they precede the texts and have no loss. `label_smoothing`
+    is the share of a training target that is uniform over all words; it does not affect likelihoods. Another `network`
+    must have the interface of a Transformer of these sizes."""
 
     captures_words = True  # whether the step that writes a word can be captured, if its network allows it
     reads_prefixes = True  # see `Denoiser`
@@ -53,7 +53,7 @@ class Autoregressive(WordModel):
         self.network: Transformer
         if network is not None:
             self.network = network
-        elif source is not None:
+        elif source is not None and source.layers:
             self.network = EncoderDecoder(sizes.hidden, vocabulary, sizes, source, time="none", causal=True)
         else:
             self.network = Transformer(sizes.hidden, vocabulary, sizes, time="none", causal=True)

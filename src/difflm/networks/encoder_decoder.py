@@ -14,7 +14,7 @@ from difflm.networks.transformer import Context, Settings, Sizes, Transformer, a
 @dataclass(frozen=True)
 class SourceSizes:
     """What an encoder of sources depends on beside the decoder's sizes: their token ids, the longest source, and its
-    layers."""
+    layers; without layers, there is none."""
 
     vocabulary: int
     longest: int

@@ -30,6 +30,7 @@ from difflm.errors import DifflmError, UsageError, first_line
 from difflm.methods.rivals.prefix_classifier import LENGTH, PrefixClassifier, with_ends
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import NO_WORDS, Capabilities, LanguageModel, Losses, Trainable
+from difflm.networks import Sizes
 from difflm.runtime.files import FORMAT, Json, check_sha256, read_checked
 from difflm.runtime.tensors import SkipInit, load_into, load_tensors
 from difflm.training.checkpoints import advise_resume
@@ -250,12 +251,12 @@ def check_label_positions(labels: Labels, tokens: TokenFile, kept: Ints, path: P
 
 
 def build_classifier(labellings: list[Labelling], guided: Guided, longest: int, method: Json) -> Classifier:
-    sizes = {key: method[key] for key in ("hidden", "layers", "heads", "dropout")}
+    sizes = Sizes(**{key: method[key] for key in ("hidden", "layers", "heads", "dropout")})
     if guided.reads_prefixes:
         causal = cast(Autoregressive, guided)
-        return PrefixClassifier(labellings, causal.view_dim, longest, vocabulary=causal.vocabulary, **sizes)
+        return PrefixClassifier(labellings, causal.view_dim, longest, causal.vocabulary, sizes)
     codec = cast(Denoiser, guided).codec
-    made = Classifier(labellings, codec.view_dim, longest, codec.vocabulary, **sizes)
+    made = Classifier(labellings, codec.view_dim, longest, codec.vocabulary, sizes)
     if codec.state != "vectors":
         # A one-hot input selects a column of the weight. By PyTorch's default scale that is a thirtieth of a position's
         # vector, so it is learned late: after 400 steps on E2E, 14.0 instead of 6.7 nats of labels per text.

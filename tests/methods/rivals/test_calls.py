@@ -108,8 +108,7 @@ def counted(monkeypatch):
 def test_calls_of_classifiers_of_prefixes_are_counted(twin, counted, method):
     torch.manual_seed(0)
     topic = Labelling("topic", "text", ("-", "no", "yes"))
-    sizes = {"vocabulary": 9, "hidden": 16, "layers": 1, "heads": 2, "dropout": 0.0}
-    classifier = PrefixClassifier([topic], 32, 8, **sizes).eval().requires_grad_(False)
+    classifier = PrefixClassifier([topic], 32, 8, 9, Sizes(16, 1, 2, 0.0)).eval().requires_grad_(False)
     lm = lm_of(twin)
     lm.guides, lm._classifiers = ["topic"], {"topic": classifier}
     (text,) = lm.generate(1, controls=[Length(5), Label("topic", "yes")], method=method)

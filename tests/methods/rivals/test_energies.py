@@ -343,7 +343,7 @@ LABELLED = ModelInfo(VOCABULARY_WORDS, 8, 0, {"topic": TOPIC})
 
 
 def untrained_classifier() -> PrefixClassifier:
-    return PrefixClassifier([TOPIC], 32, 8, vocabulary=VOCABULARY, hidden=16, layers=1, heads=2, dropout=0.0)
+    return PrefixClassifier([TOPIC], 32, 8, VOCABULARY, Sizes(16, 1, 2, 0.0))
 
 
 def generate(twin: Autoregressive, n: int, *controls: Control, **asked: Any) -> list[Generation]:

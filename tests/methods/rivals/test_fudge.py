@@ -188,7 +188,7 @@ def classifier() -> PrefixClassifier:
     torch.manual_seed(2)
     labels = [TOPIC, Labelling("pos", "tags", ("-", "NOUN", "VERB")), Labelling("tree", "spans", PHRASES)]
     labels.append(Labelling(LENGTH, "text", ("-", *"123456")))
-    made = PrefixClassifier(labels, 16, 6, vocabulary=WORDS.size, hidden=16, layers=2, heads=2, dropout=0.0)
+    made = PrefixClassifier(labels, 16, 6, WORDS.size, Sizes(16, 2, 2, 0.0))
     for parameter in made.parameters():
         nn.init.normal_(parameter, std=0.4)
     return made.eval().requires_grad_(False)
@@ -271,7 +271,7 @@ def test_it_learns_the_label_as_soon_as_a_word_tells_it(twin):
     span of the last two words has it too, as soon as it is known, before they are there; other pairs are none."""
     torch.manual_seed(0)
     labels = [TOPIC, Labelling("tree", "spans", TOPIC.values), Labelling(LENGTH, "text", ("-", *"123456"))]
-    made = PrefixClassifier(labels, 16, 6, vocabulary=WORDS.size, hidden=16, layers=1, heads=2, dropout=0.0)
+    made = PrefixClassifier(labels, 16, 6, WORDS.size, Sizes(16, 1, 2, 0.0))
     learner = PrefixLearner(made, twin)
     optimiser = torch.optim.Adam(learner.parameters(), 2e-2)
     decay = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, 100)

@@ -1,8 +1,6 @@
 """The twin: a left-to-right Transformer on the same parts (Vaswani et al., 2017; Radford et al., 2018), or a pretrained
 one; by itself, or behind a source."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +13,7 @@ from difflm.methods.base import Method, TextSpec
 from difflm.methods.parts import read_sizes, read_source_sizes
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
+from difflm.networks import SourceSizes, Transformer
 from difflm.networks.pretrained import PretrainedDecoder, read_decoder, sizes_of
 
 
@@ -42,13 +41,13 @@ class AutoregressiveTwin(Method):
     def build(self, texts: TextSpec) -> LanguageModel:
         return self._compose(Autoregressive, texts)
 
-    def _compose(self, kind: Callable[..., LanguageModel], texts: TextSpec) -> LanguageModel:
+    def _compose(self, kind: type[Autoregressive], texts: TextSpec, source: SourceSizes | None = None) -> LanguageModel:
         """The model; around a pretrained network, without its weights."""
         width, network = 1 + texts.longest + texts.source_longest, None
         if self.decoder:
-            network = PretrainedDecoder(self.decoder, texts.vocabulary, width, self.dropout)
+            network = cast(Transformer, PretrainedDecoder(self.decoder, texts.vocabulary, width, self.dropout))
         sampling = Sampling("autoregressive", steps=max(1, texts.longest))
-        return kind(texts.vocabulary, texts.longest, read_sizes(self), sampling, network=network)
+        return kind(texts.vocabulary, texts.longest, read_sizes(self), sampling, source, network=network)
 
     def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.decoder:
@@ -73,7 +72,7 @@ class DecoderOnly(AutoregressiveTwin):
     reads_prompts, packs = False, False
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        return self._compose(partial(Model, texts.source_longest), texts)
+        return self._compose(Model, texts, SourceSizes(texts.vocabulary, texts.source_longest, layers=0))
 
 
 class EncoderDecoderTwin(Method):

@@ -1,8 +1,6 @@
 """A left-to-right model that reads a source before it writes, as language models read a prompt: one network, no
 encoder."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,8 +10,6 @@ from difflm.data.tokenizers import START
 from difflm.diffusion.denoiser import require_source
 from difflm.diffusion.samplers.loop import Caches, Memory
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.base import Sampling
-from difflm.networks import Sizes, Transformer
 
 
 class DecoderOnly(Autoregressive):
@@ -21,18 +17,6 @@ class DecoderOnly(Autoregressive):
     computed once. Sources of a batch then end at the same position, so that START follows all of them."""
 
     captures_words = False  # its slots would have to hold the sources
-
-    def __init__(
-        self,
-        source_longest: int,
-        vocabulary: int,
-        longest: int,
-        sizes: Sizes,
-        sampling: Sampling,
-        network: Transformer | None = None,
-    ) -> None:
-        super().__init__(vocabulary, longest, sizes, sampling, network=network)
-        self.capabilities = replace(self.capabilities, source_limit=source_longest)
 
     def lay_out(self, batch: Batch, memory: Memory | None = None) -> tuple[Tensor, Tensor, Tensor, Memory | None]:
         source, lengths = require_source(batch.source, batch.source_lengths)

@@ -32,13 +32,12 @@ class Ld4lg(LatentMethod):
     drop: float = Field(default=0.1, ge=0, lt=1)  # share of texts learned without their source
 
     def build(self, texts: TextSpec) -> LanguageModel:
-        dim, longest = self.latent_dim, texts.longest
-        guided = bool(texts.source_longest and self.drop)
+        dim, guided = self.latent_dim, bool(texts.source_longest and self.drop)
         sampling = Sampling("ancestral", steps=250, temperature=0.0, contrast=1.0 if guided else 0.0)
         encoder, decoder, width = self.build_halves(texts, dim, self.autoencoder_layers, reads_source=False)
         network, reads = build_network(self, texts, 2 * dim, dim, positions=self.latents)
         return LatentDiffusion(
-            Autoencoder(encoder, decoder, texts.vocabulary, longest, width, sampling, self.latents, dim),
+            Autoencoder(encoder, decoder, texts, width, sampling, self.latents, dim),
             Denoiser(network, Latents(self.latents, dim), Gaussian(Cosine()), reads, SelfConditioning("coin")),
             LowDiscrepancy(),
             sampling,

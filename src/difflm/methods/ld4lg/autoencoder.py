@@ -11,6 +11,7 @@ from difflm.data.batches import Batch
 from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Memory, Steering
+from difflm.methods.base import TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling, source_of
 from difflm.networks import Sizes
@@ -23,17 +24,9 @@ class Autoencoder(Autoregressive):
     ends."""
 
     def __init__(
-        self,
-        encoder: nn.Module,
-        network: Any,
-        vocabulary: int,
-        longest: int,
-        hidden: int,
-        sampling: Sampling,
-        latents: int,
-        dim: int,
+        self, encoder: nn.Module, network: Any, texts: TextSpec, hidden: int, sampling: Sampling, latents: int, dim: int
     ) -> None:
-        super().__init__(vocabulary, longest, Sizes(hidden, 0, 0), sampling, network=network)
+        super().__init__(texts.vocabulary, texts.longest, Sizes(hidden, 0, 0), sampling, network=network)
         self.capabilities = replace(self.capabilities, state="latents")
         self.encoder, self.latents, self.dim = encoder, latents, dim
         self.norm = nn.BatchNorm1d(latents * dim, affine=False, momentum=0.05)

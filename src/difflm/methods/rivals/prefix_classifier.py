@@ -3,7 +3,6 @@ text will be (the future discriminator of Yang & Klein, 2021)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from difflm.data.labels import Labelling
 from difflm.data.tokenizers import END, PAD, START
 from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.samplers.loop import Caches
+from difflm.networks import Sizes
 from difflm.networks.rotary import compute_rotations
 
 LENGTH = "length"  # the head for the number of words of a text
@@ -26,9 +26,9 @@ class PrefixClassifier(Classifier):
     causal = True
 
     def __init__(
-        self, labellings: Sequence[Labelling], view_dim: int, longest: int, vocabulary: int, **sizes: Any
+        self, labellings: Sequence[Labelling], view_dim: int, longest: int, vocabulary: int, sizes: Sizes
     ) -> None:
-        super().__init__(labellings, view_dim, longest, vocabulary, **sizes)
+        super().__init__(labellings, view_dim, longest, vocabulary, sizes)
         hidden = self.trunk.head.out_features
         self.following = nn.Linear(hidden, vocabulary)
         self.farthest = longest + 1  # places from the last word of a prefix to either end of a span
