@@ -1,7 +1,7 @@
 """Diffusion language models: text that forms all at once and can be steered while it does."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from difflm.version import __version__ as __version__
 
@@ -46,7 +46,7 @@ _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()
 __all__ = sorted([*_HOMES, "__version__"])
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'difflm' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

@@ -12,6 +12,7 @@ from difflm.app.commands.options import options_of
 from difflm.app.console import Bar, TrainingView, note
 from difflm.errors import UsageError, suggest
 from difflm.evaluation.options import SETTINGS, TASKS, Options
+from difflm.runtime.files import Json
 
 if TYPE_CHECKING:
     from difflm.evaluation.reports import Report
@@ -26,7 +27,7 @@ class Run:
     step: int
     stopped: str  # "done", "early" or "interrupted"; `resume=True` continues an interrupted one
     seconds: float
-    validation: dict[str, Any]
+    validation: Json
 
     def load(self, device: str = "cpu") -> "TextDiffusion":
         """Load its model."""
@@ -46,8 +47,8 @@ class StepCounter:
             self.tell(now.step, now.steps)
 
     def reading(self, what: str, count: int) -> None: ...
-    def validated(self, now: Any) -> None: ...
-    def samples(self, step: int, model: Any) -> None: ...
+    def validated(self, now: object) -> None: ...
+    def samples(self, step: int, model: object) -> None: ...
 
 
 def train(

@@ -43,7 +43,7 @@ Row = dict[str, Any]  # one measurement, ready for JSON
 Progress = Callable[[str, int, int], None]
 
 
-def measure(name: str, lm: TextDiffusion, on_progress: Progress = lambda *_: None, **settings: Any) -> dict[str, Any]:
+def measure(name: str, lm: TextDiffusion, on_progress: Progress = lambda *_: None, **settings: object) -> Row:
     """Measure a model on its device; `settings` are those of sampling."""
     device, on_gpu = lm.device, lm.device.type == "cuda"
     small, own = check(SMALL), recipe_of(lm)

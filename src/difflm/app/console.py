@@ -5,7 +5,7 @@ import re
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
@@ -31,7 +31,7 @@ def strip_controls(text: str) -> str:
     return CONTROLS.sub("", text)
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     """A value on one line, without control characters: JSON can spell them."""
     return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
@@ -48,7 +48,7 @@ def put_line(text: str) -> None:
     print(strip_controls(text), flush=True)
 
 
-def put_json(value: Any) -> None:
+def put_json(value: object) -> None:
     print(to_json(value), flush=True)
 
 

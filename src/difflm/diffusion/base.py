@@ -22,7 +22,7 @@ class Levels:
 
     t: Tensor
 
-    def __getitem__(self, index: Any) -> Self:
+    def __getitem__(self, index: object) -> Self:
         """The levels of some steps, rows or positions."""
         return replace(self, **{f.name: getattr(self, f.name)[index] for f in fields(self)})
 

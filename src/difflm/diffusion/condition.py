@@ -1,7 +1,6 @@
 """What is given besides the state: a source and its memory, known words, a label."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ class Condition:
     documents: Tensor | None = None  # [B, L] numbers of the documents of packed rows, −1 where there is none
     length_logits: Tensor | None = None  # [B, K]: text length minus source length, predicted
 
-    def __getitem__(self, rows: Any) -> "Condition":
+    def __getitem__(self, rows: object) -> "Condition":
         """The condition of some texts."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: None if value is None else value[rows] for name, value in own.items()})

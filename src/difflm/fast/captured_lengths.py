@@ -1,7 +1,6 @@
 """Reading the lengths of texts off their sources by a captured pass."""
 
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -33,7 +32,7 @@ class CapturedLengths:
         if found is not None:
             found[1].clear_recorded()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """What copies and pickles have: not what was captured, which would bring the denoiser with it."""
         return {**self.__dict__, "reader": None}
 

@@ -53,7 +53,7 @@ def _(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 @register_flop_formula(torch.ops.difflm.multiply_matrices)
-def count_operations(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> int:
+def count_operations(a: Sequence[int], b: Sequence[int], *_: object, **__: object) -> int:
     """The operations of a product of matrices of these shapes; torch's counter asks for them, too."""
     return 2 * a[0] * a[1] * b[1]
 
@@ -171,7 +171,7 @@ class Plan:
         rows, columns = matrix.shape if is_transposed(matrix) else reversed(matrix.shape)
         return self._create("MatrixLayout", c_int(BFLOAT16), c_uint64(rows), c_uint64(columns), c_int64(rows))
 
-    def _create(self, kind: str, *given: Any) -> c_void_p:
+    def _create(self, kind: str, *given: object) -> c_void_p:
         made = c_void_p()
         check_status(getattr(self.cublas, f"cublasLt{kind}Create")(byref(made), *given))
         return made

@@ -36,7 +36,7 @@ def can_capture(inputs: SamplerInputs) -> bool:
     return known and (network is None or network.capturable)
 
 
-def capture_key(value: Any, seen: dict[int, int] | None = None) -> Hashable:
+def capture_key(value: object, seen: dict[int, int] | None = None) -> Hashable:
     """What two inputs must have in common to share a captured step: everything except the contents of tensors,
     including which places share one tensor. Networks are identified by the addresses of their weights, which a capture
     refers to."""
@@ -67,7 +67,7 @@ def clone_tensors(thing: Any, copies: dict[int, Tensor]) -> Any:
     return thing
 
 
-def copy_into(new: Any, old: Any) -> None:
+def copy_into(new: object, old: object) -> None:
     """Copy every tensor of `new` into its counterpart in `old`, including those that `old` computed from them and
     cached."""
     apart = {id(to): (to, value) for to, value in paired_tensors(new, old) if value.data_ptr() != to.data_ptr()}

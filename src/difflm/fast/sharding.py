@@ -3,7 +3,7 @@
 Torch's modules for that are slow to import, so they are imported only when needed."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ def local_part(tensor: Any) -> Tensor:
     return part
 
 
-def is_divided(tensor: Any) -> bool:
+def is_divided(tensor: object) -> bool:
     """Whether this is a `DTensor`."""
     return hasattr(tensor, "to_local")
 
@@ -119,7 +119,7 @@ def gather_observations(model: nn.Module, processes: Processes) -> bool:
     return bool(watching)
 
 
-def observe_all(observe: Any, t: Tensor, losses: Tensor, mask: Tensor) -> None:
+def observe_all(observe: Callable[[Tensor, Tensor, Tensor], None], t: Tensor, losses: Tensor, mask: Tensor) -> None:
     """Observe the times and losses of the whole batch, in its order."""
     observe(gather_rows(t), gather_rows(losses), gather_rows(mask.to(torch.uint8)).bool())
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Integral
-from typing import Any
 
 import torch
 
@@ -93,7 +92,7 @@ def check_request(
         )
 
 
-def parse_guidance(size: Any, usual: GuidanceSettings) -> GuidanceSettings:
+def parse_guidance(size: object, usual: GuidanceSettings) -> GuidanceSettings:
     """A model's default guidance settings with another size."""
     if isinstance(size, bool) or not isinstance(size, int | float) or not 0 <= size <= 1000:
         raise UsageError(f"guidance must be a number from 0 to 1,000, or GuidanceSettings, not {size!r}.")

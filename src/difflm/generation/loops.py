@@ -7,7 +7,7 @@ step than a row: their batches are closed once they have begun, and so are those
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
@@ -46,7 +46,7 @@ NOT_A_NUMBER = (
 class LoopShape(NamedTuple):
     """Rows of the same shape share loops."""
 
-    kind: Any  # the model, and what all jobs of a batch have in common
+    kind: Hashable  # the model, and what all jobs of a batch have in common
     width: int
     most: int  # rows
     joinable: bool

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NoReturn, SupportsIndex, Unpack
 
 from difflm.controls import Control, Infill, ModelInfo
 from difflm.controls.base import prepare_together
@@ -50,6 +50,7 @@ from difflm.methods.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import Row
 from difflm.models.sampling import SETTINGS
+from difflm.runtime.files import Json
 from difflm.runtime.threads import check_process
 from difflm.training.classifier import heads_of, load_guide
 
@@ -65,7 +66,7 @@ class TextDiffusion(Pretrained):
         self,
         model: LanguageModel,
         tokenizer: Tokenizer,
-        config: dict[str, Any],
+        config: Json,
         inference: Inference | None = None,
     ) -> None:
         super().__init__(model, tokenizer, config, inference)
@@ -130,7 +131,7 @@ class TextDiffusion(Pretrained):
         kind = self.config.get("method", type(self.model).__name__)
         return f"TextDiffusion({self.name!r}: {kind}, {size:.1f}M parameters, {self.device})"
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise UsageError(
             "a model is neither pickled nor copied: save it with lm.save_pretrained(folder), and load it where it is "
             "needed with TextDiffusion.from_pretrained(folder)."
@@ -330,7 +331,7 @@ class TextDiffusion(Pretrained):
                 if job.wanted():
                     yield numbers[id(job)], *progress.read(job, part)
 
-    def frames(self, controls: Sequence[Control], **settings: Any) -> int:
+    def frames(self, controls: Sequence[Control], **settings: object) -> int:
         """Return the largest number of frames of a text. No classifier is loaded, so a server can call this often."""
         info = ModelInfo(self.tokenizer, self.model.max_words, first=0)
         settled = [n for control in controls if (n := control.length(info)) is not None]

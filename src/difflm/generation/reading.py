@@ -19,6 +19,7 @@ from difflm.generation.texts import Repaired, TokenBelief
 from difflm.models.base import LanguageModel
 from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
+from difflm.runtime.files import Json
 from difflm.runtime.threads import check_process
 
 MOST_FOREIGN = 0.5  # share of letters that no token spells, above which a text is in another script
@@ -42,7 +43,7 @@ class Reader:
     """A model with its tokenizer, which reads texts. `TextDiffusion` also writes them."""
 
     def __init__(
-        self, model: LanguageModel, tokenizer: Tokenizer, config: dict[str, Any], inference: Inference | None = None
+        self, model: LanguageModel, tokenizer: Tokenizer, config: Json, inference: Inference | None = None
     ) -> None:
         self.model, self.tokenizer, self.config, self.name = model, tokenizer, config, "this model"
         if tokenizer.fragments and not model.pieces:

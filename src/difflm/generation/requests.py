@@ -126,7 +126,7 @@ class Request(BaseModel):
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
-    def refuse_truth_values(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+    def refuse_truth_values(cls, value: object, info: pydantic.ValidationInfo) -> object:
         """JSON's true and false are no numbers, although Python counts them as 1 and 0."""
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation != bool | None:
             raise ValueError("input should not be true or false")
@@ -191,7 +191,7 @@ def explain_errors(error: ValidationError) -> str:
     return explain_faults(error.errors(), Request.model_fields)
 
 
-def generation_to_json(g: "Generation") -> dict[str, Any]:
+def generation_to_json(g: "Generation") -> dict[str, object]:
     """One line of `generate --json`."""
     keys = ("text", "tokens", "controls", "steps", "denoiser_calls", "seconds", "seed")
     found = {key: round(g.seconds, 4) if key == "seconds" else getattr(g, key) for key in keys}

@@ -7,7 +7,6 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from difflm.generation.jobs import GenerationJob
 from difflm.generation.loops import Loop, LoopShape, Progress, Seat, loop_shape
@@ -29,7 +28,7 @@ class Request:
 
     def plan(self, seats: Iterable[Seat]) -> None:
         """Divide the rows of a list among closed batches of a GPU."""
-        groups, model = defaultdict[Any, list[Seat]](list), self.lm.model
+        groups, model = defaultdict[object, list[Seat]](list), self.lm.model
         for seat in seats:
             groups[loop_shape(self.lm, seat.job, seat.row, joins=False).kind].append(seat)
         for kind, own in groups.items():

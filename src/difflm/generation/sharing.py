@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -14,7 +14,7 @@ from difflm.fast.inference import Inference
 from difflm.generation.checks import check_device, check_dtype, check_eight_bits, check_sampling, fastest_dtype
 from difflm.generation.reading import Reader
 from difflm.models.open_models import find_open_model, load_open_model
-from difflm.runtime.files import OF_WEIGHTS, explain_write_errors, write_checked
+from difflm.runtime.files import OF_WEIGHTS, Json, explain_write_errors, write_checked
 from difflm.runtime.hub import fetch_from_hub, is_hub_name, push_to_hub
 from difflm.training.checkpoints import save_weights
 from difflm.training.model_card import write_card
@@ -121,7 +121,7 @@ class Pretrained(Reader):
         write_card(run)
 
 
-def find_guides(run: Path, config: dict[str, Any]) -> list[Path]:
+def find_guides(run: Path, config: Json) -> list[Path]:
     """The directories of a run's classifiers; a run without any has those of the run that its weights are added to,
     since both have the same word vectors."""
     found = sorted(run.glob("guide*/"))

@@ -4,7 +4,6 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from difflm.errors import UsageError
 from difflm.player.frames import PlayedText
@@ -47,7 +46,7 @@ class Generation(PlayedText):
         checked = f", {sum(met)} of {len(met)} controls met" if met else ""
         return f"Generation({self.text!r}, seed {self.seed}, {self.steps} steps{checked})"
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """What a pickle or a deep copy keeps: everything but the model, which `read` calls."""
         return {**self.__dict__, "read": None}
 

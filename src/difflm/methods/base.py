@@ -48,7 +48,7 @@ class Method(BaseModel):
     unbound_by: ClassVar[str] = ""  # the setting without which it has one
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+    def __pydantic_init_subclass__(cls, **_: object) -> None:
         """What `methods.yaml` says of this name belongs to the class."""
         for key, value in LISTED.get(vars(cls).get("name", ""), {}).items():
             if key != "class" and key not in vars(cls):

@@ -24,6 +24,7 @@ from difflm.methods.tokens import TokenMethod
 from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout
 from difflm.networks.pretrained import PretrainedEncoder, read_encoder, sizes_of, word_width
+from difflm.runtime.files import Json
 
 
 class Spindle(Absorbing):
@@ -98,12 +99,12 @@ class DiffusionBert(TokenMethod):
     "The directory of a Hugging Face encoder or masked language model; the sizes are its own."
     weights: bool = True
     "Whether to begin with that encoder's weights, or with its shape alone."
-    encoder: dict[str, Any] = {}  # noqa: RUF012 (pydantic copies it)
+    encoder: Json = {}  # noqa: RUF012 (pydantic copies it)
     "Its config, which a run keeps."
 
     @model_validator(mode="before")
     @classmethod
-    def _read_encoder(cls, values: Any) -> Any:
+    def _read_encoder(cls, values: object) -> object:
         if isinstance(values, dict) and values.get("pretrained") and not values.get("encoder"):
             encoder = read_encoder(str(values["pretrained"]))
             values = {**values, "encoder": encoder, **sizes_of(encoder)}

@@ -1,7 +1,7 @@
 """What the methods of the discrete family share: sizes, a Transformer over tokens, and a drawn length."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, TypedDict, Unpack
+from typing import ClassVar, Literal, TypedDict, Unpack
 
 from pydantic import model_validator
 from torch import nn
@@ -21,6 +21,7 @@ from difflm.models.diffusion import DiffusionModel, Noising
 from difflm.models.lengths import LengthPolicy
 from difflm.models.open_start import build_annealed, read_decoder, take_weights
 from difflm.networks.transformer import TimeInput
+from difflm.runtime.files import Json
 
 CONTINUOUS = (1e-4, 1 - 1e-4)  # times of training: the integrand is not finite at the ends
 
@@ -80,7 +81,7 @@ class DecoderStart(TokenMethod):
 
     pretrained: str = ""
     "The directory of a left-to-right model of Llama's, Qwen's or GPT-2's shape (init=DIR); the sizes are its own."
-    decoder: dict[str, Any] = {}  # noqa: RUF012 (pydantic copies it)
+    decoder: Json = {}  # noqa: RUF012 (pydantic copies it)
     "Its config, which a run keeps."
     shift: bool = True
     "Of such a model: whether a position still speaks of the next one."
@@ -89,7 +90,7 @@ class DecoderStart(TokenMethod):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_decoder(cls, values: Any) -> Any:
+    def _read_decoder(cls, values: object) -> object:
         if isinstance(values, dict) and values.get("pretrained") and not values.get("decoder"):
             decoder, shape = read_decoder(str(values["pretrained"]))
             sizes = {"hidden": shape.hidden, "layers": shape.layers, "heads": shape.heads}

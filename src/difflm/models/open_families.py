@@ -20,7 +20,7 @@ EMBEDDING, HEAD, HEAD_BIAS = "embedding", "head.weight", "head.bias"  # weights 
 BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|sampling_eps_(min|max)|attn\.(bias|masked_bias))$")
 
 
-def look_up(config: Any, name: str) -> Any:
+def look_up(config: object, name: str) -> object:
     """The value of a setting; a dot leads into another one. None: it is not there."""
     for part in name.split("."):
         config = config.get(part) if isinstance(config, Mapping) else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ from difflm.models.open_families import (
 )
 from difflm.networks.dit import Dit, DitShape
 from difflm.networks.open_transformer import OpenTransformer, Shape
-from difflm.runtime.files import read_json
+from difflm.runtime.files import Json, read_json
 from difflm.runtime.hub import fetch_from_hub
 from difflm.runtime.tensors import load_tensors
 
@@ -58,7 +58,7 @@ class OpenModel:
 
     model: OpenDiffusion
     tokenizer: OpenTokenizer
-    config: dict[str, Any]
+    config: Json
     chat: Chat | None
 
 
@@ -96,11 +96,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
-def is_plain_name(name: Any) -> bool:
+def is_plain_name(name: object) -> bool:
     return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
 
 
-def recognise(folder: Path, keys: Sequence[str]) -> tuple[Family, dict[str, Any]]:
+def recognise(folder: Path, keys: Sequence[str]) -> tuple[Family, Json]:
     """The family of a model, by its config and keys, and its config, completed from its name."""
     config = read_json(folder / "config.json")
     config = config if isinstance(config, dict) else {}
@@ -324,7 +324,7 @@ def stored_keys(folder: Path) -> dict[str, int]:
     return keys
 
 
-def describe_open_model(folder: Path) -> dict[str, Any]:
+def describe_open_model(folder: Path) -> Json:
     """What a directory holds, from its config, its tokenizer and the headers of its weights, which are not read."""
     sizes = stored_keys(folder)
     family, config = recognise(folder, [*sizes])

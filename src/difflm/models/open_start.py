@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,10 +14,10 @@ from difflm.models.base import LanguageModel
 from difflm.models.open_families import CAUSAL, EMBEDDING, HEAD
 from difflm.models.open_models import NOT_A_CONFIG, collect_weights, find_end, find_special, read_weights
 from difflm.networks.open_transformer import AnnealedTransformer, OpenTransformer, Shape
-from difflm.runtime.files import read_json
+from difflm.runtime.files import Json, read_json
 
 
-def read_decoder(folder: str) -> tuple[dict[str, Any], Shape]:
+def read_decoder(folder: str) -> tuple[Json, Shape]:
     """The config in a local directory, and the network shape that it describes."""
     path = Path(folder) / "config.json"
     config = read_json(path) if path.is_file() else None
@@ -26,7 +26,7 @@ def read_decoder(folder: str) -> tuple[dict[str, Any], Shape]:
     return config, shape_of(config)
 
 
-def shape_of(config: dict[str, Any]) -> Shape:
+def shape_of(config: Json) -> Shape:
     try:
         return cast(Shape, CAUSAL[config["model_type"]].read_shape(config))
     except NOT_A_CONFIG as error:
@@ -35,7 +35,7 @@ def shape_of(config: dict[str, Any]) -> Shape:
         ) from None
 
 
-def build_annealed(config: dict[str, Any], words: int, longest: int, shift: bool, updates: int) -> AnnealedTransformer:
+def build_annealed(config: Json, words: int, longest: int, shift: bool, updates: int) -> AnnealedTransformer:
     """A network of that shape, with a head for our vocabulary."""
     shape = replace(shape_of(config), shift=shift, head_bias=True)
     if shape.positions and longest > shape.positions:
@@ -43,7 +43,7 @@ def build_annealed(config: dict[str, Any], words: int, longest: int, shift: bool
     return AnnealedTransformer(shape, words, updates)
 
 
-def read_causal(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_causal(folder: Path) -> tuple[Json, dict[str, Tensor]]:
     """The config of a directory, and all weights of its network under our names, including its token embedding."""
     config, shape = read_decoder(str(folder))
     weights = {key.removeprefix("transformer."): weight for key, weight in read_weights(folder).items()}

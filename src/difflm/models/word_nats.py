@@ -7,7 +7,7 @@ each counts for more: the loss is exact whenever all fit, and always unbiased.
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class WordDenoiser:
     def __init__(self, denoiser: Denoiser, ids: Tensor) -> None:
         self.denoiser, self.ids = denoiser, ids
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.denoiser, name)
 
     def __call__(self, x: Tensor, t: Times, mask: Tensor | None = None, condition: Condition = UNCONDITIONAL) -> Belief:

@@ -70,20 +70,14 @@ class EncoderDecoder(Transformer):
 
 
 class StagedDecoder(EncoderDecoder):
-    """A decoder in stages of `stage_layers` blocks each. A stage reads the text again together with the states of the
+    """A decoder in stages of `per_stage` blocks each. A stage reads the text again together with the states of the
     previous stage, and each stage can predict words; the last stage may have fewer blocks."""
 
     def __init__(
-        self,
-        stage_layers: int,
-        in_dim: int,
-        out_dim: int,
-        sizes: Sizes,
-        source: SourceSizes,
-        **settings: Unpack[Settings],
+        self, per_stage: int, in_dim: int, out_dim: int, sizes: Sizes, source: SourceSizes, **settings: Unpack[Settings]
     ) -> None:
         super().__init__(in_dim, out_dim, sizes, source, **settings)
-        self.stages = [slice(first, first + stage_layers) for first in range(0, len(self.blocks), stage_layers)]
+        self.stages = [slice(first, first + per_stage) for first in range(0, len(self.blocks), per_stage)]
 
     def run_stage(
         self, stage: int, states: Tensor | None, inputs: Tensor, mask: Tensor | None, memory: list[Memory]

@@ -166,7 +166,7 @@ class PretrainedEncoder(Network):
 
     capturable = False
 
-    def __init__(self, encoder: dict[str, Any], vocabulary: int, width: int, dropout: float, time: TimeDesign) -> None:
+    def __init__(self, encoder: Json, vocabulary: int, width: int, dropout: float, time: TimeDesign) -> None:
         super().__init__()
         self.body = build_body("AutoModelForMaskedLM", encoder, dropout)
         read, compared = widths(self.body)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from difflm.data.words import join_words
+from difflm.runtime.files import Json
 
 # One character per confidence, 64 levels: an error of at most 1/126, which is invisible.
 SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -37,7 +37,7 @@ class PlayedText:
     denoiser_calls: int
     seconds: float  # of its batch; with candidates, the sum over all batches and their ranking
     seed: int
-    controls: list[dict[str, Any]] = field(default_factory=list)
+    controls: list[Json] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # why the text may not be as requested
     classifier_calls: int = 0  # calls of classifiers, in addition to denoiser_calls
     drafts: list[Draft] = field(default_factory=list, compare=False)  # every step, with `frames=True`
@@ -76,8 +76,8 @@ class Packer:
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}  # one per token, in order
 
-    def frames(self, drafts: Sequence[Draft], pieces: bool) -> list[dict[str, Any]]:
-        packed: list[dict[str, Any]] = []
+    def frames(self, drafts: Sequence[Draft], pieces: bool) -> list[Json]:
+        packed: list[Json] = []
         before: list[int] = []
         for draft in drafts:
             apart = spaces(draft.tokens, pieces)

@@ -10,11 +10,11 @@ from dataclasses import replace
 from math import ceil, isfinite
 from pathlib import Path
 from string import Template
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from difflm.errors import UsageError
 from difflm.player.frames import Draft, Packer, PlayedText, made_of_pieces, written
-from difflm.runtime.files import write_atomic
+from difflm.runtime.files import Json, write_atomic
 
 MOST_TEXTS = 100  # few enough for a browser
 MOST_FRAMES = 250  # the most drafts of a text; of more steps, only every second, third … is kept
@@ -60,13 +60,13 @@ class Recording:
         return self._kept.get(sample, []) + last
 
 
-def write_player(path: Path, texts: Sequence[PlayedText], about: Mapping[str, Any]) -> None:
+def write_player(path: Path, texts: Sequence[PlayedText], about: Mapping[str, object]) -> None:
     """Write the page. `about` says where the texts come from: "model" and "command" have fields on the page, other
     entries are listed by name."""
     write_atomic(path, page(texts, about))
 
 
-def page(texts: Sequence[PlayedText], about: Mapping[str, Any]) -> bytes:
+def page(texts: Sequence[PlayedText], about: Mapping[str, object]) -> bytes:
     packer, style = Packer(), read_asset("look.css") + read_asset("player.css")
     packed = [pack_text(played, packer) for played in texts]
     module, script = join_modules(MODULES), join_modules(["player-page.js"])
@@ -97,14 +97,12 @@ def join_modules(names: Sequence[str]) -> str:
     return "\n".join(['"use strict";', *(line.removeprefix("export ") for line in lines)]) + "\n"
 
 
-def pack_text(made: PlayedText, packer: Packer) -> dict[str, Any]:
+def pack_text(made: PlayedText, packer: Packer) -> Json:
     drafts = made.drafts
     pieces = any(made_of_pieces(draft.tokens) for draft in drafts)
     for last in drafts[-1:]:
         if end := count_spelling(last, made.text, pieces):  # some models write words after the end of a text
-            cut: dict[str, Any] = {
-                key: getattr(last, key)[:end] for key in ("tokens", "confidence", "changed", "edits")
-            }
+            cut: Json = {key: getattr(last, key)[:end] for key in ("tokens", "confidence", "changed", "edits")}
             drafts = [*drafts[:-1], replace(last, **cut)]
     scores = [one.get("score") for one in made.controls]
     finite = [score if score is not None and isfinite(score) else None for score in scores]  # JSON has no infinity
@@ -125,7 +123,7 @@ def count_spelling(draft: Draft, text: str, pieces: bool | None = None) -> int:
     return next((end for end in ends if written(draft.tokens[:end], pieces) == text), 0)
 
 
-def json_for_html(value: Any) -> str:
+def json_for_html(value: object) -> str:
     """JSON that no HTML parser takes for markup: ASCII without <, > and &."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -180,7 +180,7 @@ def is_first(store: dist.Store, if_lost: bool) -> bool:
         return if_lost
 
 
-def report_loss(store: dist.Store, stderr: Any, who: str) -> None:
+def report_loss(store: dist.Store, stderr: TextIO, who: str) -> None:
     """Report a lost process, unless another one has, and end this one: NCCL would wait for the lost one."""
     if not is_first(store, if_lost=True):
         os._exit(1)
@@ -189,7 +189,7 @@ def report_loss(store: dist.Store, stderr: Any, who: str) -> None:
     os._exit(1)
 
 
-def watch_others(store: dist.Store, rank: int, count: int, stderr: Any, ended: threading.Event) -> None:
+def watch_others(store: dist.Store, rank: int, count: int, stderr: TextIO, ended: threading.Event) -> None:
     """Send heartbeats and wait for those of the others in the background: a machine that loses power closes no
     connection, and a GPU would wait for ever."""
     last: dict[int, tuple[bytes, float]] = {}

@@ -223,7 +223,7 @@ def check_regular(path: Path) -> None:
         raise DifflmError(f"{path} is not a regular file but a pipe or a device.")
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -265,7 +265,7 @@ def read_checked(path: Path, advice: str = AGAIN) -> Any:
     return value
 
 
-def hash_json(value: Mapping[str, Any]) -> str:
+def hash_json(value: Mapping[str, object]) -> str:
     """SHA-256 of the contents of a JSON object, whatever the order of its keys and its white space."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -291,7 +291,7 @@ def append_line(path: Path, line: str) -> None:
             raise
 
 
-def parse_record(line: str) -> dict[str, Any]:
+def parse_record(line: str) -> Json:
     """Parse a line of a log; {} where a crash truncated it."""
     try:
         record = json.loads(line)

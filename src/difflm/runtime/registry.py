@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from difflm.errors import DifflmError
 
@@ -22,7 +22,7 @@ class Registry(Mapping[str, type[T]], Generic[T]):
     names are. A package that cannot be loaded is kept in `broken` and raises an error only when its name is asked for,
     so that all others can still be used."""
 
-    def __init__(self, group: str, base: type[Any], own: Mapping[str, type[T] | str]) -> None:
+    def __init__(self, group: str, base: type[object], own: Mapping[str, type[T] | str]) -> None:
         self.group, self.base = group, base
         self._parts = dict(own)
         self._broken: dict[str, str] = {}
@@ -87,6 +87,6 @@ class Registry(Mapping[str, type[T]], Generic[T]):
         return len(self._parts)
 
 
-def name_class(part: type[Any] | str) -> str:
+def name_class(part: type[object] | str) -> str:
     """The module and the name of a class, or of what stands for one."""
     return part.replace(":", ".") if isinstance(part, str) else f"{part.__module__}.{part.__qualname__}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import append_line, explain_write_errors, replace_atomically, try_lock
@@ -34,7 +34,7 @@ class ResumableLines:
     Several processes have a file each, FILE.1-of-2.partial; the first one joins them.
     """
 
-    def __init__(self, path: Path, origin: Mapping[str, Any], processes: "Processes | None" = None) -> None:
+    def __init__(self, path: Path, origin: Mapping[str, object], processes: "Processes | None" = None) -> None:
         self.path, self.origin, self.processes = path, dict(origin), processes
         count = processes.count if processes else 1
         parts = [f".{number}-of-{count}" for number in range(1, count + 1)] if count > 1 else [""]

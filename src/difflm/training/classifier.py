@@ -1,7 +1,7 @@
 """Train and load classifiers that guide a model."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ class Frozen:
     def __init__(self, model: LanguageModel) -> None:
         self.model = model.eval().requires_grad_(False)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Frozen":
+    def __deepcopy__(self, memo: dict[int, object]) -> "Frozen":
         return self
 
 

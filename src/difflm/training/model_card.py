@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from difflm.data.corpora import file_names
 from difflm.methods import METHODS
@@ -25,7 +24,7 @@ def write_card(run: Path) -> None:
 
 def measured(run: Path) -> list[Json]:
     """The last record of every figure in a run's metrics.jsonl."""
-    last: dict[tuple[Any, ...], Json] = {}
+    last: dict[tuple[object, ...], Json] = {}
     for record in read_metrics(run):
         if record.get("kind") == "metric":
             key = tuple(record.get(k) for k in ("task", "model", "name", "split", "sampling"))

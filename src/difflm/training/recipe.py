@@ -40,7 +40,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     method: str
-    model: dict[str, Any] = Field(default_factory=dict)
+    model: Json = Field(default_factory=dict)
     init: str | None = None
     "A bundled model or the directory of a run whose tokenizer and weights this run starts from; none: random weights."
 
@@ -202,7 +202,7 @@ def load_recipe(name_or_path: str, changes: Changes = (), note: Callable[[str], 
     return recipe
 
 
-def _drop_foreign(values: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
+def _drop_foreign(values: Json, given: Mapping[str, object]) -> list[str]:
     """Drop from a recipe the sizes that another method does not have, and the licence of data that are not used."""
     messages = []
     if method := METHODS.get(str(given.get("method"))):
@@ -237,7 +237,7 @@ def spell_changes(changes: Changes) -> list[str]:
     return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in found]
 
 
-def split_change(change: str) -> tuple[str, Any]:
+def split_change(change: str) -> tuple[str, object]:
     key, equals, text = change.partition("=")
     if not equals:
         texts = f" To train on its texts, give data={change}." if os.path.exists(change) else ""
@@ -247,7 +247,7 @@ def split_change(change: str) -> tuple[str, Any]:
     return key.strip(), None if (key.strip(), value) == ("init", "none") else value
 
 
-def _sizes_of(init: Any, method: Any) -> Json:
+def _sizes_of(init: object, method: object) -> Json:
     """The sizes of the run that a recipe starts from."""
     theirs = initial_run(str(init))
     if theirs["method"] == method:
@@ -348,14 +348,14 @@ def _read(name_or_path: str) -> Json:
     return {**values, "model": _sizes(values.get("model"))}
 
 
-def _sizes(model: Any) -> Json:
+def _sizes(model: object) -> Json:
     """The sizes under `model`, which may be empty."""
     if not isinstance(model, dict | None):
         raise UsageError(f"recipe: `model` should hold `key: value` lines, not {type(model).__name__}.")
     return model or {}
 
 
-def _value(text: str, change: str) -> Any:
+def _value(text: str, change: str) -> object:
     try:
         value = yaml.safe_load(text)
     except NOT_YAML:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from difflm.errors import UsageError
 from difflm.runtime.files import append_line, check_regular, parse_record, write_atomic
@@ -13,7 +12,7 @@ CHANGEABLE = ("steps", "minutes", "lr", "log")  # keys of a recipe that may chan
 # Earlier versions chose these for the minutes when a run began.
 PACE = ("steps", "warmup", "ema", "log_every", "save_every", "validate_every", "sample_every")
 REPEATED = ("train", "validation")  # records that a resumed run writes again
-Changes = dict[str, tuple[Any, Any]]  # the values before and now, by key
+Changes = dict[str, tuple[object, object]]  # the values before and now, by key
 
 
 def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:

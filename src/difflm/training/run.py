@@ -8,7 +8,7 @@ from importlib import resources
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -95,7 +95,7 @@ def resolve_run(name: str | None) -> str | None:
     return name if name is None or name in bundled_runs() else str(find_run(name).resolve())
 
 
-def is_open_config(config: Any) -> bool:
+def is_open_config(config: object) -> bool:
     """Whether a config.json is that of somebody else's model."""
     return isinstance(config, dict) and "format" not in config and bool({"model_type", "graph"} & config.keys())
 
@@ -147,7 +147,7 @@ def initial_run(name_or_path: str | Path) -> Json:
     return {"method": config["method"], "model": config["model"], **sizes, **words}
 
 
-def check_sizes(vocabulary: int, longest: int, source_longest: Any, source_vocabulary: Any, words: Tokenizer) -> None:
+def check_sizes(vocabulary: int, longest: int, source_longest: int, source_vocabulary: int, words: Tokenizer) -> None:
     """Raise ValueError if the sizes of a config do not match its tokenizer, before anything is built."""
     for what, size, count in (
         ("vocabulary", vocabulary, words.size),

@@ -1,7 +1,7 @@
 """The update of a step: clip gradients, AdamW, averaged weights."""
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class Update:
         self.groups = [[name for name, _ in named if name.startswith(WARP) == warp] for warp in (False, True)]
         self.weights = [masters.weights[name].whole for name in self.groups[0]]
         warp = [masters.weights[name].whole for name in self.groups[1]]
-        groups: list[dict[str, Any]] = [{"params": self.weights}]
+        groups: list[dict[str, object]] = [{"params": self.weights}]
         groups += [{"params": warp, "lr": WARP_LR, "weight_decay": 0.0}] * bool(warp)
         fused = device.type in ("cuda", "cpu")  # on two cores: 0.03 s instead of 0.13 for 38M weights
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=fused)

@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -43,7 +43,7 @@ def describe(corpus: "Corpus") -> str:
     return "\n".join(f"{name:16} {line}" for name, line in zip((corpus.name, "", "", ""), lines, strict=True))
 
 
-def record(corpus: "Corpus") -> dict[str, Any]:
+def record(corpus: "Corpus") -> dict[str, object]:
     files = [{"url": download.url, **one.model_dump()} for download in corpus.downloads for one in download.files]
     facts = corpus.model_dump(exclude={"convert", "downloads"})
     return {**facts, "fetched": bool(corpus.downloads), "files": files}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -44,7 +44,7 @@ SAMPLES = 200  # texts of each method that is trained to be compared
 def evaluate(
     run: Run,
     options: Options,
-    settings: dict[str, Any],
+    settings: dict[str, object],
     task: Task = "language",
     rival: Annotated[
         list[str] | None,
@@ -89,7 +89,7 @@ def compare(
         typer.Argument(metavar="RUN …", help="Runs trained on the same data; with --methods, key=value."),
     ],
     options: Options,
-    settings: dict[str, Any],
+    settings: dict[str, object],
     task: Task = "language",
     methods: Annotated[
         str | None,
@@ -230,6 +230,6 @@ class Scored:
         per_token = f" ±{self.error / self.tokens:6.3f}" if self.estimated else ""
         return f"{self.nats:9.3f}{error} nats {self.nats / self.tokens:7.3f}{per_token} nats/token {self.kind}"
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         figures = {"nats": round(self.nats, 4), "nats_per_token": round(self.nats / self.tokens, 4), "kind": self.kind}
         return {**figures, "standard_error": round(self.error, 4)} if self.estimated else figures

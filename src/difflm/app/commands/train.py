@@ -5,7 +5,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -156,7 +156,7 @@ def report_classifier(guided: str, out: Path) -> None:
     put_line(f"Next: {shlex.join(following)}")
 
 
-def show_estimate(recipe: Any, device: str) -> None:
+def show_estimate(recipe: "Recipe", device: str) -> None:
     """Report on stderr what training would cost on a device, whose speed is measured by one matrix product."""
     from difflm.app.bench import matrix_rate
     from difflm.generation.checks import check_device
@@ -168,7 +168,7 @@ def show_estimate(recipe: Any, device: str) -> None:
         note(estimate_training(recipe, kind).describe(matrix_rate(where, repeats=3)["gflops"]))
 
 
-def show_recipe(recipe: Any, as_json: bool) -> None:
+def show_recipe(recipe: "Recipe", as_json: bool) -> None:
     """Print a recipe with the method's own defaults filled in: the output is a recipe again."""
     import yaml
 

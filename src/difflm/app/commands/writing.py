@@ -24,7 +24,7 @@ from difflm.generation.requests import Request, read_guidance
 from difflm.methods.base import LISTED
 from difflm.models.sampling import KNOWN, STEP_RULES, option_name, refuse_foreign
 from difflm.player.page import Recording
-from difflm.runtime.files import check_place, check_regular, read_checked
+from difflm.runtime.files import Json, check_place, check_regular, read_checked
 from difflm.runtime.resumable import ResumableLines, check_free
 from difflm.training.run import find_run, peek_config
 
@@ -65,7 +65,7 @@ def named_values(option: str, given: list[str]) -> dict[str, str]:
     return found
 
 
-def read_json(option: str, given: str) -> dict[str, Any]:
+def read_json(option: str, given: str) -> Json:
     """Read a JSON object from a file, of which no more is read than a schema has, or from the option itself."""
     inline = given.lstrip().startswith("{")
     name, data = "--json-schema" if inline else given, given.encode()
@@ -240,9 +240,9 @@ class Writer:
             watcher.frame(drafts)
 
 
-def in_order(batches: Iterable[dict[int, Any]], first: int = 0) -> Iterator[Any]:
+def in_order(batches: "Iterable[dict[int, Generation]]", first: int = 0) -> "Iterator[Generation]":
     """Yield texts in the order of their numbers, each as soon as it and all earlier ones are finished."""
-    waiting: dict[int, Any] = {}
+    waiting: dict[int, Generation] = {}
     for batch in batches:
         waiting |= batch
         while first in waiting:
@@ -267,7 +267,7 @@ def choose_processes(out: Path | None) -> "Processes":
 
 @contextmanager
 def open_output(
-    out: Path | None, origin: dict[str, Any], processes: "Processes", total: int, put: Callable[[str], None]
+    out: Path | None, origin: Json, processes: "Processes", total: int, put: Callable[[str], None]
 ) -> Iterator[tuple[Callable[[str], None], range]]:
     """Yield a function that writes a line, `put` where there is no file, and the numbers of the lines that this process
     has yet to write; say how many a file had already and, if the work is interrupted, how many it has now. `origin` is

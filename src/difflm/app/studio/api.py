@@ -23,18 +23,19 @@ from difflm.generation.jobs import Generation, Watch
 from difflm.generation.requests import generation_to_json
 from difflm.player.frames import Draft, spaces
 from difflm.player.page import Recording, page
+from difflm.runtime.files import Json
 
 Responses = dict[int | str, dict[str, Any]]
 
 
-def one_event(*names: str) -> dict[str, Any]:
+def one_event(*names: str) -> Json:
     """The schema of each event of a stream."""
     named = {"event": {"enum": list(names)}} if names else {}
     data = {"type": "string", "contentMediaType": "application/json"}
     return {"type": "object", "properties": {**named, "data": data}, "required": [*named, "data"]}
 
 
-def answer_of(meaning: str, kind: str, schema: dict[str, Any]) -> Responses:
+def answer_of(meaning: str, kind: str, schema: Json) -> Responses:
     """An answer that is not JSON alone."""
     return {200: {"description": meaning, "content": {kind: {"schema": schema}}}}
 
@@ -211,7 +212,7 @@ async def happenings(job: Job, engine: Engine, each: int, pieces: bool) -> Async
         yield event({"message": say_in_request(error)}, "error")
 
 
-def streamed(draft: Draft, each: int, pieces: bool) -> dict[str, Any]:
+def streamed(draft: Draft, each: int, pieces: bool) -> Json:
     """A frame with what a page needs to draw it: the text that it is a candidate for, and the spaces."""
     added = {"text": draft.sample // each, "space": spaces(draft.tokens, pieces)}
     known = {key: value for key, value in vars(draft).items() if key not in ("edits", "picture") or value}

@@ -20,6 +20,7 @@ from difflm.app.studio.served import Models
 from difflm.errors import DifflmError, UsageError, explain_faults, say_in_request
 from difflm.player.page import HERE as PLAYER
 from difflm.player.page import read_page
+from difflm.runtime.files import Json
 from difflm.version import __version__
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -53,7 +54,7 @@ def build_app(serving: Models, engine: Engine, token: str | None) -> FastAPI:
     return app
 
 
-def add_server_facts(document: dict[str, Any], serving: Models, limits: Limits, token: str | None) -> None:
+def add_server_facts(document: Json, serving: Models, limits: Limits, token: str | None) -> None:
     """Add to the application's OpenAPI document what only this server knows: its limits, models and token."""
     longest = max(served.lm.model.max_words for served in serving.all.values())
     most = {"n": limits.n, "mbr": limits.candidates, "candidates": limits.candidates, "steps": limits.steps}

@@ -1,7 +1,7 @@
 """`/v1/chat/completions`: messages that a model with a chat template answers."""
 
 import secrets
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -9,6 +9,7 @@ from difflm.app.studio.completions import AnyAnswer, AnyChoice, CompletionAsked,
 from difflm.app.studio.formats import ChatLogProbabilities, chat_probabilities
 from difflm.app.studio.schemas import shown
 from difflm.errors import UsageError
+from difflm.runtime.files import Json
 
 
 class ChatMessage(BaseModel):
@@ -47,7 +48,7 @@ class ChatAnswer(AnyAnswer):
     object: Literal["chat.completion", "chat.completion.chunk"] = "chat.completion"
     choices: list[ChatChoice] = Field(default_factory=list)
 
-    def format_choice(self, choice: dict[str, Any], streamed: bool = False) -> dict[str, Any]:
+    def format_choice(self, choice: Json, streamed: bool = False) -> Json:
         rest = {key: value for key, value in choice.items() if key != "text"}
         rest["logprobs"] = choice["logprobs"] and chat_probabilities(choice["logprobs"])
         return {**rest, "delta" if streamed else "message": {"role": "assistant", "content": choice["text"]}}

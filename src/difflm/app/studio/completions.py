@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,9 +22,10 @@ from difflm.errors import DifflmError, UsageError, say_in_request
 from difflm.generation.jobs import Generation
 from difflm.generation.requests import MOST_SEED
 from difflm.player.page import Recording
+from difflm.runtime.files import Json
 
 COLDEST = 0.01  # what a temperature of 0 means here: the likeliest words, while the noise still varies
-NO_EFFECT: dict[str, tuple[Any, ...]] = {  # unsupported keys of the OpenAI API, and their neutral values
+NO_EFFECT: dict[str, tuple[object, ...]] = {  # unsupported keys of the OpenAI API, and their neutral values
     "frequency_penalty": (None, 0),
     "logit_bias": (None, {}),
     "presence_penalty": (None, 0),
@@ -189,7 +190,7 @@ class AnyAnswer(BaseModel):
     seed: int = Field(description="The seed that reproduces these texts.")
     usage: Usage | None = None
 
-    def format_choice(self, choice: dict[str, Any], streamed: bool = False) -> dict[str, Any]:
+    def format_choice(self, choice: Json, streamed: bool = False) -> Json:
         """A choice in the format that clients expect."""
         return choice
 
@@ -224,10 +225,10 @@ class Completion:
     whole_words: bool  # whether tokens are words
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Json:
         return self.answer.model_dump(exclude={"choices", "usage"})
 
-    def choice(self, place: int, number: int, made: Generation) -> dict[str, Any]:
+    def choice(self, place: int, number: int, made: Generation) -> Json:
         gap = self.gaps[place]
         text, reason = gap.answer(made), "stop"
         # A model without controls cannot be asked for a short text.
@@ -248,13 +249,13 @@ class Completion:
             "warnings": made.warnings,
         }
 
-    def usage(self, choices: Sequence[dict[str, Any]]) -> dict[str, int]:
+    def usage(self, choices: Sequence[Json]) -> dict[str, int]:
         given = [text for gap in self.gaps for text in (gap.before, gap.after, gap.template or "")]
         asked = sum(len(split_words(text)) for text in given)
         made = sum(len(split_words(choice["text"])) for choice in choices)
         return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Json:
         choices = []
         for place, job in enumerate(self.jobs):
             choices += [self.choice(place, k, made) for k, made in enumerate(await texts_of(job))]

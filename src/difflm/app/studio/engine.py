@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from math import ceil
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -75,7 +75,7 @@ class Engine:
 
     async def submit(
         self,
-        asked: Sequence[dict[str, Any]],
+        asked: Sequence[dict[str, object]],
         watched: Watch | bool = False,
         lm: TextDiffusion | None = None,
         client: str = "",
@@ -120,7 +120,7 @@ class Engine:
             raise refused[0]
         return jobs
 
-    async def _ask_binder(self, work: Callable[[], Any], job: Job) -> Any:
+    async def _ask_binder(self, work: Callable[[], object], job: Job) -> object:
         """Have the binder do some work for a job, such as to bind it to its model, until its time is up."""
         bound, made = asyncio.Event(), self._binder.submit(partial(self._prepare, work, job), job.client, job.heavy)
         made.add_done_callback(partial(job.box.post.call_on_loop, bound.set))
@@ -146,7 +146,7 @@ class Engine:
         self.scheduler.requests, self.scheduler.news = [*sorted(jobs, key=lambda job: job.turn)], True
         return late
 
-    async def answer(self, question: Callable[[], Any], client: str = "") -> Any:
+    async def answer(self, question: Callable[[], object], client: str = "") -> object:
         """Answer a quick question that does not run the model; questions are answered one at a time."""
         if self.queue + 1 > self.limits.queue:
             raise self._full()
@@ -208,7 +208,7 @@ class Engine:
     def _move(self) -> None:
         self._moved = time.monotonic()
 
-    def _prepare(self, work: Callable[[], Any], job: Job) -> Any:
+    def _prepare(self, work: Callable[[], object], job: Job) -> object:
         """Do some work for a job; it ends early if nobody waits for it any more."""
 
         def check() -> None:

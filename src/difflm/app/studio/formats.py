@@ -119,5 +119,5 @@ def chat_probabilities(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def likely_token(token: str, nats: float) -> dict[str, Any]:
+def likely_token(token: str, nats: float) -> dict[str, object]:
     return {"token": token, "logprob": nats, "bytes": [*token.encode("utf-8", "replace")]}

@@ -8,8 +8,7 @@ import asyncio
 import hmac
 import ipaddress
 import time
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -46,11 +45,13 @@ KINDS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_n
 CLOSE = {"connection": "close"}
 
 
-def error_object(message: str, kind: str = "failed") -> dict[str, Any]:
+def error_object(message: str, kind: str = "failed") -> dict[str, dict[str, str]]:
     return {"error": {"message": message, "type": kind}}
 
 
-def error_response(status: int, message: str, headers: Any = None, kind: str | None = None) -> JSONResponse:
+def error_response(
+    status: int, message: str, headers: Mapping[str, str] | None = None, kind: str | None = None
+) -> JSONResponse:
     encodable = message.encode("utf-8", "replace").decode()  # a key may hold a lone surrogate
     return JSONResponse(error_object(encodable, kind or KINDS.get(status, "invalid_request")), status, headers)
 

@@ -64,7 +64,7 @@ class Post:
         """Whether it belongs to another event loop than the one that runs."""
         return self._loop is not asyncio.get_running_loop()
 
-    def call_on_loop(self, function: Callable[[], None], *_: Any) -> None:
+    def call_on_loop(self, function: Callable[[], None], *_: object) -> None:
         """Have the event loop call it, in order; further arguments are what a `Future` gives its callbacks."""
         self._calls.append(function)
         if not self._woken:

@@ -5,12 +5,11 @@ import logging
 import sys
 import traceback
 from datetime import UTC, datetime
-from typing import Any
 
 LOGGERS = ("uvicorn.error", "uvicorn.asgi", "asyncio")  # other libraries, whose warnings are logged here too
 
 
-def log_event(event: str, **facts: Any) -> None:
+def log_event(event: str, **facts: object) -> None:
     """Write a line; `event` says what happened."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     line = json.dumps({"time": now, "event": event, **facts}, default=str)

@@ -6,14 +6,15 @@ import shlex
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any
 
 import yaml
+
+from difflm.runtime.files import Json
 
 PAGE = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
 
 
-def render_reference(document: dict[str, Any], address: str) -> str:
+def render_reference(document: Json, address: str) -> str:
     """Render every operation with an example for the server at `address`, and every schema as YAML."""
     schemas = document["components"]["schemas"]
     operations = [
@@ -30,7 +31,7 @@ def render_reference(document: dict[str, Any], address: str) -> str:
     return PAGE.substitute(facts, operations="\n".join(operations), schemas="\n".join(described))
 
 
-def render_contents(operation: dict[str, Any]) -> str:
+def render_contents(operation: Json) -> str:
     """Render the contents of the body and, by status, those of each response and its meaning."""
     contents = {"body": operation["requestBody"]} if "requestBody" in operation else {}
     contents |= dict(sorted(operation["responses"].items()))
@@ -41,7 +42,7 @@ def render_contents(operation: dict[str, Any]) -> str:
     return "<pre>" + link_schemas("\n".join(lines)) + "</pre>"
 
 
-def render_example(url: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
+def render_example(url: str, operation: Json, schemas: Json) -> str:
     if "requestBody" not in operation:
         return ""
     body = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]

@@ -11,9 +11,10 @@ from difflm.app.studio.limits import Limits
 from difflm.controls.guidance import STANDARD
 from difflm.errors import UsageError, is_unicode
 from difflm.generation.requests import Request
+from difflm.runtime.files import Json
 
 
-def shown(example: dict[str, Any]) -> ConfigDict:
+def shown(example: Json) -> ConfigDict:
     """How a body is read, and one that works with the bundled model."""
     return ConfigDict(extra="forbid", frozen=True, json_schema_extra={"examples": [example]})
 
@@ -50,7 +51,7 @@ class Asked(Request):
         return shlex.join(argv)
 
 
-def check_size(key: str, value: Any, limits: Limits) -> None:
+def check_size(key: str, value: object, limits: Limits) -> None:
     if isinstance(value, str):
         if len(value) > limits.characters:
             raise UsageError(f"{key} has {len(value):,} characters; this server takes at most {limits.characters:,}.")
@@ -168,7 +169,7 @@ class HealthAnswer(BaseModel):
 
 class ExampleRequest(BaseModel):
     name: str
-    request: dict[str, Any]
+    request: Json
 
 
 class ModelFacts(BaseModel):
@@ -238,7 +239,7 @@ class ControlsAnswer(BaseModel):
     avoid: dict[str, str] | None
     pattern: dict[Literal["unit"], str] | None = Field(description="What its tokens are: words, characters or tokens.")
     infill: dict[Literal["sizes"], bool] | None = Field(description="Whether the number of words in a gap can be set.")
-    json_schema: dict[str, Any] | None = Field(description="Whether it can write JSON: its signs are known.")
+    json_schema: Json | None = Field(description="Whether it can write JSON: its signs are known.")
     alternatives: dict[Literal["most"], int] | None = Field(description="How many likely words each position gets.")
     edit: dict[str, str] | None
     samplers: list[str]

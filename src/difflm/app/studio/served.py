@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from starlette.exceptions import HTTPException
@@ -20,12 +19,11 @@ from difflm.data.tokenizers import UNK
 from difflm.errors import UsageError, say_in_request
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.diffusion import DiffusionModel
+from difflm.runtime.files import Json
 
 OTHERS = 5  # likely words for a place of a text
 # Requests that show what a bundled model does well: the page opens with the first, and offers the others.
-EXAMPLES: dict[str, dict[str, dict[str, Any]]] = json.loads(
-    Path(__file__).with_name("examples.json").read_text("utf-8")
-)
+EXAMPLES: dict[str, dict[str, Json]] = json.loads(Path(__file__).with_name("examples.json").read_text("utf-8"))
 SOME_JSON = '{"a": [0]}'  # whose signs a model must know to write any
 
 
@@ -50,7 +48,7 @@ class Models:
             raise HTTPException(404, f"the model {name[:100]!r} is not served here; {known}.")
         return self.first if name is None else self.all[name]
 
-    def facts(self) -> list[dict[str, Any]]:
+    def facts(self) -> list[Json]:
         return [{**one.facts(), "preview": self.find_preview(one)} for one in self.all.values()]
 
     def find_preview(self, served: "Served") -> str | None:
@@ -67,7 +65,7 @@ class Served:
         self.lm, self.name = lm, Path(name).name or name  # for a run its name, not its path
         self.labellings = lm.labellings  # loads the classifiers before the first request
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         lm = self.lm
         return {
             "name": self.name,
@@ -94,7 +92,7 @@ class Served:
         return own.get("teacher") == other.name and own.get("tokenizer") == others.get("tokenizer")
 
     @property
-    def examples(self) -> dict[str, dict[str, Any]]:
+    def examples(self) -> dict[str, Json]:
         """Example requests by name; those of `e2e` suit every other model that knows restaurants, too, and those of
         `english` every other one of English."""
         alike = "e2e" if "food" in self.known("text") else "english" if self.lm.config.get("language") == "en" else ""
@@ -105,7 +103,7 @@ class Served:
         """Whether positions are words, not pieces of words or characters of a picture."""
         return self.lm.tokenizer.whole_words and not self.lm.model.pieces
 
-    def controls(self, limits: Limits) -> dict[str, Any]:
+    def controls(self, limits: Limits) -> Json:
         """What may be asked of each control, by its name; null if this model does not support it."""
         lm = self.lm
         steered = lm.model.capabilities.position_beliefs
@@ -136,10 +134,10 @@ class Served:
     def info(self) -> ModelInfo:
         return ModelInfo(self.lm.tokenizer, self.lm.model.max_words, first=0)
 
-    def judge_pattern(self, pattern: str) -> dict[str, Any]:
+    def judge_pattern(self, pattern: str) -> Json:
         """The lengths of texts that can match the pattern, or the error in it."""
         model = self.lm.model
-        found: dict[str, Any] = {"message": None, "lengths": [], "unit": self.lm.tokenizer.unit}
+        found: Json = {"message": None, "lengths": [], "unit": self.lm.tokenizer.unit}
         try:
             if not model.capabilities.position_beliefs:
                 raise UsageError("pattern: this model cannot follow one.")
@@ -159,7 +157,7 @@ class Served:
             return False
         return self.lm.reads_tokens and model.denoiser.codec.adds_evidence and self.lm.device.type == "cpu"
 
-    def find_alternatives(self, text: str) -> dict[str, Any]:
+    def find_alternatives(self, text: str) -> Json:
         """For each word of a text, its probability given all others, and the likeliest words in its place."""
         if not self.weighs_words:
             raise UsageError("this model cannot say how likely other words are.")

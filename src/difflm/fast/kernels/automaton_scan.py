@@ -9,8 +9,6 @@ each segment joins them. R and N are powers of two.
 Classes that lead from one state to another are one union, whose chance is known before the text is gone through: of
 `[^.]*` a transition remains where each class had one. Outside a text a state stays as it is."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -24,7 +22,7 @@ SIZES = ["batch", "rows", "length", "states", "classes", "unions", "ways"]
 FEW = 256  # texts that leave most of a GPU idle while they are gone through: more threads for each
 
 
-def options(items: Tensor, lanes: int) -> dict[str, Any]:
+def options(items: Tensor, lanes: int) -> dict[str, int]:
     """A tile of a list, some `lanes` of its numbers a thread."""
     wide, rows = items.shape
     return {"R": rows, "N": wide, "num_warps": min(16, max(1, rows * wide // (32 * lanes)))}

@@ -2,8 +2,6 @@
 writes all three side by side, and sums them for the bias. A compiler's kernel evaluates all parts everywhere and takes
 three times as long, and another one reads everything again for the sums (docs/log)."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -35,7 +33,7 @@ def join_gradients(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) ->
 
 
 @join_gradients.register_fake
-def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     batch, heads, length, dim = q.shape
     programs = batch * -(-length // POSITIONS)
     return q.new_empty(batch, length, 3, heads, dim), q.new_empty(programs, 3, heads, dim, dtype=torch.float32)

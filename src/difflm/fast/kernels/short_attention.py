@@ -33,7 +33,7 @@ def attend(
 
 
 @attend.register_fake
-def _(qkv: Tensor, *rest: Any) -> Tensor:
+def _(qkv: Tensor, *rest: object) -> Tensor:
     batch, length, _, heads, dim = qkv.shape
     return qkv.new_empty(batch, length, heads, dim)
 
@@ -60,11 +60,11 @@ def attend_back(
 
 
 @attend_back.register_fake
-def _(grad: Tensor, qkv: Tensor, *rest: Any) -> Tensor:
+def _(grad: Tensor, qkv: Tensor, *rest: object) -> Tensor:
     return torch.empty_like(qkv)
 
 
-def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_inputs(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:
     *tensors, ctx.causal, ctx.dropout = inputs
     ctx.save_for_backward(*tensors)
 
@@ -78,7 +78,7 @@ attend.register_autograd(_backpropagate, setup_context=_save_inputs)
 
 def _options(
     length: int, dim: int, mask: Tensor | None, cos: Tensor | None, seed: Tensor | None, causal: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     width = max(16, triton.next_power_of_2(length))
     flags = {"MASKED": mask is not None, "ROTARY": cos is not None, "DROPOUT": seed is not None, "CAUSAL": causal}
     return {"W": width, "D": dim, "num_warps": 4 if width == 64 else 1, **flags}

@@ -2,7 +2,7 @@
 one; by itself, or behind a source."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,7 @@ from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
 from difflm.networks import SourceSizes, Transformer
 from difflm.networks.pretrained import PretrainedDecoder, read_decoder, sizes_of
+from difflm.runtime.files import Json
 
 
 class AutoregressiveTwin(Method):
@@ -27,12 +28,12 @@ class AutoregressiveTwin(Method):
     dropout: float = 0.1
     pretrained: str = ""
     "The directory of a Hugging Face model that writes from left to right; the sizes are its own."
-    decoder: dict[str, Any] = {}  # noqa: RUF012 (pydantic copies it)
+    decoder: Json = {}  # noqa: RUF012 (pydantic copies it)
     "Its config, which a run keeps."
 
     @model_validator(mode="before")
     @classmethod
-    def _read_decoder(cls, values: Any) -> Any:
+    def _read_decoder(cls, values: object) -> object:
         if isinstance(values, dict) and values.get("pretrained") and not values.get("decoder"):
             decoder = read_decoder(str(values["pretrained"]))
             values = {**values, "decoder": decoder, **sizes_of(decoder)}

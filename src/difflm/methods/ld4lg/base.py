@@ -1,6 +1,6 @@
 """What methods on latents of a whole text share: their autoencoder."""
 
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -13,6 +13,7 @@ from difflm.methods.ld4lg.hf_seq2seq import FrozenDecoder, FrozenEncoder, build_
 from difflm.methods.ld4lg.networks import LatentDecoder, TextEncoder
 from difflm.models.base import LanguageModel
 from difflm.networks import Sizes
+from difflm.runtime.files import Json
 
 
 class HasAutoencoder(Protocol):
@@ -30,12 +31,12 @@ class LatentMethod(Method):
     dropout: float = 0.1
     pretrained: str = ""
     "The directory of a Hugging Face encoder-decoder, which stays frozen between the texts and the latents."
-    frozen: dict[str, Any] = Field(default_factory=dict)
+    frozen: Json = Field(default_factory=dict)
     "Its config, which a run keeps."
 
     @model_validator(mode="before")
     @classmethod
-    def _read_frozen(cls, values: Any) -> Any:
+    def _read_frozen(cls, values: object) -> object:
         if isinstance(values, dict) and values.get("pretrained") and not values.get("frozen"):
             values = {**values, "frozen": read_seq2seq(str(values["pretrained"]))}
         return values

@@ -1,6 +1,6 @@
 """Latents of a whole text, as an autoencoder makes them: the state of latent diffusion."""
 
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class Latents(Codec):
         """Latents are their own clean state."""
         return ids if ids.is_floating_point() else self._refuse_words()
 
-    def _refuse_words(self, *args: Any, **named: Any) -> Any:
+    def _refuse_words(self, *args: object, **named: object) -> NoReturn:
         raise TypeError("among latents of a whole text no word has a vector of its own")
 
     table = expectation = view = nearest = _refuse_words

@@ -77,7 +77,7 @@ class FineTuning(ControlDecoder):
         """Texts share a batch if their prompts are equally long."""
         return self.name, self.strength, *map(len, self.prompts)
 
-    def layouts(self, samples: Tensor, *_: Any) -> tuple[list[Layout], list[Given]]:
+    def layouts(self, samples: Tensor, *_: object) -> tuple[list[Layout], list[Given]]:
         return [Layout(self.room)] * len(samples), [{}] * len(samples)
 
     @classmethod
