@@ -38,7 +38,7 @@ class Sizes:
 
 
 class Settings(TypedDict, total=False):
-    """What else a Transformer can be told: see there."""
+    """What else a Transformer can be told, for those that hand it on."""
 
     time: TimeInput
     causal: bool
