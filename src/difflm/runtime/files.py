@@ -247,7 +247,7 @@ def read_own_table(name: str, beside: str) -> Any:
     return yaml.load(Path(beside).with_name(name).read_text(encoding="utf-8"), loader)
 
 
-def write_checked(path: Path, value: Mapping[str, Any]) -> None:
+def write_checked(path: Path, value: Mapping[str, object]) -> None:
     """Write a JSON object with its format and a checksum of its contents, which `read_checked` compares."""
     whole = json.loads(json.dumps({**value, "format": FORMAT}))
     write_json(path, {"format": FORMAT, **whole, CHECKSUM: hash_json(whole)})

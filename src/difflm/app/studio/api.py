@@ -111,19 +111,19 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
     Chosen = Annotated[Served, Depends(choose)]
 
     @router.get("/health", response_model=schemas.HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
-    async def health() -> Any:
+    async def health() -> Json:
         """Whether the server is running and making progress."""
         engine.check_health()
         return {"status": "ok", "model": serving.names, "queue": engine.queue}
 
     @router.get("/ready", response_model=schemas.HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
-    async def ready() -> Any:
+    async def ready() -> Json:
         """Whether a request would be accepted now: the server works, its queue has room, and it is not stopping."""
         engine.check_ready()
         return {"status": "ready", "model": serving.names, "queue": engine.queue}
 
     @router.get("/api/models", response_model=schemas.ModelsAnswer, tags=["server"], responses=REFUSED)
-    async def models() -> Any:
+    async def models() -> Json:
         """The models served."""
         return {"models": serving.facts()}
 
@@ -133,7 +133,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         return PlainTextResponse(engine.metrics.render(engine.gauges()), media_type=TYPE)
 
     @router.get("/api/controls", response_model=schemas.ControlsAnswer, tags=["server"], responses=UNKNOWN)
-    async def controls(served: Chosen) -> Any:
+    async def controls(served: Chosen) -> Json:
         """What each control accepts with this model; null if the model does not support it."""
         return served.controls(limits)
 
@@ -161,12 +161,12 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
     }
 
     @router.post("/api/generate", **texts_route, responses=ERRORS)
-    async def generate(request: Request, asked: schemas.Asked, served: Chosen) -> Any:
+    async def generate(request: Request, asked: schemas.Asked, served: Chosen) -> Json:
         """Generate texts and return them all when they are finished."""
         return {"texts": [*map(generation_to_json, await texts_of(await begin(request, asked, served)))]}
 
     @router.post("/api/infill", **texts_route, responses=ERRORS)
-    async def infill(request: Request, asked: schemas.InfillAsked, served: Chosen) -> Any:
+    async def infill(request: Request, asked: schemas.InfillAsked, served: Chosen) -> Json:
         """Fill the gaps of a text."""
         return await generate(request, asked.asked(), served)
 
