@@ -102,7 +102,7 @@ def test_projections_differ_in_how_many_texts_they_write():
     """Greedy below multi-hot below sampling, which is below the joint's 1.667 nats by what top-p cuts off."""
     top: list[Transform] = [TopP(0.95)]
     greedy = entropy(cells(lambda codec, _: [Greedy(codec)], 50, draws=2_000))
-    hot = entropy(cells(lambda codec, _: [*top, MultiHot(codec)], 50, draws=2_000))
+    hot = entropy(cells(lambda codec, _: [*top, MultiHot()], 50, draws=2_000))
     drawn = entropy(cells(lambda codec, uniform: [*top, Sample(codec, uniform)], 50, draws=2_000))
     assert greedy + 0.04 < hot < drawn - 0.04 and drawn < 1.69
 
@@ -112,7 +112,7 @@ def test_what_stands_still_stays_and_the_last_step_ends_at_the_printed_words():
     x, logits = torch.randn(1, 3, 3), torch.tensor([[[0.0, 2.0, 1.0]] * 3])
     belief = TopP(0.9)(Belief(logits, codec=codec), x, torch.ones(1))
     assert (belief.logits.softmax(-1) > 0).tolist() == [[[False, True, True]] * 3]
-    belief = MultiHot(codec)(belief, x, torch.ones(1))
+    belief = MultiHot()(belief, x, torch.ones(1))
     assert belief.clean.tolist() == [[[-1, 1, 1]] * 3] and belief.tokens.tolist() == [[1] * 3]
     t, s = torch.tensor([[0.5, 0.5, 0.5]]), torch.tensor([[0.5, 0.3, 0.0]])
     noise = torch.randn(1, 3, 3)

@@ -18,11 +18,14 @@ import difflm
 from difflm.app.cli import main
 from difflm.controls import CONTROLS, Check, Control, Length
 from difflm.diffusion.codecs import LearnedEmbedding
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import DiscreteProcess, Uniform
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import parse_request
 from difflm.methods import METHODS, Method
 from difflm.methods.mdlm import Mdlm
+from difflm.models.base import Sampling
 from difflm.models.codecs import CODECS
 from difflm.runtime import registry
 from difflm.runtime.registry import Registry
@@ -51,6 +54,7 @@ def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is forgotten after it."""
     for names in (METHODS, CONTROLS, CODECS):
         monkeypatch.setattr(names, "_parts", dict(names._parts))
+    monkeypatch.setattr(registry, "_foreign", {})
 
 
 # -- by a call --------------------------------------------------------------------------------------------------------
@@ -181,6 +185,157 @@ def test_a_method_can_choose_a_codec_of_another_package_by_name(tmp_path: Path) 
     model, _, config = load_run(run)
     assert isinstance(model.denoiser.codec, Doubled) and config["model"]["codec"] == "doubled"
     assert CODECS["embedding"] is LearnedEmbedding
+
+
+# -- mistakes of a package --------------------------------------------------------------------------------------------
+
+
+class Wish(Control):
+    """A control of another package."""
+
+    name = "wish"
+
+    @classmethod
+    def parse(cls, value: str) -> "Control":
+        return cls()
+
+    def check(self, words: Any) -> Any:
+        return Check(True, 1.0, "nobody")
+
+
+class RaisingCheck(Wish):
+    def check(self, words: Any) -> Any:
+        return words[999]
+
+
+class BareCheck(Wish):
+    def check(self, words: Any) -> Any:
+        return True
+
+
+class FlatEnergy(Wish):
+    def energy(self, words: Any, there: Any, model: Any) -> Any:
+        return (words.argmax(-1) == 5).float().sum(-1)
+
+
+class BrokenEnergy(Wish):
+    def energy(self, words: Any, there: Any, model: Any) -> Any:
+        return (words[..., 5] - 2).sqrt().sum(-1)
+
+
+class UnknownHead(Wish):
+    head = "mood"
+
+
+@pytest.mark.parametrize(
+    ("wish", "complaint"),
+    [
+        (
+            RaisingCheck,
+            rf"'wish' fails in check \({re.escape(__file__)}, line \d+\): IndexError: list index out of range",
+        ),
+        (BareCheck, "'wish' does not fit: AttributeError: 'bool' object has no attribute 'score'. Compare"),
+        (FlatEnergy, "the energy of wish has no gradient"),
+        (BrokenEnergy, "the gradient of the energy of wish is not a number"),
+        (UnknownHead, "wish: no classifier knows the label 'mood'"),
+    ],
+)
+def test_a_mistake_in_a_control_is_told_in_a_line(wish: type[Control], complaint: str, run: Path, capsys: Any) -> None:
+    CONTROLS.register(wish)
+    assert main(["generate", str(run), "--control", "wish=x"]) != 0
+    said = capsys.readouterr().err
+    assert re.search(complaint, said) and said.count("\n") == 1
+
+
+def test_a_control_needs_no_fields_and_an_energy_may_be_a_mean(run: Path) -> None:
+    """Before anything is written there are no words, and a mean of none is not a number."""
+
+    class Mean(Wish):
+        def energy(self, words: Any, there: Any, model: Any) -> Any:
+            return (words[..., 5] * there).sum(-1) / there.sum(-1)
+
+    (text,) = TextDiffusion.from_pretrained(run).generate(controls=[Mean()])
+    assert text.controls[0]["target"] is None and text.controls[0]["guarantee"] == "steered"
+
+
+class Foreign(METHODS["udlm"]):  # type: ignore[misc]
+    name = "foreign"
+
+
+class NoModel(Foreign):
+    def build(self, texts: Any) -> Any:
+        return None
+
+
+class UnknownTerm(Foreign):
+    def build(self, texts: Any) -> Any:
+        return Objective({"cross_entropy": 1.0})
+
+
+class UnknownStep(Foreign):
+    def build(self, texts: Any) -> Any:
+        return self.compose(Uniform(texts.vocabulary), texts, Objective({"ce": 1.0}), Sampling("confidence"))
+
+
+class Shapeless(Uniform):
+    back = DiscreteProcess.back
+
+
+class NoStepBack(Foreign):
+    def build(self, texts: Any) -> Any:
+        return self.compose(Shapeless(texts.vocabulary), texts, Objective({"ce": 1.0}))
+
+
+class WrongSize(Foreign):
+    width: int = "wide"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("method", "complaint"),
+    [
+        (NoModel, "'foreign' does not fit: AttributeError: 'NoneType'"),
+        (UnknownTerm, "'foreign' fails in build .*unknown loss term 'cross_entropy'. Known: mse"),
+        (UnknownStep, "'foreign' fails in build .*unknown sampler 'confidence'. The process knows ancestral"),
+        (NoStepBack, "'foreign' fails in build .*abstract class Shapeless with abstract method back"),
+        (WrongSize, "model.width: input should be a valid integer"),
+    ],
+)
+def test_a_mistake_in_a_method_is_told_in_a_line(
+    method: type[Method], complaint: str, tmp_path: Path, capsys: Any
+) -> None:
+    METHODS.register(method)
+    write_grammar(tmp_path / "my.txt", 24)
+    sizes = [f"model.{key}={value}" for key, value in MODEL.items()]
+    given = ["method=foreign", f"data={tmp_path / 'my.txt'}", "steps=2", "batch_size=8", *sizes]
+    assert main(["train", "own-text", *given, "--out", str(tmp_path / "run")]) != 0
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("difflm: ")]
+    assert len(said) == 1 and re.search(complaint, said[0])
+
+
+def test_the_noise_of_the_page_trains_and_generates(tmp_path: Path, capsys: Any) -> None:
+    page = (DOCS / "add-a-method.md").read_text(encoding="utf-8")
+    (block,) = [one for one in re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE) if "Ring" in one]
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(block, names)
+
+    class Carousel(Foreign):
+        bound = False
+
+        def build(self, texts: Any) -> Any:
+            return self.compose(names["Ring"](texts.vocabulary), texts, Objective({"ce": 1.0}), bound=None)
+
+    METHODS.register(Carousel)
+    run = tiny_run(tmp_path, "foreign", steps=3)
+    assert main(["generate", str(run), "-n", "2", "--length", "6", "--json"]) == 0
+    assert all(json.loads(line)["controls"][0]["satisfied"] for line in capsys.readouterr().out.splitlines())
+
+
+def test_a_method_without_a_paper_leaves_the_table_alone(capsys: Any) -> None:
+    class Unsigned(Method):
+        name = "unsigned"
+
+    METHODS.register(Unsigned)
+    assert main(["methods"]) == 0 and "unsigned" in capsys.readouterr().out
 
 
 # -- the registry -----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ single positions), an energy that steers, and a check of the printed text. A pla
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar
@@ -127,7 +127,8 @@ class Control(ABC):
     @property
     def target(self) -> object:
         """The requested value as JSON: the first field of a dataclass, unless a subclass says otherwise."""
-        return getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
+        own = fields(self) if is_dataclass(self) else ()
+        return getattr(self, own[0].name) if own else None
 
     @classmethod
     def parse(cls, value: str) -> "Control":
@@ -152,6 +153,8 @@ class Control(ABC):
     def prepare(self, info: ModelInfo) -> None:
         """Reject, before any sampling, what this model cannot do."""
         self.check_value()
+        if self.head and self.head not in info.labels:
+            raise UsageError(f"{self.name}: no classifier knows the label {self.head!r}. Give one with --guide DIR.")
 
     def length(self, info: ModelInfo) -> int | None:
         """The number of tokens, if the control determines it."""

@@ -15,6 +15,7 @@ from difflm.diffusion.codecs import Codec
 from difflm.diffusion.forward_backward import TokenChain
 from difflm.diffusion.processes.discrete import CERTAIN
 from difflm.diffusion.samplers.loop import Transform, impose_tokens
+from difflm.errors import DifflmError
 
 if TYPE_CHECKING:
     from difflm.fast.kernel_chain import KernelChain
@@ -32,7 +33,8 @@ def control_rules(control: Control, codec: Codec, info: ModelInfo, canvas: Canva
     if (prior := control.prior(info)) is not None:
         yield WordPrior(codec, *prior, canvas)
     if (energy := control.energy) is not None:
-        yield ClimbEnergy(lambda logits, there: energy(logits.softmax(-1), there, info), canvas.mask)
+        read = lambda logits, there: energy(logits.softmax(-1), there, info)  # noqa: E731
+        yield ClimbEnergy(read, canvas.mask, name=control.name)
 
 
 def rule_out(belief: Belief, logits: Tensor, codec: Codec) -> Belief:
@@ -329,6 +331,7 @@ class ClimbEnergy:
     energy: Energy
     mask: Tensor  # [B, L]
     size: float = 1.0
+    name: str = ""  # of a control whose own energy it is
     syncs_with_device: ClassVar[bool] = True  # whatever it calls may read the device
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
@@ -343,7 +346,13 @@ class ClimbEnergy:
     def slope(self, logits: Tensor, there: Tensor) -> Tensor:
         """∇ log p(c | softmax(logits))."""
         logits = logits.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(self.energy(logits, there).sum(), logits)
+        found = self.energy(logits, there)
+        if not isinstance(found, Tensor) or not found.requires_grad:
+            raise DifflmError(f"the energy of {self.name} has no gradient: compute a tensor [B] from `words` alone.")
+        (slope,) = torch.autograd.grad(found.sum(), logits)
+        slope = slope.masked_fill(~there.any(-1)[:, None, None], 0.0)  # the mean of no words is not a number
+        if self.name and not slope.isfinite().all() and not logits.isnan().any():
+            raise DifflmError(f"the gradient of the energy of {self.name} is not a number: does it divide by 0?")
         return slope
 
 

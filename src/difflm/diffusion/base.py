@@ -1,6 +1,6 @@
 """The interfaces between the parts of a diffusion model: noise levels, a belief, a process, a codec, a network."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -144,7 +144,7 @@ class Belief:
         return replace(self, state=state, words=words)
 
 
-class Process(nn.Module):
+class Process(nn.Module, ABC):
     """How a state is corrupted, and where sampling starts. It is a module, so that a learned schedule is saved.
 
     `steps` names the step rules that the process understands (`samplers/steps.py`, `samplers/discrete_steps.py`)."""

@@ -106,9 +106,8 @@ def calmed_elbo(batch: Corrupted) -> Tensor:
     return weight * process.contrast(batch.ids, batch.x_t, batch.belief, t)
 
 
-VECTOR_TERMS = (mse, ce, anchor_ce, rounding_ce, terminal_norm)
-TOKEN_TERMS = (elbo, masked_ce, chain_kl, score_entropy, calmed_elbo)
-TERMS: Mapping[str, Term] = {term.__name__: term for term in (*VECTOR_TERMS, *TOKEN_TERMS)}
+OWN = (mse, ce, anchor_ce, rounding_ce, terminal_norm, elbo, masked_ce, chain_kl, score_entropy, calmed_elbo)
+TERMS: Mapping[str, Term] = {term.__name__: term for term in OWN}
 
 
 @dataclass(frozen=True)
@@ -118,6 +117,10 @@ class Objective:
 
     weights: Mapping[str, float]
     label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if unknown := self.weights.keys() - TERMS.keys():
+            raise ValueError(f"unknown loss term {min(unknown)!r}. Known: {', '.join(TERMS)}")
 
     def __call__(self, batch: Corrupted) -> dict[str, Tensor]:
         """Every term [B, L], unweighted."""

@@ -30,11 +30,11 @@ class TextSpec:
 class Method(BaseModel):
     """A paper's choices as fields, and `build`, which turns them into a model."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
 
     name: ClassVar[str] = ""
-    paper: ClassVar[str]
-    family: ClassVar[str]
+    paper: ClassVar[str] = ""
+    family: ClassVar[str] = ""
     kind: ClassVar[Literal["method", "baseline", "classifier"]] = "method"
     # seq2seq: every text is written from a source; either: as the recipe says
     task: ClassVar[Literal["text", "seq2seq", "either"]] = "text"

@@ -122,6 +122,8 @@ class DiffusionModel(DenoisingModel):
     ) -> None:
         super().__init__()
         codec, process = denoiser.codec, denoiser.process
+        if sampling.sampler not in process.steps:
+            raise ValueError(f"unknown sampler {sampling.sampler!r}. The process knows {', '.join(process.steps)}")
         self.denoiser, self.objective, self.times, self.lengths, self.bound = denoiser, objective, times, lengths, bound
         self.drop, self.noising = drop or ConditionDrop(), noising
         self._rows: dict[torch.Size, int] = {}  # rows of the head, by the shape of a batch
@@ -442,7 +444,7 @@ class DiffusionModel(DenoisingModel):
             "mean": [],
             "greedy": [Greedy(codec)],
             "sample": [Sample(codec, uniform)],
-            "multi-hot": [MultiHot(codec)],
+            "multi-hot": [MultiHot()],
         }
         top: list[Transform] = [TopP(sampling.projection_top_p)] if sampling.projection_top_p < 1 else []
         return top + kinds[sampling.projection]

@@ -1,12 +1,13 @@
 """Parts by name: our own, those that a `register` call adds, and those that installed packages declare."""
 
 import threading
+import traceback
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
 from typing import ClassVar, Generic, Protocol, TypeVar
 
-from difflm.errors import DifflmError
+from difflm.errors import DifflmError, first_line
 
 
 class Named(Protocol):
@@ -14,6 +15,7 @@ class Named(Protocol):
 
 
 T = TypeVar("T", bound=Named)  # a class, such as a method
+_foreign: dict[str, str] = {}  # packages of which a class was asked for, and what it is to us
 
 
 class Registry(Mapping[str, type[T]], Generic[T]):
@@ -76,6 +78,8 @@ class Registry(Mapping[str, type[T]], Generic[T]):
             raise KeyError(name)
         part = self._parts[name]
         found: type[T] = resolve_name(part) if isinstance(part, str) else part
+        if (package := found.__module__.partition(".")[0]) != "difflm":
+            _foreign[package] = f"{self.group} {name!r}"
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -85,6 +89,17 @@ class Registry(Mapping[str, type[T]], Generic[T]):
     def __len__(self) -> int:
         self._load()
         return len(self._parts)
+
+
+def blame_package(error: Exception) -> str:
+    """Say where the code of another package fails, or that it does not fit to ours; "" if none of it is used."""
+    reason = f"{type(error).__name__}: {first_line(error).rstrip('.')}."
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        if what := _foreign.get(frame.f_globals.get("__name__", "").partition(".")[0]):
+            return f"{what} fails in {frame.f_code.co_name} ({frame.f_code.co_filename}, line {line}): {reason}"
+    used = " or ".join(_foreign.values())
+    advice = "Compare what its functions take and return with those of its base classes."
+    return f"{used} does not fit: {reason} {advice}" if used else ""
 
 
 def name_class(part: type[object] | str) -> str:

@@ -337,7 +337,7 @@ class Trainer:
             if not math.isfinite(value):
                 raise DifflmError(
                     f"{name} became {value} before step {self.step}; training stopped. "
-                    f"{self.advise()}; try a lower lr or a stronger clip."
+                    f"{self.advise()}; try a lower lr or a stronger clip, or mend a method of your own."
                 )
 
     def advise(self) -> str:

@@ -21,6 +21,7 @@ from difflm.errors import DifflmError, UsageError, speak_command, suggest
 from difflm.evaluation.options import describe_options
 from difflm.generation.requests import Request
 from difflm.models.sampling import FAMILIES, Family, Sampling
+from difflm.runtime.registry import blame_package
 
 if TYPE_CHECKING:
     from difflm.controls import Control
@@ -294,6 +295,10 @@ def name_option(message: str) -> str:
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 NO_MEMORY = ("out of memory", "allocate memory", "not enough memory", "ALLOC_FAILED")  # GPU, Linux, Windows, cuBLAS
+OUT_OF_MEMORY = (
+    "out of memory. To train, lower batch_size or longest, or set recompute=true; "
+    "to generate, ask for fewer texts or candidates; or use a smaller model."
+)
 
 
 def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:
@@ -316,13 +321,11 @@ def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:
         except OSError as error:
             complain(f"{error.filename or 'the output'}: {error.strerror or error}.")
             silence_stdout()
-        except (MemoryError, RuntimeError) as error:
-            if not isinstance(error, MemoryError) and not any(words in str(error) for words in NO_MEMORY):
+        except Exception as error:
+            full = isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY)
+            if not (said := OUT_OF_MEMORY if full else blame_package(error)):
                 raise
-            complain(
-                "out of memory. To train, lower batch_size or longest, or set recompute=true; "
-                "to generate, ask for fewer texts or candidates; or use a smaller model."
-            )
+            complain(said)
         return 1
 
     return reporting

@@ -29,10 +29,6 @@ class Simplex(Codec):
     def encode(self, ids: Tensor) -> Tensor:
         return 2 * one_hot_states(ids, self.vocabulary, self.raw.dtype) - 1
 
-    def encode_set(self, words: Tensor) -> Tensor:
-        """The clean state of several words at each position, [B, L, V], True where a word is one of them."""
-        return torch.where(words, 1.0, -1.0)
-
     def inputs(self, x: Tensor, level: Levels, evidence: Tensor | None) -> tuple[Tensor, ...]:
         return (self.view(x, level) @ self.raw,)
 

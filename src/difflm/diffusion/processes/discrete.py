@@ -84,13 +84,13 @@ class DiscreteProcess(Process):
 
     # -- the bound ----------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def prior_nats(self, ids: Tensor) -> Tensor:
         """KL(q(x_1 | x_0) ‖ prior)."""
+        raise NotImplementedError(f"a bound needs {type(self).__name__}.prior_nats; without one, give bound=None")
 
-    @abstractmethod
     def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         """The integrand of the bound in continuous time."""
+        raise NotImplementedError(f"a bound needs {type(self).__name__}.rate_nats; without one, give bound=None")
 
     def step_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
         """KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)) of one step of a chain; at s = 0 it is −log p(x_0 | x_1)."""

@@ -52,7 +52,5 @@ class Sample:
 class MultiHot:
     """All possible words of each position, equally; the likeliest is displayed."""
 
-    codec: Simplex
-
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        return belief.with_state(self.codec.encode_set(belief.shares > 0), belief.tokens)
+        return belief.with_state(torch.where(belief.shares > 0, 1.0, -1.0), belief.tokens)
