@@ -25,8 +25,8 @@ from difflm.diffusion.codecs import Tokens
 from difflm.diffusion.codecs.embedding import Embedding, LearnedEmbedding
 from difflm.diffusion.denoiser import Conditioning
 from difflm.diffusion.processes import Absorbing
-from difflm.diffusion.processes.alpha_schedules import LinearAlpha
 from difflm.diffusion.processes.gaussian import Cosine, Gaussian, LogSnrShift
+from difflm.diffusion.processes.interpolating import LinearAlpha
 from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion

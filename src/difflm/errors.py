@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,6 +39,17 @@ _commands = 0  # that are running
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its kind if it has none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+@contextmanager
+def explain_library(explain: Callable[[str], Exception]) -> Iterator[None]:
+    """Raise an error of the tokenizers library by its first line; its panics are no `Exception`."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise explain(first_line(error)) from None
 
 
 @contextmanager

@@ -26,12 +26,12 @@ from difflm.controls.guidance import (
     word_pairs,
 )
 from difflm.data.labels import NONE, Labelling, read_labels
-from difflm.diffusion.base import Belief, expand_levels
+from difflm.diffusion.base import Belief, StepState, expand_levels
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift
 from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler
-from difflm.diffusion.samplers.steps import ETA, STEPS, StepState
+from difflm.diffusion.samplers.steps import ETA, STEPS
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.networks import Sizes

@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
-from difflm.diffusion.base import Belief
+from difflm.diffusion.base import Belief, Order, StepState
 from difflm.diffusion.processes import Absorbing, Uniform
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, alternate
-from difflm.diffusion.samplers.steps import Order, StepState
 from tests.support.oracles import JOINT, frequencies, sample, total_variation
 from tests.support.token_oracles import ExactTokens, marginals
 

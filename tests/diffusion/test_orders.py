@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from difflm.diffusion.base import Belief
+from difflm.diffusion.base import Belief, Order, StepState
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS
 from difflm.diffusion.samplers.loop import TakeLikeliest
-from difflm.diffusion.samplers.steps import Order, StepState
 
 # Three places: the least entropy is that of the first, the widest margin that of the second, the third is the surest.
 CHANCES = torch.tensor([[0.62, 0.38, 0, 0], [0.60, 0.14, 0.13, 0.13], [0.65, 0.30, 0.03, 0.02]])

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.diffusion.base import Belief, expand_levels
+from difflm.diffusion.base import Belief, StepState, expand_levels
 from difflm.diffusion.codecs import Embedding, FixedEmbedding
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt, Table
 from difflm.diffusion.samplers.loop import BanTokens, BoundDenoiser, Clamp, Draw, Frame, Sampler, Temperature
-from difflm.diffusion.samplers.steps import STEPS, StepState, ancestral, ddim, euler
+from difflm.diffusion.samplers.steps import STEPS, ancestral, ddim, euler
 from difflm.methods.ar_diffusion.times import TwoLevelTimes
 from tests.support.oracles import (
     GRIDS,

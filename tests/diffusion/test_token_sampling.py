@@ -6,14 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from difflm.diffusion.base import Belief
+from difflm.diffusion.base import Belief, StepState
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Absorbing, Uniform
 from difflm.diffusion.processes.discrete import DiscreteProcess
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, SETTLED, add_corrections
 from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE, keep_top_p
 from difflm.diffusion.samplers.loop import Sampler, Steering
-from difflm.diffusion.samplers.steps import StepState
 from difflm.diffusion.timesteps import StepSpan
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.diffusionbert import Spindle

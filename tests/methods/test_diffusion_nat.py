@@ -10,13 +10,13 @@ from torch import Tensor
 
 from difflm import TextDiffusion
 from difflm.data.batches import Batch
+from difflm.diffusion.base import StepState
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, FEW
 from difflm.diffusion.samplers.loop import Steering
-from difflm.diffusion.samplers.steps import StepState
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.diffusion_nat import SelfPrompting, join_texts
 from difflm.models.diffusion import DiffusionModel

@@ -9,7 +9,7 @@ from torch import nn
 
 from difflm.app.cli import main
 from difflm.data.batches import Batch
-from difflm.diffusion.base import Belief
+from difflm.diffusion.base import Belief, StepState
 from difflm.diffusion.condition import FREE, UNCONDITIONAL
 from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
@@ -18,7 +18,6 @@ from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, DOUBTED
 from difflm.diffusion.samplers.loop import Sampler, SamplerInputs
-from difflm.diffusion.samplers.steps import StepState
 from difflm.errors import UsageError
 from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion

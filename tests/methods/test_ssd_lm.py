@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.controls import Contains, Length
-from difflm.diffusion.base import Belief, expand_levels
+from difflm.diffusion.base import Belief, StepState, expand_levels
 from difflm.diffusion.codecs import LearnedEmbedding, Simplex
 from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.condition import Condition
@@ -18,7 +18,7 @@ from difflm.diffusion.processes import Gaussian, Renoised
 from difflm.diffusion.processes.gaussian import Cosine
 from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, SamplerInputs, Transform
 from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
-from difflm.diffusion.samplers.steps import VECTOR_STEPS, StepState
+from difflm.diffusion.samplers.steps import VECTOR_STEPS
 from difflm.diffusion.timesteps import BlockTimes
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from difflm import Infill, Length, TextDiffusion
-from difflm.diffusion.samplers.steps import StepState, ddim
+from difflm.diffusion.base import StepState
+from difflm.diffusion.samplers.steps import ddim
 from difflm.models.open_families import FAMILIES
 from difflm.models.open_models import is_tied, load_network
 from difflm.networks.rotary import compute_rotations

@@ -9,7 +9,7 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from difflm.diffusion.base import Belief, Process, Times, expand_levels
+from difflm.diffusion.base import Belief, Process, StepRule, StepState, Times, expand_levels
 from difflm.diffusion.codecs import Embedding, FixedEmbedding
 from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
@@ -25,7 +25,6 @@ from difflm.diffusion.samplers.loop import (
     SamplerInputs,
     Transform,
 )
-from difflm.diffusion.samplers.steps import Step, StepState
 
 JOINT = torch.tensor([[0.07, 0.47, 0.05], [0.05, 0.01, 0.07], [0.19, 0.05, 0.04]], dtype=torch.float64)
 ENTROPY = 1.666863  # of the cells, nats
@@ -87,7 +86,7 @@ def denoise(
 
 
 def sample(
-    denoiser: Denoiser, step: Step, grid: Tensor, draws: int, transforms: tuple[Transform, ...] = (), seed: int = 0
+    denoiser: Denoiser, step: StepRule, grid: Tensor, draws: int, transforms: tuple[Transform, ...] = (), seed: int = 0
 ) -> Tensor:
     """Word ids [draws, 2] of the last frame."""
     mask = torch.ones(draws, 2, dtype=torch.bool)
@@ -118,7 +117,7 @@ def total_variation(p: Tensor, q: Tensor) -> float:
 
 
 def oracle_walk(
-    process: Gaussian, step: Step, grid: Tensor, clean: Tensor, noise: Noise
+    process: Gaussian, step: StepRule, grid: Tensor, clean: Tensor, noise: Noise
 ) -> list[tuple[Tensor, StepState]]:
     """Every state of the real loop (and the moment it was made in) when the denoiser simply knows x_0."""
     walked: list[tuple[Tensor, StepState]] = []

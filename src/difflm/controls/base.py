@@ -2,18 +2,20 @@
 single positions), an energy that steers, and a check of the printed text. A plan is their product."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from numbers import Integral
+from threading import Lock
 from typing import TYPE_CHECKING, ClassVar
 
 from difflm.data.labels import Labelling
 from difflm.data.tokenizers import Tokenizer
 from difflm.data.words import Given
 from difflm.errors import UsageError
-from difflm.runtime.work import remember_refusal, share_budget
+from difflm.runtime.work import Refused, share_budget
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 Prior = tuple["Tensor", Sequence[int]]  # how often words have labels, [V, labels], and the label asked of each position
 Wanted = int | Sequence[int] | Sequence[Sequence[int]]  # labels that guidance aims at, as ids
 IMPOSED = ("length", "rule", "automaton", "verbatim")  # methods that ensure what a control asks for
+MAX_REFUSED = 256  # requests that are remembered
 WORDS, CHARACTERS = "words of the printed text", "characters of the printed text"
 
 
@@ -63,10 +66,6 @@ class KnownTokens:
     @cached_property
     def least(self) -> int:
         return sum(map(len, self.parts)) + sum(self.sizes)
-
-    @property
-    def length(self) -> int | None:
-        return None if any(self.free) else self.least
 
     def place(self, widths: Sequence[int]) -> tuple[int, dict[int, int], Given]:
         """The number of tokens if the free gaps have these widths, the known tokens by position, and what is given."""
@@ -252,16 +251,35 @@ class KnownText(Control):
         """What is known of its tokens."""
 
     def length(self, info: ModelInfo) -> int | None:
-        return self.known(info).length
+        known = self.known(info)
+        return None if any(known.free) else known.least
 
     def min_length(self, info: ModelInfo) -> int:
         return self.known(info).least
 
 
+_refused, _lock = OrderedDict[Hashable, str](), Lock()
+
+
 @contextmanager
 def prepare_together(controls: Sequence[Control], info: ModelInfo, edit: object = None) -> Iterator[None]:
     """What is prepared inside for the controls of a request shares one budget of work, and if it is refused, it is
-    refused at once the next time."""
-    asked = (info.tokenizer, info.max_words, info.first, tuple(controls), edit)
-    with remember_refusal(asked), share_budget(", ".join(dict.fromkeys(c.name for c in controls))):
-        yield
+    refused at once the next time: a few requests are remembered, if they can be."""
+    asked: Hashable = (info.tokenizer, info.max_words, info.first, tuple(controls), edit)
+    try:
+        hash(asked)
+    except TypeError:
+        asked = object()
+    with _lock:
+        known = _refused.get(asked)
+    if known is not None:
+        raise Refused(known)
+    try:
+        with share_budget(", ".join(dict.fromkeys(c.name for c in controls))):
+            yield
+    except Refused as error:
+        with _lock:
+            _refused[asked] = str(error.args[0])
+            while len(_refused) > MAX_REFUSED:
+                _refused.popitem(last=False)
+        raise

@@ -20,7 +20,6 @@ from difflm.data.tokenizers import PAD
 from difflm.diffusion.base import Belief
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import BanTokens, Transform
 from difflm.models.batching import Layout
 
@@ -60,9 +59,6 @@ class GapSizes:
                 return drawn
         return self.usual
 
-    def draw_all(self, noise: Noise) -> list[Sequence[int]]:
-        return [self.draw(own) for own in noise.uniform(0, TRIES * len(self.options), stream=GAPS).tolist()]
-
 
 def exchange(sizes: Sequence[int], gap: int, size: int) -> list[int]:
     return [*sizes[:gap], size, *sizes[gap + 1 :]]
@@ -86,7 +82,7 @@ def list_options(
             return pattern.automaton.accepts([*chain(*chain(*zip(known, free, strict=True)))])
         # A phrase may be lengthened by a part behind it that does not begin with a space.
         room_for = [size - (not part[:1].isspace()) for size, part in zip(sizes, infill.parts[1:], strict=True)]
-        return fits_between(phrases, room_for)
+        return not phrases or fits_between(phrases, room_for)
 
     usual = [max(least, min(OTHERS, most)) for least in text.sizes]
     if not fits(usual) and pattern:

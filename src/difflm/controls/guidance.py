@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.data.labels import NOTHING, Labelling
-from difflm.diffusion.base import Belief, expand_levels
+from difflm.diffusion.base import Belief, StepState, expand_levels
 from difflm.diffusion.denoiser import Denoiser, autocast_to, cast_linears
 from difflm.diffusion.processes.discrete import DiscreteProcess, one_hot_states
-from difflm.diffusion.samplers.steps import StepState, clean_weight
+from difflm.diffusion.samplers.steps import clean_weight
 from difflm.fast.accelerate import accelerate
 from difflm.models.autoregressive import Autoregressive
 from difflm.networks import Sizes, Transformer

@@ -10,7 +10,7 @@ from difflm.controls.agreement import agree_on_length, check_avoided, find_templ
 from difflm.controls.base import Canvas, Check, Control, KnownText, KnownTokens, ModelInfo
 from difflm.controls.edits import Edit, EditedText
 from difflm.controls.exact import avoid_all
-from difflm.controls.gap_sizes import GAPS, GapFiller, GapSizes, list_options
+from difflm.controls.gap_sizes import GAPS, TRIES, GapFiller, GapSizes, list_options
 from difflm.controls.gaps import cut_gaps
 from difflm.controls.guidance import (
     STANDARD,
@@ -127,7 +127,8 @@ class ControlPlan:
         if self.known is None:
             return [self.layout(n, {}) for n in self.draw_totals(noise, condition, ranks)], [{}] * len(samples)
         if self.gap_sizes is not None:
-            return self.lay_out(self.known, self.gap_sizes.draw_all(noise))
+            shares = noise.uniform(0, TRIES * len(self.gap_sizes.options), stream=GAPS).tolist()
+            return self.lay_out(self.known, [self.gap_sizes.draw(own) for own in shares])
         totals = self.draw_totals(noise, condition, ranks)
         if self.pattern:
             shares = noise.uniform(0, 2 * max(totals), stream=GAPS).tolist()

@@ -3,12 +3,10 @@
 import base64
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from difflm.errors import UsageError, first_line
+from difflm.errors import UsageError, explain_library
 from difflm.runtime.files import Json, read_json
 
 if TYPE_CHECKING:
@@ -17,17 +15,6 @@ if TYPE_CHECKING:
 
 MOST_GROWTH = 1000  # times as long as a text may become by replacements
 MOST_IDS = 1 << 24
-
-
-@contextmanager
-def explain_library(explain: Callable[[str], Exception]) -> Iterator[None]:
-    """Raise an error of the tokenizers library by its first line; its panics are no `Exception`."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:
-        raise explain(first_line(error)) from None
 
 
 def unreadable(reason: str) -> UsageError:

@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from difflm.data.encoders import explain_library, make_encoder, unreadable
+from difflm.data.encoders import make_encoder, unreadable
 from difflm.data.tokenizers import END, SPECIALS, LibraryTokenizer
-from difflm.errors import DifflmError
+from difflm.errors import DifflmError, explain_library
 from difflm.runtime.files import Json, read_json
 
 if TYPE_CHECKING:

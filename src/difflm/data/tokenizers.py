@@ -11,9 +11,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from difflm.data.encoders import explain_library, make_encoder, unreadable
+from difflm.data.encoders import make_encoder, unreadable
 from difflm.data.words import Given, join_words, split_words, word_shape
-from difflm.errors import DifflmError, UsageError
+from difflm.errors import DifflmError, UsageError, explain_library
 from difflm.runtime.files import Json, hash_json, read_json, write_atomic
 
 if TYPE_CHECKING:

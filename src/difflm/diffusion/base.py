@@ -1,10 +1,11 @@
-"""The interfaces between the parts of a diffusion model: noise levels, a belief, a process, a codec, a network."""
+"""The interfaces between the parts of a diffusion model: noise levels, a belief, a process, a codec, a network, a
+step of sampling."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -299,3 +300,43 @@ class Network(nn.Module):
 
     def begin_update(self, update: int) -> None:
         """Called before each update of training, counted from 0: what it sees may change."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Where masks become words: in blocks of `block` positions, one after the other (0: anywhere), counted from the
+    first position that is not given, or from this many positions before the canvas, [B, 1]. Words of at least the
+    probability `sure` are written together by rules that use it."""
+
+    block: int = 0
+    before: Tensor | None = None
+    sure: float = 0.9
+
+
+@dataclass(frozen=True)
+class StepState:
+    """The inputs of a step from t to s, with the beliefs at t and one step earlier."""
+
+    process: Any  # Gaussian or discrete: each rule is for one kind
+    x: Tensor
+    belief: Belief
+    level: Levels  # at t
+    next_level: Levels  # at s
+    noise: Callable[[], Tensor]  # drawn only by the rules that need it
+    last: tuple[Tensor, Levels] | None = None  # the clean state believed one step earlier, and its level
+    ask: Callable[[Tensor, Levels], Belief] | None = None  # the denoiser, for rules that call it twice
+    free: Tensor | None = None  # positions that are not given, [B, L]; None: all
+    eta: float = 1.0  # the share of the ancestral step's spread that the rule draws as new noise
+    order: Order | None = None  # where masks become words; None: anywhere
+
+    @property
+    def t(self) -> Tensor:
+        return self.level.t
+
+    @property
+    def s(self) -> Tensor:
+        return self.next_level.t
+
+
+class StepRule(Protocol):
+    def __call__(self, now: StepState) -> Tensor: ...

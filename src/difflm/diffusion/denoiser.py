@@ -81,39 +81,34 @@ class Canvas:
 class Conditioning(nn.Module):
     """Without a condition: the network reads the noisy text alone."""
 
-    source_longest = 0  # tokens of a source that it reads; 0: none
+    def __init__(self, source_longest: int = 0) -> None:
+        super().__init__()
+        self.source_longest = source_longest  # tokens of a source that it reads; 0: none
 
     def prepare(self, denoiser: "Denoiser", condition: Condition) -> Condition:
         """Work that is done once per generation, such as running an encoder."""
         return condition
 
-    def place(
-        self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
-    ) -> Canvas:
-        """The canvas that the network reads. For packed rows its mask identifies the documents."""
-        return Canvas(x, level, mask if condition.documents is None else condition.documents)
+    def place(self, denoiser: "Denoiser", canvas: Canvas, condition: Condition) -> Canvas:
+        """The canvas that the network reads, given that of the text alone. For packed rows its mask identifies the
+        documents."""
+        return canvas if condition.documents is None else replace(canvas, mask=condition.documents)
 
 
 class CleanGiven(Conditioning):
     """Given words are shown as they are, at time 0: for models that learned from clean context."""
 
-    def place(
-        self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
-    ) -> Canvas:
+    def place(self, denoiser: "Denoiser", canvas: Canvas, condition: Condition) -> Canvas:
         if condition.given is None:
-            return Canvas(x, level, mask)
-        here = condition.given >= 0
-        t = torch.where(here, 0.0, level.t.unsqueeze(1) if level.t.dim() == 1 else level.t)
+            return canvas
+        here, x, t = condition.given >= 0, canvas.x, canvas.level.t
+        t = torch.where(here, 0.0, t.unsqueeze(1) if t.dim() == 1 else t)
         clean = clean_state(denoiser, condition.given.clamp(min=0))
-        return Canvas(torch.where(expand_levels(here, x), clean, x), denoiser.process.at(t), mask)
+        return replace(canvas, x=torch.where(expand_levels(here, x), clean, x), level=denoiser.process.at(t))
 
 
 class CrossAttention(Conditioning):
     """The network attends to a source that it encodes once per generation: see `networks.EncoderDecoder`."""
-
-    def __init__(self, source_longest: int) -> None:
-        super().__init__()
-        self.source_longest = source_longest
 
     def prepare(self, denoiser: "Denoiser", condition: Condition) -> Condition:
         source = require_source(condition.source, condition.source_mask)
@@ -121,19 +116,13 @@ class CrossAttention(Conditioning):
         with autocast_to(source[0].device, denoiser.precision):
             return replace(condition, memory=encode(*source))
 
-    def place(
-        self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
-    ) -> Canvas:
-        return Canvas(x, level, mask, memory=(*require_source(condition.memory, condition.source_mask),))
+    def place(self, denoiser: "Denoiser", canvas: Canvas, condition: Condition) -> Canvas:
+        return replace(canvas, memory=(*require_source(condition.memory, condition.source_mask),))
 
 
 class PartialNoising(Conditioning):
     """Source and text share one canvas, and only the text is noised (Gong et al., 2023, section 3.1). The text begins
     at position `source_longest`, so that it does not depend on the sources that share its batch."""
-
-    def __init__(self, source_longest: int) -> None:
-        super().__init__()
-        self.source_longest = source_longest
 
     def prepare(self, denoiser: "Denoiser", condition: Condition) -> Condition:
         """The condition without padding for which the canvas has no room: batches are padded to few widths."""
@@ -142,16 +131,15 @@ class PartialNoising(Conditioning):
             return condition
         return replace(condition, source=source[:, :room], source_mask=there[:, :room])
 
-    def place(
-        self, denoiser: "Denoiser", x: Tensor, level: Levels, mask: Tensor | None, condition: Condition
-    ) -> Canvas:
+    def place(self, denoiser: "Denoiser", canvas: Canvas, condition: Condition) -> Canvas:
         given = require_source(condition.source, condition.source_mask)
         size = given[0].shape[1]
         if size > self.source_longest:
             raise UsageError(f"the sources have {size} tokens; at most {self.source_longest} fit.")
         source, there = (F.pad(part, (0, self.source_longest - size)) for part in given)
-        t = level.t.unsqueeze(1).expand(x.shape[:2]) if level.t.dim() == 1 else level.t
-        own = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        x, t = canvas.x, canvas.level.t
+        t = t.unsqueeze(1).expand(x.shape[:2]) if t.dim() == 1 else t
+        own = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if canvas.mask is None else canvas.mask
         return Canvas(
             torch.cat([clean_state(denoiser, source), x], 1),
             denoiser.process.at(torch.cat([torch.zeros_like(source, dtype=t.dtype), t], 1)),
@@ -203,7 +191,7 @@ class Denoiser(nn.Module):
         """The network reads the state, the last estimate of the clean state (zeros where there is none), and the
         codec's features. `read` makes a belief of a Transformer's last states, in the place of its head."""
         with torch.autocast(x.device.type, enabled=False):
-            canvas = self.conditioning.place(self, x, self.process.at(t), mask, condition)
+            canvas = self.conditioning.place(self, Canvas(x, self.process.at(t), mask), condition)
             evidence, first = self.codec.evidence(canvas.x, canvas.level), canvas.first
             inputs = list(self.codec.inputs(canvas.x, canvas.level, evidence))
             if self.self_conditioning is not None:

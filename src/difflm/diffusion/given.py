@@ -1,12 +1,11 @@
 """Given positions of a text: which ones training gives, and how the network reads them."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import Levels
 from difflm.diffusion.condition import HIDDEN, Condition
 from difflm.diffusion.denoiser import Canvas, Conditioning, Denoiser, clean_state
 from difflm.diffusion.noise import Noise
@@ -59,10 +58,10 @@ class MaskStack(Conditioning):
     """The network reads the noisy state, zero at given positions; their clean states, zero elsewhere; where they are;
     and the last estimate (Dieleman et al., 2022; Strudel et al., 2022)."""
 
-    def place(self, denoiser: Denoiser, x: Tensor, level: Levels, mask: Tensor | None, condition: Condition) -> Canvas:
-        given = condition.given
+    def place(self, denoiser: Denoiser, canvas: Canvas, condition: Condition) -> Canvas:
+        given, x = condition.given, canvas.x
         if given is None:
-            return Canvas(x, level, mask, given=(torch.zeros_like(x), torch.zeros_like(x[..., :1], dtype=torch.bool)))
+            return replace(canvas, given=(torch.zeros_like(x), torch.zeros_like(x[..., :1], dtype=torch.bool)))
         shown, here = (given >= 0).unsqueeze(-1), ((given >= 0) | (given == HIDDEN)).unsqueeze(-1)
         clean = torch.where(shown, clean_state(denoiser, given.clamp(min=0)), 0)
-        return Canvas(torch.where(here, 0, x), level, mask, given=(clean, here))
+        return replace(canvas, x=torch.where(here, 0, x), given=(clean, here))

@@ -72,7 +72,10 @@ class Noise:
         """U(0, 1), never 0 or 1, `[B, *shape]`; a position's number does not depend on its neighbours."""
         samples = self.samples
         if samples.device.type == "cpu" and samples.numel() == 1 and not shape and isinstance(step, int):
-            return self._uniform_alone(step, stream)
+            # In plain Python: a server draws the length of every text like this, and each small tensor operation would
+            # let another thread take over.
+            one = mix_bits_of(mix_bits_of(int(samples) + fold_counter(int(self.seed), stream)) + step)
+            return torch.full(samples.shape, ((one >> 41 & 2**23 - 1) + 0.5) * 2.0**-23)
         if self.kernel is not None and len(shape) <= 2:
             return self.kernel(self.seed, samples, step, shape, stream)
         seed = fold_counter(self.seed, stream) if isinstance(self.seed, int) else fold_counters(self.seed, stream)
@@ -82,12 +85,6 @@ class Noise:
             key = mix_bits(key.unsqueeze(-1) + counter)
         # 23 bits: with 24, the largest value plus a half rounds to 2²⁴ in float32, and u = 1 is an infinite normal.
         return ((key >> 41 & 2**23 - 1).to(torch.float32) + 0.5) * 2.0**-23
-
-    def _uniform_alone(self, step: int, stream: int) -> Tensor:
-        """The same number for one sample, in plain Python. A server draws the length of every text like this, and each
-        small tensor operation would let another thread take over."""
-        key = mix_bits_of(mix_bits_of(int(self.samples) + fold_counter(int(self.seed), stream)) + step)
-        return torch.full(self.samples.shape, ((key >> 41 & 2**23 - 1) + 0.5) * 2.0**-23)
 
     def normal(self, step: Step, *shape: int, stream: int = 0) -> Tensor:
         u = self.uniform(step, *shape, stream=stream)

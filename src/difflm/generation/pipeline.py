@@ -355,7 +355,7 @@ class TextDiffusion(Pretrained):
             decoder = choose_decoder(method, self.model, kind, controls, edit, guidance)
         model, most, first = self.model, self.model.longest, 0
         if model.capabilities.denoises:
-            most, first = model.max_words, model.lengths.first
+            most, first = model.lengths.max_words, model.lengths.first
             if prompt and model.capabilities.always_planned:
                 most, first = most + first - prompt, 0
         elif decoder is None:

@@ -1,5 +1,6 @@
 """What every method says about itself."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -79,3 +80,14 @@ class Method(BaseModel):
         if hidden % (2 * heads):
             return f"model.hidden={hidden} does not divide into model.heads={heads} heads of even size"
         return ""
+
+
+def keep_config(
+    values: object, key: str, read: Callable[[str], Row], sizes: Callable[[Row], Row] = lambda _: {}
+) -> object:
+    """Settings of a method, with the config of its pretrained model under `key`, and the sizes that the config says:
+    read of the model's directory, unless a run has kept them."""
+    if isinstance(values, dict) and values.get("pretrained") and not values.get(key):
+        config = read(str(values["pretrained"]))
+        return {**values, key: config, **sizes(config)}
+    return values

@@ -18,7 +18,7 @@ from difflm.diffusion.processes import Absorbing, DiscreteProcess
 from difflm.diffusion.processes.discrete import gather_tokens, keep_visible
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
-from difflm.methods.base import TextSpec
+from difflm.methods.base import TextSpec, keep_config
 from difflm.methods.d3pm import LAMBDA
 from difflm.methods.tokens import TokenMethod
 from difflm.models.base import LanguageModel
@@ -105,10 +105,7 @@ class DiffusionBert(TokenMethod):
     @model_validator(mode="before")
     @classmethod
     def _read_encoder(cls, values: object) -> object:
-        if isinstance(values, dict) and values.get("pretrained") and not values.get("encoder"):
-            encoder = read_encoder(str(values["pretrained"]))
-            values = {**values, "encoder": encoder, **sizes_of(encoder)}
-        return values
+        return keep_config(values, "encoder", read_encoder, sizes_of)
 
     @property
     def word_width(self) -> int:

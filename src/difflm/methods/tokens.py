@@ -14,12 +14,12 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import DiscreteProcess
 from difflm.diffusion.timesteps import LowDiscrepancy, TimeSampler
 from difflm.errors import UsageError
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import Method, TextSpec, keep_config
 from difflm.methods.parts import Lengths, build_lengths, build_network
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel, Noising
 from difflm.models.lengths import LengthPolicy
-from difflm.models.open_start import build_annealed, read_decoder, take_weights
+from difflm.models.open_start import build_annealed, read_decoder, sizes_of, take_weights
 from difflm.networks.transformer import TimeInput
 from difflm.runtime.files import Json
 
@@ -91,11 +91,7 @@ class DecoderStart(TokenMethod):
     @model_validator(mode="before")
     @classmethod
     def _read_decoder(cls, values: object) -> object:
-        if isinstance(values, dict) and values.get("pretrained") and not values.get("decoder"):
-            decoder, shape = read_decoder(str(values["pretrained"]))
-            sizes = {"hidden": shape.hidden, "layers": shape.layers, "heads": shape.heads}
-            values = {**values, "decoder": decoder, **sizes}
-        return values
+        return keep_config(values, "decoder", read_decoder, sizes_of)
 
     def positions(self, texts: TextSpec) -> int:
         """Of the canvases that such a model reads."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from difflm.data.batches import Batch
 from difflm.data.tokenfile import Room
 from difflm.data.tokenizers import END, PAD
-from difflm.diffusion.base import Belief, Levels, Process, State
+from difflm.diffusion.base import Belief, Levels, Order, Process, State
 from difflm.diffusion.bounds import Bound, ScoredTexts, standard_error
 from difflm.diffusion.codecs import Simplex
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
@@ -37,7 +37,7 @@ from difflm.diffusion.samplers.loop import (
     Transform,
 )
 from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
-from difflm.diffusion.samplers.steps import VECTOR_STEPS, Order
+from difflm.diffusion.samplers.steps import VECTOR_STEPS
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.models.base import (
     Capabilities,
@@ -417,7 +417,8 @@ class DiffusionModel(DenoisingModel):
         if codec.holds_tokens:  # positions outside the text are not masks to be written
             known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
             transforms += [TakeLikeliest()] if sampling.temperature == 0 else []
-            order = Order(sampling.block, self.count_before(steering), sampling.sure)
+            before = self.count_before(steering) if sampling.block else None
+            order = Order(sampling.block, before, sampling.sure)
         rules = DISCRETE_STEPS if codec.holds_tokens else VECTOR_STEPS
         return SamplerInputs(
             self.bind_denoiser(denoiser, mask, sampling, steering),

@@ -106,14 +106,9 @@ class DrawnLength(LengthPolicy):
         self.register_buffer("counts", torch.ones(longest))  # counts[i]: texts of i + 1 words
         self._copied: tuple[tuple[int, int], Tensor, Tensor] | None = None
 
-    @property
-    def host_counts(self) -> Tensor:
-        """The counts on the host, where lengths are drawn. They are copied once: a copy from a GPU waits until the GPU
-        has finished all queued work."""
-        return self._copy()[0]
-
     def _copy(self) -> tuple[Tensor, Tensor]:
-        """The counts on the host, and the shares of texts up to each length."""
+        """The counts on the host, where lengths are drawn, and the shares of texts up to each length. They are copied
+        once: a copy from a GPU waits until the GPU has finished all queued work."""
         version = self.counts.data_ptr(), self.counts._version
         if self._copied is None or self._copied[0] != version:
             counts = self.counts.to("cpu", torch.float64, copy=True)
@@ -160,7 +155,7 @@ class DrawnLength(LengthPolicy):
         chances = self.chances_given(condition, observed_counts(self.counts.double()))
         if chances is not None:
             return chances[:, low - 1 : high]
-        return observed_counts(self.host_counts[low - 1 : high]).unsqueeze(0)
+        return observed_counts(self._copy()[0][low - 1 : high]).unsqueeze(0)
 
     def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         if (chances := self.chances_given(condition, self.counts.double())) is not None:

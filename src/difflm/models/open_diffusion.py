@@ -6,7 +6,6 @@ from typing import Unpack, cast
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import Levels
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.denoiser import Canvas, Conditioning, Denoiser
 from difflm.diffusion.samplers.loop import BoundDenoiser, Denoise, Steering
@@ -33,15 +32,16 @@ class Prompt(Conditioning):
             source, there = source[:, kept:], there[:, kept:]
         return replace(condition, source=source, source_mask=there, memory=memory)
 
-    def place(self, denoiser: Denoiser, x: Tensor, level: Levels, mask: Tensor | None, condition: Condition) -> Canvas:
+    def place(self, denoiser: Denoiser, canvas: Canvas, condition: Condition) -> Canvas:
         """If the condition is dropped, the prompt is masked (Nie et al., 2025)."""
         if condition.source is None or condition.source_mask is None:
-            return Canvas(x, level, mask)
+            return canvas
+        x, mask, t = canvas.x, canvas.mask, canvas.level.t
         before = torch.where(condition.source_mask, condition.source, denoiser.process.mask_id)
         own = torch.ones(x.shape, dtype=torch.bool, device=x.device) if mask is None else mask
         seen = torch.cat([torch.ones_like(condition.source_mask), own], 1)
         memory = () if condition.memory is None else (condition.memory,)
-        t = level.t.unsqueeze(1).expand(x.shape) if level.t.dim() == 1 else level.t
+        t = t.unsqueeze(1).expand(x.shape) if t.dim() == 1 else t
         times = torch.cat([torch.zeros_like(before, dtype=t.dtype), t], 1)
         return Canvas(torch.cat([before, x], 1), denoiser.process.at(times), seen, before.shape[1], memory)
 

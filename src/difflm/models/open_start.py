@@ -17,13 +17,18 @@ from difflm.networks.open_transformer import AnnealedTransformer, OpenTransforme
 from difflm.runtime.files import Json, read_json
 
 
-def read_decoder(folder: str) -> tuple[Json, Shape]:
-    """The config in a local directory, and the network shape that it describes."""
+def read_decoder(folder: str) -> Json:
+    """The config in a local directory."""
     path = Path(folder) / "config.json"
     config = read_json(path) if path.is_file() else None
     if not isinstance(config, dict) or str(config.get("model_type")) not in CAUSAL:
         raise UsageError(f"{folder}: no config.json of a left-to-right model there. Known: {', '.join(CAUSAL)}.")
-    return config, shape_of(config)
+    return config
+
+
+def sizes_of(config: Json) -> dict[str, int]:
+    shape = shape_of(config)
+    return {"hidden": shape.hidden, "layers": shape.layers, "heads": shape.heads}
 
 
 def shape_of(config: Json) -> Shape:
@@ -45,7 +50,8 @@ def build_annealed(config: Json, words: int, longest: int, shift: bool, updates:
 
 def read_causal(folder: Path) -> tuple[Json, dict[str, Tensor]]:
     """The config of a directory, and all weights of its network under our names, including its token embedding."""
-    config, shape = read_decoder(str(folder))
+    config = read_decoder(str(folder))
+    shape = shape_of(config)
     weights = {key.removeprefix("transformer."): weight for key, weight in read_weights(folder).items()}
     with torch.device("meta"):
         plain = OpenTransformer(shape, int(config["vocab_size"]))

@@ -4,12 +4,10 @@ Loops whose length a user's input decides call `spend_work`. It raises one of ou
 preparing takes too long, or when nobody waits for it any more."""
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import NoReturn
 
 from difflm.errors import UsageError
@@ -17,7 +15,6 @@ from difflm.errors import UsageError
 MAX_WORK = 1_500_000  # steps of up to a microsecond each
 MAX_SECONDS = 20.0  # of one thread's time on a core: a bound on what the steps do not count
 LOOK = 20_000  # steps after which the clock is read
-MAX_REFUSED = 256  # requests that are remembered
 
 
 class Refused(UsageError):
@@ -47,7 +44,6 @@ class Budget:
 
 _budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
 _interrupt: ContextVar[Callable[[], None] | None] = ContextVar("interrupt", default=None)
-_refused, _lock = OrderedDict[Hashable, str](), Lock()
 
 
 def spend_work(steps: int) -> None:
@@ -73,27 +69,6 @@ def share_budget(named: str = "pattern") -> Iterator[Budget]:
         yield budget
     finally:
         _budget.reset(token)
-
-
-@contextmanager
-def remember_refusal(asked: Hashable) -> Iterator[None]:
-    """Refuse at once what was refused before; a few requests are remembered, if they can be."""
-    try:
-        hash(asked)
-    except TypeError:
-        asked = object()
-    with _lock:
-        known = _refused.get(asked)
-    if known is not None:
-        raise Refused(known)
-    try:
-        yield
-    except Refused as error:
-        with _lock:
-            _refused[asked] = str(error.args[0])
-            while len(_refused) > MAX_REFUSED:
-                _refused.popitem(last=False)
-        raise
 
 
 @contextmanager

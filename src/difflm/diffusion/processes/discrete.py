@@ -22,6 +22,7 @@ class DiscreteProcess(Process):
     """Times s < t are [B] or [B, L] everywhere; nats are [B, L]."""
 
     steps: tuple[str, ...] = ("ancestral",)
+    settles = False  # whether a word, once written, is final
 
     def __init__(self, words: int, states: int) -> None:
         super().__init__()
@@ -57,11 +58,6 @@ class DiscreteProcess(Process):
         settled = x != self.mask_id
         settled = settled if self.settles else settled & expand_to(self.at(t).t <= 0, x, settled)
         return torch.where(settled, x, guess)
-
-    @property
-    def settles(self) -> bool:
-        """Whether a word, once written, is final."""
-        return False
 
     def describe(self, device: torch.device) -> list[float]:
         """How likely the middle word is still unchanged at five times."""

@@ -7,13 +7,13 @@ Shi et al., 2024), for uniform noise that of Schiff et al. (2024), and score ent
 
 import math
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from difflm.diffusion.base import Belief, Times
-from difflm.diffusion.processes.alpha_schedules import AlphaSchedule, LinearAlpha
 from difflm.diffusion.processes.discrete import (
     CERTAIN,
     DiscreteProcess,
@@ -24,6 +24,56 @@ from difflm.diffusion.processes.discrete import (
     keep_visible,
     one_hot_states,
 )
+
+
+class AlphaSchedule:
+    """A noise curve of token diffusion: the share α of words that survive until t falls from 1 at t = 0 to 0 at t = 1.
+    Gaussian curves (`gaussian.py`) are log-SNRs, truncated where nothing of the text is left; discrete noise must reach
+    0 itself, and its continuous-time bound needs α′."""
+
+    learned = False  # whether it is fitted to the training texts
+
+    def alpha(self, t: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def slope(self, t: Tensor) -> Tensor:
+        """α′(t) < 0."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LinearAlpha(AlphaSchedule):
+    """α = 1 − t: D3PM's β = 1/(T − t + 1), and what masked models found best (Sahoo et al., 2024)."""
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return 1 - t
+
+    def slope(self, t: Tensor) -> Tensor:
+        return torch.full_like(t, -1.0)
+
+
+@dataclass(frozen=True)
+class PowerAlpha(AlphaSchedule):
+    """α = 1 − t^w (Shi et al., 2024)."""
+
+    w: float = 2.0
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return 1 - t**self.w
+
+    def slope(self, t: Tensor) -> Tensor:
+        return -self.w * t ** (self.w - 1)
+
+
+@dataclass(frozen=True)
+class CosineAlpha(AlphaSchedule):
+    """α = 1 − sin(πt/2): the cosine curve of masked models (Shi et al., 2024)."""
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return 1 - torch.sin(t * (math.pi / 2))
+
+    def slope(self, t: Tensor) -> Tensor:
+        return -torch.cos(t * (math.pi / 2)) * (math.pi / 2)
 
 
 class Mix(NamedTuple):
@@ -153,7 +203,7 @@ class Absorbing(Interpolating):
         *("ancestral", "confidence", "entropy", "entropy-bound", "first-hitting", "gibbs", "margin", "remask"),
         *("threshold", "truncated"),
     )
-    linear = True
+    settles = linear = True
 
     def __init__(self, words: int, keep: AlphaSchedule | None = None) -> None:
         super().__init__(words, words + 1)
@@ -173,10 +223,6 @@ class Absorbing(Interpolating):
 
     def survival(self, ids: Tensor, t: Tensor) -> Tensor:
         return expand_to(self.keep.alpha(t.double()), ids, t).expand(ids.shape)
-
-    @property
-    def settles(self) -> bool:
-        return True
 
     def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         return keep_visible(logits, z, self.mask_id), None

@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from difflm.diffusion.base import Order, StepRule, StepState
 from difflm.diffusion.processes.discrete import draw_states, draw_words, expand_to
-from difflm.diffusion.samplers.steps import Order, Step, StepState
 
 REMASK = 0.02  # share of the words that is masked again in a step, at most
 SURE = Order.sure  # words of at least this probability are written together
@@ -229,7 +229,7 @@ def written(now: StepState, words: Tensor, rank: Tensor, left: Tensor) -> Tensor
 
 # Rules with which a text without masks is finished.
 ORDERED = ("confidence", "entropy", "entropy-bound", "first-hitting", "margin", "threshold")
-DISCRETE_STEPS: Mapping[str, Step] = {
+DISCRETE_STEPS: Mapping[str, StepRule] = {
     "ancestral": ancestral,
     "confidence": confidence,
     "entropy": entropy,

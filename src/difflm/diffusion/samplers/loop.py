@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import Belief, Codec, Levels, Process, expand_levels
+from difflm.diffusion.base import Belief, Codec, Levels, Order, Process, StepRule, StepState, expand_levels
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.steps import ETA, Order, Step, StepState
+from difflm.diffusion.samplers.steps import ETA
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
 
 Transform = Callable[[Belief, Tensor, Tensor], Belief]  # (belief, x_t, t) → belief
@@ -115,7 +115,7 @@ class Sampler:
     With a `told_time` τ, a state at time t is taken for one at τ + (1 − τ) t, by the network and by the step: as if it
     saw little but noise, the network relies on the source (CeDi, Ye et al., 2024, algorithm 2)."""
 
-    step: Step
+    step: StepRule
     transforms: Sequence[Transform] = ()
     guide: Guide | None = None
     told_time: float = 0.0

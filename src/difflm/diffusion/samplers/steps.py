@@ -1,53 +1,11 @@
 """Step rules: from x_t and a belief to x_s, for any s < t, each the line of its paper."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import Belief, Levels, expand_levels
-
-
-@dataclass(frozen=True)
-class Order:
-    """Where masks become words: in blocks of `block` positions, one after the other (0: anywhere), counted from the
-    first position that is not given, or from this many positions before the canvas, [B, 1]. Words of at least the
-    probability `sure` are written together by rules that use it."""
-
-    block: int = 0
-    before: Tensor | None = None
-    sure: float = 0.9
-
-
-@dataclass(frozen=True)
-class StepState:
-    """The inputs of a step from t to s, with the beliefs at t and one step earlier."""
-
-    process: Any  # Gaussian or discrete: each rule is for one kind
-    x: Tensor
-    belief: Belief
-    level: Levels  # at t
-    next_level: Levels  # at s
-    noise: Callable[[], Tensor]  # drawn only by the rules that need it
-    last: tuple[Tensor, Levels] | None = None  # the clean state believed one step earlier, and its level
-    ask: Callable[[Tensor, Levels], Belief] | None = None  # the denoiser, for rules that call it twice
-    free: Tensor | None = None  # positions that are not given, [B, L]; None: all
-    eta: float = 1.0  # the share of the ancestral step's spread that the rule draws as new noise
-    order: "Order | None" = None  # where masks become words; None: anywhere
-
-    @property
-    def t(self) -> Tensor:
-        return self.level.t
-
-    @property
-    def s(self) -> Tensor:
-        return self.next_level.t
-
-
-class Step(Protocol):
-    def __call__(self, now: StepState) -> Tensor: ...
+from difflm.diffusion.base import StepRule, StepState, expand_levels
 
 
 def ancestral(now: StepState) -> Tensor:
@@ -77,7 +35,8 @@ def half_ddim(now: StepState) -> Tensor:
 def euler(now: StepState) -> Tensor:
     """One explicit step of the probability flow dy/dς = (y − x̂_0)/ς in y = x/α, ς = σ/α (Karras et al., 2022).
 
-    The line it follows is the exact flow for a fixed x̂_0; in y it would subtract numbers of size 1/α.
+    The line it follows is the exact flow for a fixed x̂_0; in y it would subtract numbers of size 1/α. For the belief of
+    a flow map, the mean of those along the way, it is a "jump", which lands where the flow does.
     """
     return _towards(now, now.belief.clean)
 
@@ -116,11 +75,6 @@ def renoise(now: StepState) -> Tensor:
     return torch.where(expand_levels(now.t > now.s, x), x_s, x)
 
 
-def jump(now: StepState) -> Tensor:
-    """The same line for the belief of a flow map, the mean of those along the way: it lands where the flow does."""
-    return _towards(now, now.belief.clean)
-
-
 def _towards(now: StepState, clean: Tensor) -> Tensor:
     """The probability flow from t to s, solved exactly for a clean state that stays the same on the way."""
     t, s = now.process.at(now.level), now.process.at(now.next_level)
@@ -140,7 +94,7 @@ def clean_weight(now: StepState) -> Tensor:
     return torch.where(new > 0, (1 - kept) / new, 1.0)
 
 
-STEPS: Mapping[str, Step] = {
+STEPS: Mapping[str, StepRule] = {
     "ancestral": ancestral,
     "ddim": ddim,
     "ddim-half": half_ddim,
@@ -148,5 +102,5 @@ STEPS: Mapping[str, Step] = {
     "euler": euler,
     "heun": heun,
 }
-VECTOR_STEPS: Mapping[str, Step] = {**STEPS, "jump": jump, "renoise": renoise}
-ETA: Mapping[Step, float] = {ancestral: 1.0, half_ddim: 0.5, renoise: 1.0}  # of each rule that draws noise
+VECTOR_STEPS: Mapping[str, StepRule] = {**STEPS, "jump": euler, "renoise": renoise}
+ETA: Mapping[StepRule, float] = {ancestral: 1.0, half_ddim: 0.5, renoise: 1.0}  # of each rule that draws noise

@@ -8,9 +8,8 @@ from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Sqrt
-from difflm.methods.ar_diffusion.bound import TwoLevelBound
 from difflm.methods.ar_diffusion.network import TimeAttentionDecoder
-from difflm.methods.ar_diffusion.times import TwoLevelTimes
+from difflm.methods.ar_diffusion.times import TwoLevelBound, TwoLevelTimes
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.diffusion_lm import CERTAIN, CHAIN, X0_STD, compose_chain
 from difflm.methods.parts import build_reader

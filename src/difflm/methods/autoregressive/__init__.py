@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from difflm.data.encoders import is_pretrained
 from difflm.data.tokenizers import PretrainedTokenizer, Tokenizer
 from difflm.methods.autoregressive.decoder_only import DecoderOnly as Model
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import Method, TextSpec, keep_config
 from difflm.methods.parts import read_sizes, read_source_sizes
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
@@ -34,10 +34,7 @@ class AutoregressiveTwin(Method):
     @model_validator(mode="before")
     @classmethod
     def _read_decoder(cls, values: object) -> object:
-        if isinstance(values, dict) and values.get("pretrained") and not values.get("decoder"):
-            decoder = read_decoder(str(values["pretrained"]))
-            values = {**values, "decoder": decoder, **sizes_of(decoder)}
-        return values
+        return keep_config(values, "decoder", read_decoder, sizes_of)
 
     def build(self, texts: TextSpec) -> LanguageModel:
         return self._compose(Autoregressive, texts)

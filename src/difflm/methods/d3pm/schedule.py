@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from difflm.diffusion.processes import Uniform
-from difflm.diffusion.processes.alpha_schedules import AlphaSchedule
 from difflm.diffusion.processes.gaussian import interpolate
+from difflm.diffusion.processes.interpolating import AlphaSchedule
 
 POINTS = 2001
 

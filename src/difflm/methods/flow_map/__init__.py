@@ -10,8 +10,8 @@ from pydantic import Field
 from difflm.diffusion.processes import Mapped
 from difflm.methods.base import TextSpec
 from difflm.methods.difflm import DiffLM
+from difflm.methods.flow_map.jumps import TwoTimeEmbedding
 from difflm.methods.flow_map.model import FlowMapModel
-from difflm.methods.flow_map.network import TwoTimeEmbedding
 from difflm.models.base import LanguageModel, Sampling
 
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from difflm.diffusion.base import Belief, Levels, expand_levels
+from difflm.diffusion.base import Belief, Levels, StepState, expand_levels
 from difflm.diffusion.processes import Gaussian, GaussianLevels
 from difflm.diffusion.samplers.loop import Denoise, Temperature
-from difflm.diffusion.samplers.steps import StepState, jump
+from difflm.diffusion.samplers.steps import euler
+from difflm.networks.transformer import TimeEmbedding, sinusoid
 
 FINEST = 5  # the shortest jumps that are learned are 2⁻⁵ of the way; their halves are steps of the flow itself
 AT_AN_END = 0.2  # extra share of jumps that begin in noise, and of those that end in text
@@ -71,7 +72,7 @@ class TwoJumps:
         """p_{t,s}(w | x_t), [B, L, V]. A network that sees the `previous` belief also sees it in the second jump."""
         first = self.believe(ask, x_t, self.t, self.u, previous)
         with torch.autocast(x_t.device.type, enabled=False):
-            x_u = jump(StepState(self.process, x_t, first, self.t, self.u, lambda: x_t))
+            x_u = euler(StepState(self.process, x_t, first, self.t, self.u, lambda: x_t))
         second = self.believe(ask, x_u, self.u, self.s, None if previous is None else first.clean)
         share = expand_levels(first_share(self.t, self.u, self.s), first.logits)
         return torch.lerp(second.shares, first.shares, share)
@@ -98,3 +99,25 @@ class JumpDenoiser:
         following = (self.step_counter + 1).expand(1, self.times.shape[1])  # for all rows, or for each row
         s = self.times.gather(0, following).squeeze(0)
         return self.denoise(x, jump_levels(cast(GaussianLevels, level), s), previous if self.remembers else None)
+
+
+class TwoTimeEmbedding(TimeEmbedding):
+    """Of times [B] or [B, L] as `TimeEmbedding`: a jump of no length. Of [B, 1, 2], a time and the length of a jump:
+    the sum of the embeddings of both. That of lengths begins with zeros, so that a network which knows one time
+    answers as before."""
+
+    def __init__(self, dim: int, hidden: int, out: int) -> None:
+        super().__init__(dim, hidden, out)
+        self.length = TimeEmbedding(dim, hidden, out)
+        last = self.length[2]
+        assert isinstance(last, nn.Linear)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
+    def forward(self, t: Tensor) -> Tensor:
+        time, length = t.unbind(-1) if t.dim() == 3 else (t, torch.zeros_like(t))
+        # A Sequential would run all of its parts one after the other.
+        own: Tensor = self[2](self[1](self[0](sinusoid(time, self.dim))))
+        own = own if time.dim() == 2 else own.unsqueeze(1)
+        out: Tensor = own + self.length(length)
+        return out

@@ -15,9 +15,8 @@ from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.methods.base import TextSpec
-from difflm.methods.ld4lg.autoencoder import Autoencoder
+from difflm.methods.ld4lg.autoencoder import Autoencoder, Latents
 from difflm.methods.ld4lg.base import LatentMethod
-from difflm.methods.ld4lg.codec import Latents
 from difflm.methods.ld4lg.model import LatentDiffusion
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling

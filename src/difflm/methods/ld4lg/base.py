@@ -7,7 +7,7 @@ from torch import nn
 
 from difflm.data.tokenizers import Tokenizer
 from difflm.errors import UsageError
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import Method, TextSpec, keep_config
 from difflm.methods.ld4lg.autoencoder import Autoencoder
 from difflm.methods.ld4lg.hf_seq2seq import FrozenDecoder, FrozenEncoder, build_halves, read_seq2seq, take_weights
 from difflm.methods.ld4lg.networks import LatentDecoder, TextEncoder
@@ -37,9 +37,7 @@ class LatentMethod(Method):
     @model_validator(mode="before")
     @classmethod
     def _read_frozen(cls, values: object) -> object:
-        if isinstance(values, dict) and values.get("pretrained") and not values.get("frozen"):
-            values = {**values, "frozen": read_seq2seq(str(values["pretrained"]))}
-        return values
+        return keep_config(values, "frozen", read_seq2seq)
 
     def build_halves(
         self, texts: TextSpec, out_dim: int, layers: int, reads_source: bool
