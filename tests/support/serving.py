@@ -108,16 +108,19 @@ def events(lines: Any) -> Iterator[tuple[str, Any]]:
 
 class Gate:
     """Holds a model back: steps pass while it is open, and while it is closed nobody joins a loop that runs. Counts the
-    loops, the steps, and the requests that each loop has seen."""
+    loops, the steps, and the requests that each loop has seen. It closes by itself in the step of number `closes`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open, self.frames, self._seen = threading.Event(), 0, dict[Loop, dict[int, Any]]()
+        self.closes = 0
         self.open.set()
         step, seat_rows, take = Loop.step, scheduler.seat_rows, Scheduler._take
 
         def held(loop: Loop) -> Any:
             self._seen.setdefault(loop, {}).update({id(seat.job): seat.job for seat in loop.holders})
             found = step(loop)
+            if self.frames + 1 == self.closes:
+                self.open.clear()
             assert self.open.wait(PATIENCE)
             self.frames += 1
             return found

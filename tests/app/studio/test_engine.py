@@ -290,9 +290,11 @@ def test_who_leaves_the_queue_is_not_worked_for(asking: Any, gate: Gate) -> None
 
 def test_what_a_client_leaves_in_mid_stream_is_not_finished(asking: Any, gate: Gate) -> None:
     server, client, ask = asking
+    gate.closes = 3
     with client.stream("POST", "/api/stream", json={"n": 16, "steps": 200, "length": 9}) as answer:
-        assert next(name for name, _ in events(answer.iter_lines()) if name == "frame")
-        gate.open.clear()
+        lines = events(answer.iter_lines())  # kept: the stream would be closed with it
+        assert next(name for name, _ in lines if name == "frame")
+        wait_for(lambda: not gate.open.is_set())
     wait_for(lambda: all(job.over for job in server.engine._running))
     assert len(server.engine._running) == 1 and server.engine.gauges()["running_requests"][1] == 0
     before = gate.frames
