@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from difflm.controls.base import CHARACTERS, WORDS, Canvas, Check, Control, Exact, ModelInfo, need_number, need_text
 from difflm.controls.patterns.pattern import WordCount
-from difflm.controls.patterns.token_automata import TokenAutomaton, avoid_phrases, forbid_tokens
+from difflm.controls.patterns.token_automata import TokenAutomaton, avoid_phrases
 from difflm.controls.pieces import avoid_words
 from difflm.data.tokenizers import SPECIALS, Tokenizer
 from difflm.data.words import has_phrase, split_words
@@ -105,7 +105,9 @@ class Avoid(Exact):
 
     def automaton(self, info: ModelInfo) -> TokenAutomaton:
         banned = self.bans(info)
-        return avoid_all([self.word], info) if banned is None else forbid_tokens(banned, info.tokenizer.size)
+        if banned is None:
+            return avoid_all([self.word], info)
+        return avoid_phrases([[token] for token in banned], info.tokenizer.size)
 
     def judge(self, text: str) -> tuple[bool, str]:
         word = self.word.strip().lower()  # one that is printed as a part of another is found by `split_words`

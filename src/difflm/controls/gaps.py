@@ -9,7 +9,7 @@ from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING
 
 from difflm.controls.base import CHARACTERS, Canvas, Control, Exact, KnownText, KnownTokens, ModelInfo, need_text
-from difflm.controls.patterns.regular import Chars, Either, Node, Repeated, Sequenced, literal, parse_pattern
+from difflm.controls.patterns.regular import Chars, Either, Node, Repeated, parse_pattern, sequence
 from difflm.controls.patterns.token_automata import TokenAutomaton, compile_pattern
 from difflm.controls.pieces import ANYTHING, NOTHING, cut_bytes
 from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from difflm.diffusion.samplers.loop import Transform
 
 BLANK = re.compile(r"(?:_{3,}|\[MASK\]|<mask>)(?::(\d+))?", re.IGNORECASE)
-SOMETHING = Sequenced((ANYTHING, Chars(named="S"), ANYTHING))
+SOMETHING = sequence(ANYTHING, Chars(named="S"), ANYTHING)
 # A word of a counted gap: letters, digits or both, with few other characters around it and between its parts.
 WORD = r"""["'“‘(\[£$€]{0,2}(\w+([\-'’&/@]\w+)*|\d+([.,:]\d+)*%?|(\w\.)+)(['’]|[,.;:!?…"”)\]]){0,2}"""
 CLOSING = r",.;:!?…)\]}%”’"  # marks that are written without a space before them
@@ -152,20 +152,15 @@ class Infill(Exact, KnownText):
         if not self.spaced and not info.tokenizer.whole_words:
             return None
         few = sum(n or 0 for n in self.gaps) <= FEW_WORDS
-        word, space = parse_pattern(WORD) if few else Repeated(Chars(named="S"), 1, None), literal(" ")
-        more = Sequenced((space, word))
-        counted = [n if self.spaced else None for n in self.gaps]
-        free = [fill_between(*sides) if self.spaced else SOMETHING for sides in pairwise(self.parts)]
-        some = [Sequenced((word, Repeated(more, n - 1, n - 1))) if n else None for n in counted]
-        gaps = [own or one for own, one in zip(some, free, strict=True)]
-
-        def spell(part: str) -> Node:
-            if not self.spaced:
-                return literal(part)
-            return Sequenced(tuple(Either((literal(char), literal(cut_bytes(char)))) for char in part))
-
-        parts = chain.from_iterable(zip(map(spell, self.parts), [*gaps, NOTHING], strict=True))
-        return compile_pattern(Sequenced(tuple(parts)), info.tokenizer, as_bytes=self.spaced)
+        word = parse_pattern(WORD) if few else Repeated(Chars(named="S"), 1, None)
+        parts, gaps = [*map(sequence, self.parts)], list[Node]([SOMETHING] * len(self.gaps))
+        if self.spaced:
+            parts = [sequence(*(Either((sequence(c), sequence(cut_bytes(c)))) for c in part)) for part in self.parts]
+            more = [None if n is None else Repeated(sequence(" ", word), n - 1, n - 1) for n in self.gaps]
+            sides = zip(more, pairwise(self.parts), strict=True)
+            gaps = [fill_between(*parts) if own is None else sequence(word, own) for own, parts in sides]
+        tree = sequence(*chain.from_iterable(zip(parts, [*gaps, NOTHING], strict=True)))
+        return compile_pattern(tree, info.tokenizer, as_bytes=self.spaced)
 
     def judge(self, text: str) -> tuple[bool, str]:
         return matches_parts(self.parts, self.gaps, text, self.find_words(text)), CHARACTERS
@@ -194,8 +189,8 @@ def fill_between(left: str, right: str) -> Node:
     sign = Chars(named="S")
     touching = [bool(part) and not char.isspace() for part, char in ((left, left[-1:]), (right, right[:1]))]
     before, after = (ANYTHING if touches else NOTHING for touches in touching)
-    one = Sequenced((before, sign, after))
-    return one if any(touching) else Either((one, Sequenced((sign, ANYTHING, sign))))
+    one = sequence(before, sign, after)
+    return one if any(touching) else Either((one, sequence(sign, ANYTHING, sign)))
 
 
 def split_total(rest: int, gaps: int, shares: Sequence[float]) -> list[int]:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from difflm.controls.patterns.regular import Chars, Either, Node, Repeated, Sequenced, literal
+from difflm.controls.patterns.regular import Chars, Either, Node, Repeated, sequence
 from difflm.controls.patterns.token_automata import TokenAutomaton, compile_pattern
 from difflm.data.tokenizers import SPECIALS, Tokenizer
 from difflm.data.words import CJK, FUSED, UNITS, has_phrase, is_letter, split_words
@@ -14,7 +14,7 @@ from difflm.runtime.work import spend_work
 
 # What might follow a token and join it with the words before it into one word.
 BEHIND = ("a", "A", "1", "s", "é", ".", ".a", ".1", "-", "-a", "'s", "&a", ",1", ":1", "£", "e.", "g.", "m.")
-ANYTHING, NOTHING = Repeated(Chars(named="sS"), 0, None), Sequenced(())
+ANYTHING, NOTHING = Repeated(Chars(named="sS"), 0, None), sequence()
 EDGE = Chars(tuple(re.findall("(.)-(.)", CJK)), "W")  # what may be next to a word
 
 
@@ -23,9 +23,8 @@ EDGE = Chars(tuple(re.findall("(.)-(.)", CJK)), "W")  # what may be next to a wo
 
 def avoid_words(words: Sequence[str], tokenizer: Tokenizer) -> TokenAutomaton:
     """The automaton of texts that contain none of these words, however they are tokenized."""
-    return compile_pattern(
-        Either(tuple(hold_word(word.strip()) for word in words)), tokenizer, negated=True, as_bytes=True
-    )
+    held = Either(tuple(hold_word(word.strip()) for word in words))
+    return compile_pattern(held, tokenizer, negated=True, as_bytes=True)
 
 
 def hold_word(word: str) -> Node:
@@ -43,12 +42,11 @@ def hold_phrase(
     """Texts that have the characters of a phrase, with nothing next to it that lengthens its words: what may be
     `before` it is a separator; what is `ahead` of it, or `behind` it, is read as another word."""
     words = " ".join(phrase.split())
-    left = Either((NOTHING, *(Sequenced((ANYTHING, one)) for one in before)))
-    left = Either((left, *(Sequenced((left, head)) for head in ahead)))
-    right = Either((NOTHING, Sequenced((EDGE, ANYTHING))))
-    right = Either((right, *(Sequenced((tail, right)) for tail in behind)))
-    apart = [is_letter(words[0]), is_letter(words[-1])]
-    return Sequenced((left if apart[0] else ANYTHING, any_case(words), right if apart[1] else ANYTHING))
+    left: Node = Either((NOTHING, *(sequence(ANYTHING, one) for one in before)))
+    left = Either((left, *(sequence(left, head) for head in ahead))) if is_letter(words[0]) else ANYTHING
+    right: Node = Either((NOTHING, sequence(EDGE, ANYTHING)))
+    right = Either((right, *(sequence(tail, right) for tail in behind))) if is_letter(words[-1]) else ANYTHING
+    return sequence(left, any_case(words), right)
 
 
 def any_case(text: str) -> Node:
@@ -57,9 +55,9 @@ def any_case(text: str) -> Node:
     for char in text:
         like = {char, char.lower(), char.upper(), char.title(), *{"k": "\u212a", "å": "\u212b"}.get(char.lower(), "")}
         same = sorted(one for one in like if len(one) == 1 and one.lower() == char.lower())
-        cut = [literal(cut_bytes(one)) for one in same if not one.isascii()]
+        cut = [sequence(cut_bytes(one)) for one in same if not one.isascii()]
         found.append(Either((Chars(tuple((one, one) for one in same)), *cut)))
-    return Sequenced(tuple(found))
+    return sequence(*found)
 
 
 def cut_bytes(text: str) -> str:

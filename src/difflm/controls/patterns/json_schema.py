@@ -10,17 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from difflm.controls.patterns.regular import (
-    MAX_COUNT,
-    MAX_DEPTH,
-    Chars,
-    Either,
-    Node,
-    Repeated,
-    Sequenced,
-    literal,
-    parse_pattern,
-)
+from difflm.controls.patterns.regular import MAX_COUNT, Chars, Either, Node, Repeated, parse_pattern, sequence
 from difflm.errors import UsageError
 from difflm.runtime.files import Json
 from difflm.runtime.work import share_budget, spend_work
@@ -35,16 +25,17 @@ NOT_SAME = (("\u2028", "\u2029"), ("\ufeff", "\ufeff"))  # some readers treat th
 NAMED_RANGES = {"d": (("0", "9"),), "w": (("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"))}
 INSIDE = Chars(UNSPELT, negated=True)
 DIGIT = Chars((("0", "9"),))
+MAX_DEPTH = 40  # schemas inside of schemas
 USUAL_LENGTH, LEAST_USUAL = 80, 20  # characters of a string for which the schema gives no limit
 ALL_USUAL = 600  # of all such strings together, so that the automaton stays small
 # Of an object for which the schema gives no properties:
 KEY = "[a-z][a-z_]{0,11}"
 PLAIN = "-?(0|[1-9][0-9]{0,8})([.][0-9]{1,4})?|true|false|null"
 LARGEST = 10**15 - 1  # up to this number, all readers agree on whole numbers
-FRACTION = Sequenced((Repeated(DIGIT, 0, 5), Chars((("1", "9"),))))  # never zero, so that bounds stay simple
+FRACTION = sequence(Repeated(DIGIT, 0, 5), Chars((("1", "9"),)))  # never zero, so that bounds stay simple
 
 ABOUT = {"$schema", "$id", "$comment", "$defs", "title", "description", "default", "examples", "deprecated"}
-LITERALS: Mapping[str, Node] = {"null": literal("null"), "boolean": Either((literal("true"), literal("false")))}
+LITERALS: Mapping[str, Node] = {"null": sequence("null"), "boolean": Either((sequence("true"), sequence("false")))}
 BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 KEYWORDS: Mapping[str, set[str]] = {
     "object": {"properties", "required", "additionalProperties"},
@@ -134,7 +125,7 @@ class Compiler:
             fitting = [value for value in values if not kinds or is_json_of(json.dumps(value), {"type": kinds})]
             if not fitting:
                 self.refuse(at, "no value is of its type")
-            return Either(tuple(literal(json.dumps(value, ensure_ascii=False)) for value in fitting))
+            return Either(tuple(sequence(json.dumps(value, ensure_ascii=False)) for value in fitting))
         if not kinds:
             self.refuse(at, "the type is missing")
         return Either(
@@ -170,29 +161,25 @@ class Compiler:
     def compile_string(self, schema: Schema, at: str, depth: int) -> Node:
         least, most = self.counts(schema, "minLength", "maxLength", at)
         if "format" in schema:
-            return Sequenced((literal('"'), self.compile_format(schema, least, most, at), literal('"')))
-        self.unlimited += most is None and "pattern" not in schema
-        inner: Node = Repeated(INSIDE, least, max(least, self.usual) if most is None else most)
-        if "pattern" in schema:
-            if least or most is not None:
-                self.refuse(at, "pattern and a length cannot be combined: write the length into the pattern")
-            if not isinstance(schema["pattern"], str):
-                self.refuse(at, "pattern must be a string")
-            try:
-                if parse_pattern(schema["pattern"].strip("^$")).alternatives:
-                    self.refuse(at, "put the alternatives of the pattern into a group")
-                inner = parse_pattern(whole_pattern(schema["pattern"]), spell_inside)
-            except UsageError as error:
-                self.refuse(at, str(error).removesuffix("."))
-        return Sequenced((literal('"'), inner, literal('"')))
-
-    def compile_format(self, schema: Schema, least: int, most: int | None, at: str) -> Node:
-        known = FORMATS.get(str(schema["format"]))
-        if known is None:
-            self.refuse(at, f"the format {str(schema['format'])[:50]!r} is not known. Known: {', '.join(FORMATS)}")
-        if "pattern" in schema or least > known.shortest or (most is not None and most < known.longest):
-            self.refuse(at, f"{schema['format']} cannot be combined with another pattern or such a length")
-        return parse_pattern(known.written)
+            known = FORMATS.get(str(schema["format"]))
+            if known is None:
+                self.refuse(at, f"the format {str(schema['format'])[:50]!r} is not known. Known: {', '.join(FORMATS)}")
+            if "pattern" in schema or least > known.shortest or (most is not None and most < known.longest):
+                self.refuse(at, f"{schema['format']} cannot be combined with another pattern or such a length")
+            return sequence('"', parse_pattern(known.written), '"')
+        if "pattern" not in schema:
+            self.unlimited += most is None
+            return sequence('"', Repeated(INSIDE, least, max(least, self.usual) if most is None else most), '"')
+        if least or most is not None:
+            self.refuse(at, "pattern and a length cannot be combined: write the length into the pattern")
+        if not isinstance(schema["pattern"], str):
+            self.refuse(at, "pattern must be a string")
+        try:
+            if parse_pattern(schema["pattern"].strip("^$")).alternatives:
+                self.refuse(at, "put the alternatives of the pattern into a group")
+            return sequence('"', parse_pattern(whole_pattern(schema["pattern"]), spell_inside), '"')
+        except UsageError as error:
+            self.refuse(at, str(error).removesuffix("."))
 
     def compile_integer(self, schema: Schema, at: str, depth: int) -> Node:
         return self.compile_number(schema, at, depth, fractions=False)
@@ -206,15 +193,16 @@ class Compiler:
         high = int(min(schema.get("maximum", LARGEST), schema.get("exclusiveMaximum", LARGEST)))
         first = low + (schema.get("exclusiveMinimum") == low)
         last = high - (schema.get("exclusiveMaximum") == high)
-        parts = []
+        parts = list[Node]()
         for sign, least, most, begin, end in (
             ("", max(first, 0), last, max(low, 0), high),
             ("-", max(-last, 1), -first, max(-high, 0), -low),
         ):
-            whole, broken = digits_between(least, most), digits_between(begin, end - 1) if fractions else None
-            ways = [whole] if whole else []
-            ways += [Sequenced((broken, literal("."), FRACTION))] if broken else []
-            parts += [Sequenced((literal(sign), Either(tuple(ways)) if fractions else ways[0]))] if ways else []
+            ways = [digits_between(least, most)]
+            if fractions and (whole := digits_between(begin, end - 1)):
+                ways.append(sequence(whole, ".", FRACTION))
+            if any(ways):
+                parts.append(sequence(sign, Either(tuple(filter(None, ways)))))
         if not parts:
             self.refuse(at, "no number is within its bounds")
         return Either(tuple(parts))
@@ -224,7 +212,7 @@ class Compiler:
             self.refuse(at, "items is missing: it gives the type of the items")
         least, most = self.counts(schema, "minItems", "maxItems", at)
         if most == 0:
-            return literal("[]")
+            return sequence("[]")
         return list_of(self.compile(schema["items"], f"{at}.items", depth + 1), least, most)
 
     def compile_object(self, schema: Schema, at: str, depth: int) -> Node:
@@ -237,58 +225,46 @@ class Compiler:
             self.refuse(at, "additionalProperties must be true or false; none are written")
         if missing := [key for key in required if not isinstance(key, str) or key not in properties]:
             self.refuse(at, f"{str(missing[0])[:50]!r} is required and not among the properties")
-        entries = [
-            Sequenced(
-                (literal(f"{json.dumps(key, ensure_ascii=False)}: "), self.compile(own, f"{at}.{key}", depth + 1))
-            )
-            for key, own in properties.items()
-        ]
-        return Sequenced((literal("{"), join_entries(entries, [key in required for key in properties]), literal("}")))
+        own = {key: self.compile(one, f"{at}.{key}", depth + 1) for key, one in properties.items()}
+        entries = [sequence(f"{json.dumps(key, ensure_ascii=False)}: ", value) for key, value in own.items()]
+        return sequence("{", join_entries(entries, [key in required for key in properties]), "}")
 
 
 def any_object(depth: int = 1) -> Node:
     """Any object whose values are plain or, `depth` levels deep, lists of plain ones and further objects."""
-    string = Sequenced((literal('"'), Repeated(INSIDE, 0, LEAST_USUAL), literal('"')))
-    plain = Either((string, parse_pattern(PLAIN)))
+    plain = Either((sequence('"', Repeated(INSIDE, 0, LEAST_USUAL), '"'), parse_pattern(PLAIN)))
     inner = (list_of(plain, 0, None), any_object(depth - 1)) if depth else ()
-    entry = Sequenced((literal('"'), parse_pattern(KEY), literal('": '), Either((plain, *inner))))
-    return Sequenced((literal("{"), separated(entry, 0, None), literal("}")))
+    entry = sequence('"', parse_pattern(KEY), '": ', Either((plain, *inner)))
+    return sequence("{", separated(entry, 0, None), "}")
 
 
 def list_of(item: Node, least: int, most: int | None) -> Node:
-    return Sequenced((literal("["), separated(item, least, most), literal("]")))
+    return sequence("[", separated(item, least, most), "]")
 
 
 def separated(item: Node, least: int, most: int | None) -> Node:
     """So many of an item, with commas between them."""
-    more = Repeated(Sequenced((literal(", "), item)), max(least - 1, 0), None if most is None else most - 1)
-    return Repeated(Sequenced((item, more)), int(least > 0), 1)
+    more = Repeated(sequence(", ", item), max(least - 1, 0), None if most is None else most - 1)
+    return Repeated(sequence(item, more), int(least > 0), 1)
 
 
 def join_entries(entries: Sequence[Node], required: Sequence[bool]) -> Node:
     """Entries in their order with commas between them; those that are not required may be left out."""
-
-    def follow(first: int) -> tuple[Node, ...]:
-        rest = zip(entries[first:], required[first:], strict=True)
-        return tuple(Repeated(Sequenced((literal(", "), entry)), int(must), 1) for entry, must in rest)
-
+    later = [Repeated(sequence(", ", entry), int(must), 1) for entry, must in zip(entries, required, strict=True)]
     if True not in required:
         spend_work(len(entries) ** 2)
-        some = (Sequenced((entry, *follow(k + 1))) for k, entry in enumerate(entries))
-        return Either((Sequenced(()), *some))
-    sure = list(required).index(True)
-    before = (Repeated(Sequenced((entry, literal(", "))), 0, 1) for entry in entries[:sure])
-    return Sequenced((*before, entries[sure], *follow(sure + 1)))
+        return Either((sequence(), *(sequence(entry, *later[k + 1 :]) for k, entry in enumerate(entries))))
+    sure = required.index(True)
+    before = (Repeated(sequence(entry, ", "), 0, 1) for entry in entries[:sure])
+    return sequence(*before, entries[sure], *later[sure + 1 :])
 
 
 def digits_between(low: int, high: int) -> Node | None:
     """The whole numbers from `low` ≥ 0 to `high`; None: there are none."""
-    parts = []
-    for size in range(len(str(low)), len(str(max(high, 0))) + 1):
-        least, most = max(low, 10 ** (size - 1) if size > 1 else 0), min(high, 10**size - 1)
-        if least <= most:
-            parts.append(same_length(str(least), str(most)))
-    return Either(tuple(parts)) if parts else None
+    sizes = range(len(str(low)), len(str(max(high, 0))) + 1)
+    ends = [(max(low, 10 ** (size - 1) if size > 1 else 0), min(high, 10**size - 1)) for size in sizes]
+    parts = tuple(same_length(str(least), str(most)) for least, most in ends if least <= most)
+    return Either(parts) if parts else None
 
 
 def same_length(low: str, high: str) -> Node:
@@ -297,13 +273,13 @@ def same_length(low: str, high: str) -> Node:
     if rest < 0 or (low, high) == ("0" * (rest + 1), "9" * (rest + 1)):
         return Repeated(DIGIT, rest + 1, rest + 1)
     if low[0] == high[0]:
-        return Sequenced((literal(low[0]), same_length(low[1:], high[1:])))
-    first = Sequenced((literal(low[0]), same_length(low[1:], "9" * rest)))
-    last = Sequenced((literal(high[0]), same_length("0" * rest, high[1:])))
+        return sequence(low[0], same_length(low[1:], high[1:]))
+    first = sequence(low[0], same_length(low[1:], "9" * rest))
+    last = sequence(high[0], same_length("0" * rest, high[1:]))
     if ord(high[0]) - ord(low[0]) == 1:
         return Either((first, last))
     between = Chars(((chr(ord(low[0]) + 1), chr(ord(high[0]) - 1)),))
-    return Either((first, Sequenced((between, Repeated(DIGIT, rest, rest))), last))
+    return Either((first, sequence(between, Repeated(DIGIT, rest, rest)), last))
 
 
 def whole_pattern(pattern: str) -> str:

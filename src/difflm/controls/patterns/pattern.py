@@ -11,15 +11,7 @@ from pydantic import BaseModel, PydanticUserError
 
 from difflm.controls.base import Control, Exact, KnownTokens, ModelInfo, need_number, need_text
 from difflm.controls.patterns.json_schema import is_json_of, schema_tree
-from difflm.controls.patterns.regular import (
-    MAX_COUNT,
-    Node,
-    Repeated,
-    Sequenced,
-    literal,
-    matches_wholly,
-    parse_pattern,
-)
+from difflm.controls.patterns.regular import MAX_COUNT, Node, Repeated, matches_wholly, parse_pattern, sequence
 from difflm.controls.patterns.token_automata import ANY, GAP, Template, TokenAutomaton, compile_pattern, intersect
 from difflm.data.tokenizers import UNK
 from difflm.errors import UsageError
@@ -85,9 +77,8 @@ class WordCount(Pattern):
         if self.high is not None:
             object.__setattr__(self, "high", need_number(self.high, "WordCount(8, 12)"))
         if not 1 <= self.low <= self.most <= MAX_COUNT:
-            raise UsageError(
-                f"{self.name}: give a number such as 12 or 8-12, from 1 to {MAX_COUNT}, not {self.target}."
-            )
+            known = f"give a number such as 12 or 8-12, from 1 to {MAX_COUNT}"
+            raise UsageError(f"{self.name}: {known}, not {self.target}.")
         object.__setattr__(self, "regex", rf"\S+( \S+){{{self.low - 1},{self.most - 1}}}")
 
     def check_words(self, least: int, info: ModelInfo) -> None:
@@ -166,9 +157,9 @@ class Between(Pattern):
 
     @property
     def expression(self) -> Node:
-        own, space = self.inner.expression, Repeated(literal(" "), 0, 1)
+        own, space = self.inner.expression, Repeated(sequence(" "), 0, 1)
         inner = parse_pattern(own) if isinstance(own, str) else own
-        return Sequenced((literal(self.before), space, inner, space, literal(self.after)))
+        return sequence(self.before, space, inner, space, self.after)
 
     def judge(self, text: str) -> tuple[bool, str]:
         if not text.startswith(self.before) or not text.endswith(self.after):

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain
 from typing import ClassVar, NoReturn
 
 import numpy as np
@@ -130,8 +131,10 @@ class Repeated(Node):
 ANY = Chars((("\n", "\n"),), negated=True)
 
 
-def literal(text: str) -> Node:
-    return Sequenced(tuple(Chars(((char, char),)) for char in text))
+def sequence(*parts: Node | str) -> Sequenced:
+    """Parts that follow each other; text stands for itself."""
+    own = ((part,) if isinstance(part, Node) else (Chars(((char, char),)) for char in part) for part in parts)
+    return Sequenced(tuple(chain.from_iterable(own)))
 
 
 def parse_pattern(pattern: str, change: Callable[[Chars], Chars] = lambda chars: chars) -> Node:
@@ -184,9 +187,8 @@ class Parser:
         if char in "*+?{":
             self.refuse(f"{char!r} repeats nothing here; \\{char} is the character itself")
         if char in "^$":
-            self.refuse(
-                f"{char!r} is not needed, since a pattern matches the whole text; \\{char} is the character itself"
-            )
+            itself = f"\\{char} is the character itself"
+            self.refuse(f"{char!r} is not needed, since a pattern matches the whole text; {itself}")
         self.at += 1
         if char == "(":
             if self.next == "?":
@@ -231,9 +233,8 @@ class Parser:
             return Chars(((CONTROLS[char], CONTROLS[char]),))
         if char.isalnum():
             self.at -= 1
-            self.refuse(
-                f"\\{char} is not supported; \\d \\w \\s \\D \\W \\S \\n \\t \\r are, and \\ before punctuation"
-            )
+            known = r"\d \w \s \D \W \S \n \t \r"
+            self.refuse(f"\\{char} is not supported; {known} are, and \\ before punctuation")
         return Chars(((char, char),))
 
     def read_set(self) -> Chars:
@@ -311,8 +312,8 @@ class CharacterAutomaton:
 
 
 @share_budget()
-def compile_characters(pattern: str | Node, characters: Iterable[str]) -> CharacterAutomaton:
-    """The automaton of a pattern over these characters; texts with others are not accepted."""
+def compile_characters(pattern: str | Node, characters: Iterable[str], negated: bool = False) -> CharacterAutomaton:
+    """The automaton of a pattern, or of all other texts, over these characters; texts with others are not accepted."""
     tree = parse_pattern(pattern) if isinstance(pattern, str) else pattern
     found, alphabet = Thompson(tree), sorted({*characters})
     sets = list({chars: None for reads in found.reads for chars, _ in reads})
@@ -341,7 +342,10 @@ def compile_characters(pattern: str | Node, characters: Iterable[str]) -> Charac
     for state, row in enumerate(rows):
         table[state, list(row)] = list(row.values())
     accepting = np.array([*(found.end in subset for subset in numbers), False])
-    return CharacterAutomaton(dict(zip(alphabet, columns.tolist(), strict=True)), *minimise(table, accepting))
+    table, accepting = minimise(table, accepting)
+    if negated:
+        table, accepting = minimise(table, ~accepting)
+    return CharacterAutomaton(dict(zip(alphabet, columns.tolist(), strict=True)), table, accepting)
 
 
 def minimise(table: Array, accepting: Array) -> tuple[Array, Array]:
@@ -445,17 +449,15 @@ def count_paths(tree: Node, text: str, most: int) -> int:
             if not moved or counted > most:
                 break
             reached.update(moved)
-            moved = sum_ways((end, n) for state, n in moved.items() for end in automaton.free[state])
+            before, moved = moved, Counter()
+            for state, n in before.items():
+                for end in automaton.free[state]:
+                    moved[end] += n
         else:
             return most + 1  # free moves go around in a circle
-        reads = ((own, n) for state, n in reached.items() for own in automaton.reads[state])
-        ways = sum_ways((end, n) for (chars, end), n in reads if char in meant(chars))
+        ways = Counter()
+        for state, n in reached.items():
+            for chars, end in automaton.reads[state]:
+                if char in meant(chars):
+                    ways[end] += n
     return counted
-
-
-def sum_ways(ends: Iterable[tuple[int, int]]) -> Counter[int]:
-    """In how many ways each state is reached."""
-    found = Counter[int]()
-    for state, ways in ends:
-        found[state] += ways
-    return found

@@ -1,7 +1,7 @@
 """Automata over the tokens of a vocabulary: which sequences of them print a text that matches a pattern."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
 
@@ -14,13 +14,12 @@ from difflm.controls.patterns.regular import (
     Either,
     Node,
     Repeated,
-    Sequenced,
     check_size,
     compile_characters,
-    literal,
     minimise,
     number_rows,
     refine,
+    sequence,
 )
 from difflm.data.tokenizers import SPECIALS, Tokenizer
 from difflm.data.words import extend_run, reads_back, word_shape
@@ -64,12 +63,6 @@ class TokenAutomaton:
     def can_contain(self, items: Sequence[int]) -> bool:
         """Whether an accepted text may contain these tokens side by side."""
         return bool(reduce(self.follow, items, np.arange(len(self.table) - 1)).size)
-
-
-def forbid_tokens(ids: Iterable[int], size: int) -> TokenAutomaton:
-    """The automaton of texts without these tokens."""
-    never = np.isin(np.arange(size), [*range(len(SPECIALS)), *ids])
-    return TokenAutomaton(never.astype(int), np.array([[0, 1], [1, 1]]), np.array([True, False]))
 
 
 class Columns:
@@ -131,9 +124,7 @@ def compile_pattern(
 @share_budget()
 def _compile_pattern(pattern: str | Node, tokenizer: Tokenizer, negated: bool, as_bytes: bool) -> TokenAutomaton:
     pieces, letters = read_vocabulary(tokenizer, as_bytes)
-    characters = compile_characters(pattern, letters)
-    if negated:
-        characters = CharacterAutomaton(characters.columns, *minimise(characters.table, ~characters.accepting))
+    characters = compile_characters(pattern, letters, negated)
     columns, accepting = spell_columns(characters, pieces), characters.accepting
     if tokenizer.whole_words:
         columns, accepting = space_words(characters, pieces, columns)
@@ -293,35 +284,38 @@ def find_phrase(
     """The automaton of sequences that hold these tokens side by side, or begin with `opening` ones; not followed by
     `glued` ones, nor by a `closing` one unless that ends the sequence or is followed by one that is `spaced`."""
     own, sets = {*ids, *opening}, [{*glued}, {*closing}, {*spaced}]
-    kinds = [(t if t in own else -1, *(t in some for some in sets)) for t in range(len(SPECIALS), size)]
-    signs = {kind: chr(k) for k, kind in enumerate(dict.fromkeys(kinds))}  # an expression of one character a kind
-
-    def read(fits: Callable[[tuple[int, ...]], bool]) -> Chars:
-        return Chars(tuple((sign, sign) for kind, sign in signs.items() if fits(kind)))
-
-    def spell(tokens: Sequence[int]) -> Node:
-        return Sequenced(tuple(read(lambda kind: kind[0] == token) for token in tokens))  # noqa: B023 (used at once)
-
-    anything = Repeated(read(lambda kind: True), 0, None)
-    ways = [Sequenced((anything, spell(ids))), *([spell(opening)] if opening else [])]
-    apart = Sequenced((read(lambda kind: not kind[1] and not kind[2]), anything))
-    spaces = Repeated(Sequenced((read(lambda kind: bool(kind[3])), anything)), 0, 1)
-    behind = Repeated(Either((apart, Sequenced((read(lambda kind: bool(kind[2])), spaces)))), 0, 1)
-    automaton = compile_characters(Sequenced((Either(tuple(ways)), behind)), signs.values())
-    return spell_columns(automaton, [signs[kind] for kind in kinds]).smallest(automaton.accepting)
+    kinds = Kinds([(t if t in own else -1, *(t in some for some in sets)) for t in range(len(SPECIALS), size)])
+    anything = Repeated(kinds.read(lambda kind: True), 0, None)
+    ways = sequence(anything, kinds.spell(ids)), *([kinds.spell(opening)] if opening else [])
+    apart = sequence(kinds.read(lambda kind: not kind[1] and not kind[2]), anything)
+    spaces = Repeated(sequence(kinds.read(lambda kind: bool(kind[3])), anything), 0, 1)
+    behind = Either((apart, sequence(kinds.read(lambda kind: bool(kind[2])), spaces)))
+    return kinds.compile(sequence(Either(ways), Repeated(behind, 0, 1)))
 
 
 def avoid_phrases(phrases: Sequence[Sequence[int]], size: int) -> TokenAutomaton:
     """The automaton of sequences that hold none of these side by side."""
-    own = [*dict.fromkeys(token for ids in phrases for token in ids)]
-    signs = {token: chr(k) for k, token in enumerate(own, 1)}  # "\0" for all others
-    every = Repeated(Chars(tuple((sign, sign) for sign in ("\0", *signs.values()))), 0, None)
-    spelt = ("".join(map(signs.__getitem__, ids)) for ids in phrases)
-    held = Either(tuple(Sequenced((every, literal(one), every)) for one in spelt))
-    found = compile_characters(held, ("\0", *signs.values()))
-    free = CharacterAutomaton(found.columns, *minimise(found.table, ~found.accepting))
-    texts = [signs.get(token, "\0") for token in range(len(SPECIALS), size)]
-    return spell_columns(free, texts).smallest(free.accepting)
+    own = {token for ids in phrases for token in ids}
+    kinds = Kinds([(token if token in own else -1,) for token in range(len(SPECIALS), size)])
+    every = Repeated(kinds.read(lambda kind: True), 0, None)
+    return kinds.compile(Either(tuple(sequence(every, kinds.spell(ids), every) for ids in phrases)), negated=True)
+
+
+class Kinds:
+    """The kind of each token, which begins with its id if that matters: a character in expressions over tokens."""
+
+    def __init__(self, kinds: Sequence[tuple[int, ...]]) -> None:
+        self.kinds, self.signs = kinds, {kind: chr(k) for k, kind in enumerate(dict.fromkeys(kinds))}
+
+    def read(self, fits: Callable[[tuple[int, ...]], bool]) -> Chars:
+        return Chars(tuple((sign, sign) for kind, sign in self.signs.items() if fits(kind)))
+
+    def spell(self, tokens: Sequence[int]) -> Node:
+        return sequence(*(self.read(lambda kind: kind[0] == token) for token in tokens))  # noqa: B023 (used at once)
+
+    def compile(self, tree: Node, negated: bool = False) -> TokenAutomaton:
+        found = compile_characters(tree, self.signs.values(), negated)
+        return spell_columns(found, [self.signs[kind] for kind in self.kinds]).smallest(found.accepting)
 
 
 @dataclass(frozen=True)
