@@ -29,11 +29,16 @@ from torch import Tensor
 
 from difflm.app.bench import time_work
 from difflm.controls.guidance import STANDARD, Guidance
-from difflm.controls.patterns.chains import chain_of, plain_chain
 from difflm.controls.patterns.json_schema import schema_tree
 from difflm.controls.patterns.pattern import Pattern
 from difflm.controls.patterns.regular import Node, compile_characters
-from difflm.controls.patterns.token_automata import TokenAutomaton, compile_pattern, spell_columns
+from difflm.controls.patterns.token_automata import (
+    TokenAutomaton,
+    chain_of,
+    compile_pattern,
+    plain_chain,
+    spell_columns,
+)
 from difflm.controls.rules import ImposePattern
 from difflm.data.text_metrics import self_bleu
 from difflm.data.words import split_words

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from difflm.controls import Tags as Tags
     from difflm.controls import Tree as Tree
     from difflm.controls import WordCount as WordCount
-    from difflm.controls.edits import Edit as Edit
+    from difflm.controls.gaps import Edit as Edit
     from difflm.errors import DifflmError as DifflmError
     from difflm.errors import UsageError as UsageError
     from difflm.evaluation.reports import Report as Report
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "difflm.api": "Run evaluate train",
     "difflm.controls": "Avoid Contains Field Infill Json Label Length Pattern Span Tags Tree WordCount",
-    "difflm.controls.edits": "Edit",
+    "difflm.controls.gaps": "Edit",
     "difflm.errors": "DifflmError UsageError",
     "difflm.evaluation.reports": "Report",
     "difflm.generation.pipeline": "TextDiffusion",

@@ -14,7 +14,7 @@ from difflm.app.commands.writing import Writer
 from difflm.app.console import Bar
 from difflm.app.studio.schemas import Asked
 from difflm.controls import Avoid, Contains, Infill, Length
-from difflm.controls.edits import Edit
+from difflm.controls.gaps import Edit
 from difflm.errors import DifflmError, UsageError, speak_command
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request, read_requests

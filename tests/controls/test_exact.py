@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from difflm.controls import Avoid, Contains, Infill, Length
 from difflm.controls.base import Canvas
-from difflm.controls.edits import Edit
-from difflm.controls.gaps import fits_between, matches_parts, split_total
+from difflm.controls.gaps import Edit, fits_between, matches_parts, split_total
 from difflm.data.tokenizers import END, PAD, START, UNK, Bpe
 from difflm.data.words import join_words, split_words
 from difflm.diffusion.condition import FREE

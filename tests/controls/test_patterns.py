@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from difflm import Avoid, Contains, Edit, Infill, Length, Pattern, TextDiffusion, WordCount
 from difflm.controls.base import Canvas
-from difflm.controls.patterns.chains import chain_of, plain_chain
 from difflm.controls.patterns.regular import compile_characters, count_paths, parse_pattern
 from difflm.controls.patterns.token_automata import (
     ANY,
@@ -26,10 +25,12 @@ from difflm.controls.patterns.token_automata import (
     Template,
     TokenAutomaton,
     avoid_phrases,
+    chain_of,
     compile_pattern,
     find_phrase,
     intersect,
     learn_spacing,
+    plain_chain,
     smallest_automaton,
 )
 from difflm.data.tokenizers import Bpe, Characters

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from difflm import Avoid, Contains, Infill, Length, Pattern, TextDiffusion, WordCount
-from difflm.controls.edits import Edit, find_kept
-from difflm.controls.gaps import matches_parts
+from difflm.controls.gaps import Edit, find_kept, matches_parts
 from difflm.controls.patterns.regular import compile_characters
 from difflm.controls.pieces import (
     avoid_words,

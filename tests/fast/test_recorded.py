@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from difflm.controls import Avoid, Contains, Field, Infill, Label, Length, Span, Tags, Tree
-from difflm.controls.edits import Edit
+from difflm.controls.gaps import Edit
 from difflm.controls.guidance import ORIGINAL, GuidanceSettings
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, Steering

@@ -10,7 +10,7 @@ from torch._inductor import metrics
 
 from difflm import machine
 from difflm.controls import Label, Length
-from difflm.controls.steering import steering_for
+from difflm.controls.plan import steering_for
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import SamplerInputs
 from difflm.fast.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunction, GraphPool, exclusive_capture

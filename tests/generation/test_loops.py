@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from difflm.controls import Label, Length
-from difflm.controls.edits import Edit
+from difflm.controls.gaps import Edit
 from difflm.controls.guidance import GuidanceSettings
 from difflm.generation.loops import LoopShape, loop_shape
 from difflm.generation.pipeline import TextDiffusion

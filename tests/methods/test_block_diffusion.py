@@ -206,7 +206,7 @@ def test_requests_of_different_steps_do_not_mix(written):
 
 
 def test_an_edit_is_refused(written):
-    from difflm.controls.edits import Edit
+    from difflm.controls.gaps import Edit
 
     with pytest.raises(UsageError, match="left to right"):
         written.generate(edit=Edit("The old pub serves food."))

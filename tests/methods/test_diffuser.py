@@ -17,7 +17,7 @@ from difflm.app.live_view import mark_word
 from difflm.app.studio.api import streamed
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.schemas import Asked
-from difflm.controls.edits import Edit
+from difflm.controls.gaps import Edit
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.noise import Noise

@@ -7,7 +7,7 @@ import pytest
 
 from difflm.app.cli import main
 from difflm.controls import Avoid, Contains, Infill, Length
-from difflm.controls.edits import Edit
+from difflm.controls.gaps import Edit
 from tests.support.tiny import write_grammar
 
 

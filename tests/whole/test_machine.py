@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from difflm.controls.patterns.chains import chain_of
-from difflm.controls.patterns.token_automata import TokenAutomaton
+from difflm.controls.patterns.token_automata import TokenAutomaton, chain_of
 from difflm.diffusion.denoiser import autocast_to
 from difflm.errors import UsageError
 from difflm.fast.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunction, is_capturing
@@ -194,7 +193,7 @@ def test_large_products_of_a_gpu_are_tuned(on: bool) -> None:
 
 
 def test_without_triton_patterns_have_plain_sums_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("difflm.controls.patterns.chains.plain_chain", lambda automaton, device: "plain")
+    monkeypatch.setattr("difflm.controls.patterns.token_automata.plain_chain", lambda automaton, device: "plain")
     automaton: TokenAutomaton = None  # type: ignore[assignment]  # which is not read
     with turn(triton=False):
         assert chain_of(automaton, CUDA) == "plain"

@@ -1,12 +1,15 @@
-"""Words and phrases that must appear, and whether they fit."""
+"""Words and phrases that must appear, whether they fit, and whether the controls of a request agree: what no text can
+satisfy is refused before a model is loaded."""
 
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import cast
 
-from difflm.controls.base import WORDS, Control, Exact, KnownTokens, ModelInfo, need_text
-from difflm.controls.gaps import fits_between
+from difflm.controls.base import WORDS, Control, Exact, KnownText, KnownTokens, ModelInfo, need_text
+from difflm.controls.gaps import Edit, EditedText, Infill, fits_between
 from difflm.controls.patterns.token_automata import TokenAutomaton, compile_pattern, find_phrase
 from difflm.controls.pieces import Followers, hold_phrase, sort_followers, spaced_pieces
 from difflm.data.tokenizers import UNK
@@ -199,3 +202,68 @@ def nearest_words(word: str, info: ModelInfo) -> str:
     known = info.tokenizer.known_words
     near = difflib.get_close_matches(word, known, n=3) or difflib.get_close_matches(word.capitalize(), known, n=3)
     return f" Near: {', '.join(near)}." if near else ""
+
+
+# -- whether controls agree, as far as a tokenizer can tell ------------------------------------------------------------
+
+
+def check_agreement(controls: Sequence[Control], edit: Edit | None, info: ModelInfo) -> None:
+    """Refuse controls that contradict each other, or that are too long for a model. Their automata are not built, and
+    labels are not looked up."""
+    bound = [control.bind(info) for control in controls]
+    for control in bound:
+        if not control.head and (control.keeps_text or not control.needs_automaton):
+            control.prepare(info)
+    edited = None if edit is None else EditedText(edit.text.strip(), edit.keep)
+    keeps: KnownText | None = find_template(bound, edit) or edited
+    words, _ = agree_on_length([*bound, edited] if edited else bound, info)
+    parts = keeps.parts if keeps else ()
+    check_avoided(bound, info, parts)
+    required = find_required(bound, info, parts)
+    least = len({word for phrase in required for word in phrase.phrase.split() if word.isalnum()})  # they may overlap
+    for control in bound:
+        control.check_words(least, info)
+    if keeps is None and required and not any(control.needs_automaton for control in bound):
+        Phrases([[one] for one in required], info).widen(None, words)
+
+
+def find_template(controls: Sequence[Control], edit: Edit | None) -> Infill | None:
+    """The only template with gaps, if there is any; a text is not edited as well."""
+    infills = [cast(Infill, control) for control in controls if control.keeps_text]
+    if len(infills) > 1:
+        raise UsageError("infill can be given only once; put all gaps in one text.")
+    if infills and edit is not None:
+        raise UsageError("edit and infill cannot be combined: mark gaps, or give a whole text.")
+    if edit is not None:
+        edit.check_value()
+    return infills[0] if infills else None
+
+
+def agree_on_length(controls: Sequence[Control], info: ModelInfo) -> tuple[int | None, int]:
+    """The number of tokens on which the controls must agree, if any, and the fewest that satisfy all of them."""
+    asked = [(c.name, n) for c in controls if (n := c.length(info)) is not None]
+    for (one, n), (other, m) in pairwise(asked):
+        if n != m:
+            raise UsageError(f"{one} asks for {n} {info.tokenizer.unit}, {other} for {m}: no text has both.")
+    needed = [(c, c.min_length(info)) for c in controls]
+    least = max([1, *(n for _, n in needed)])
+    if not asked:
+        return None, least
+    words = asked[0][1]
+    for control, n in needed:
+        if words < n:
+            raise UsageError(f"{control} needs {n} {info.tokenizer.unit}; a length of {words} is too short.")
+    if words > info.max_words:
+        raise UsageError(f"{words} {info.tokenizer.unit} are requested; this model takes at most {info.max_words}.")
+    return words, least
+
+
+def check_avoided(controls: Sequence[Control], info: ModelInfo, known: Sequence[str]) -> None:
+    """Reject words that are both required and excluded."""
+    wanted = [("the words that stay", text) for text in known]
+    wanted += [(str(c), text) for c in controls if (text := c.verbatim(info)) is not None]
+    for where, text in wanted:
+        for control in controls:
+            if control.forbids and not control.check(text).satisfied:
+                word = control.forbids.strip()
+                raise UsageError(f"avoid {word!r} contradicts {where}: a word cannot be both required and excluded.")

@@ -7,7 +7,7 @@ from numbers import Integral
 import torch
 
 from difflm.controls import Control
-from difflm.controls.edits import Edit
+from difflm.controls.gaps import Edit
 from difflm.controls.guidance import GuidanceSettings
 from difflm.data.corpora import describe_texts
 from difflm.data.tokenizers import UNK, Tokenizer

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, SupportsIndex, Unpack
 
 from difflm.controls import Control, Infill, ModelInfo
 from difflm.controls.base import prepare_together
-from difflm.controls.edits import Edit
+from difflm.controls.gaps import Edit
 from difflm.controls.guidance import STANDARD, TOKENS, GuidanceSettings, LabelReader
 from difflm.controls.plan import ControlPlan, check_text
 from difflm.data.chat import encode_messages

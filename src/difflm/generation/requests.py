@@ -25,7 +25,7 @@ from difflm.controls import (
     WordCount,
     parse_control,
 )
-from difflm.controls.edits import Edit
+from difflm.controls.gaps import Edit
 from difflm.data.texts import check_readable, read_lines
 from difflm.errors import UsageError, explain_faults
 from difflm.models.sampling import SETTINGS

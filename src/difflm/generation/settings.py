@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict, TypeVar, get_args
 
 from difflm.controls import CONTROLS, Control, Infill
-from difflm.controls.edits import Edit
+from difflm.controls.gaps import Edit
 from difflm.controls.guidance import GuidanceSettings
 from difflm.data.chat import Message
 from difflm.errors import UsageError, suggest

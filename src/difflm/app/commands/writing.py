@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from difflm.app.commands.options import check_reads_sources, load_model
 from difflm.app.console import Bar, note
 from difflm.app.live_view import TerminalView
-from difflm.controls.agreement import check_agreement
 from difflm.controls.base import Control, ModelInfo
+from difflm.controls.phrases import check_agreement
 from difflm.data.labels import Labelling
 from difflm.data.tokenizers import Tokenizer
 from difflm.errors import UsageError, suggest

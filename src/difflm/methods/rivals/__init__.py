@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Sequence
 
 from difflm.controls.base import Control
-from difflm.controls.edits import Edit
+from difflm.controls.gaps import Edit
 from difflm.controls.guidance import GuidanceSettings
 from difflm.errors import UsageError
 from difflm.methods.rivals.base import ControlDecoder

@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from difflm.controls.agreement import agree_on_length, check_avoided
 from difflm.controls.base import Control, ModelInfo
 from difflm.controls.exact import Avoid, Length, spell_variants
 from difflm.controls.gaps import Infill
-from difflm.controls.phrases import Contains, join_given
+from difflm.controls.phrases import Contains, agree_on_length, check_avoided, join_given
 from difflm.data.tokenizers import END
 from difflm.data.words import Given
 from difflm.diffusion.condition import UNCONDITIONAL, Condition

@@ -8,8 +8,7 @@ from torch import Tensor
 from difflm.controls.base import Control, ModelInfo
 from difflm.controls.exact import Length
 from difflm.controls.gaps import Infill
-from difflm.controls.plan import ControlPlan
-from difflm.controls.steering import steering_for
+from difflm.controls.plan import ControlPlan, steering_for
 from difflm.data.words import Given
 from difflm.diffusion.samplers.loop import Steering
 from difflm.errors import UsageError
