@@ -57,7 +57,8 @@ def test_a_tree_asks_for_its_length_its_phrases_and_how_words_stand():
     assert tree.wanted(setting()) == [[0, 4, 3], [0, 1, 2], [2, 3, 5], [3, 3, 1]]
     place = Canvas(torch.ones(2, 6, dtype=torch.bool), 0, torch.zeros(2, 6, dtype=torch.bool))
     (rule,) = control_rules(tree, None, setting(), place)  # type: ignore[arg-type]
-    assert isinstance(rule, WordPrior) and list(rule.wanted) == [2, 3, 5, 1, 4]
+    assert isinstance(rule, WordPrior) and (prior := tree.prior(setting())) is not None
+    assert list(prior[1]) == [2, 3, 5, 1, 4]
     shapeless = setting(labels={"tree": Labelling("tree", "spans", LABELS)})
     assert not [*control_rules(tree, None, shapeless, place)]  # type: ignore[arg-type]
 

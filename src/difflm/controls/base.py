@@ -2,13 +2,11 @@
 single positions), an energy that steers, and a check of the printed text. A plan is their product."""
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from numbers import Integral
-from threading import Lock
 from typing import TYPE_CHECKING, ClassVar
 
 from difflm.data.labels import Labelling
@@ -258,28 +256,25 @@ class KnownText(Control):
         return self.known(info).least
 
 
-_refused, _lock = OrderedDict[Hashable, str](), Lock()
+@lru_cache(MAX_REFUSED)
+def remember_refusal(asked: Hashable) -> list[str]:
+    """Where it is noted why a request was refused."""
+    return []
 
 
 @contextmanager
 def prepare_together(controls: Sequence[Control], info: ModelInfo, edit: object = None) -> Iterator[None]:
     """What is prepared inside for the controls of a request shares one budget of work, and if it is refused, it is
     refused at once the next time: a few requests are remembered, if they can be."""
-    asked: Hashable = (info.tokenizer, info.max_words, info.first, tuple(controls), edit)
     try:
-        hash(asked)
+        told = remember_refusal((info.tokenizer, info.max_words, info.first, tuple(controls), edit))
     except TypeError:
-        asked = object()
-    with _lock:
-        known = _refused.get(asked)
-    if known is not None:
-        raise Refused(known)
+        told = []
+    if told:
+        raise Refused(told[0])
     try:
         with share_budget(", ".join(dict.fromkeys(c.name for c in controls))):
             yield
     except Refused as error:
-        with _lock:
-            _refused[asked] = str(error.args[0])
-            while len(_refused) > MAX_REFUSED:
-                _refused.popitem(last=False)
+        told.append(str(error.args[0]))
         raise

@@ -94,9 +94,9 @@ class Avoid(Exact):
             raise UsageError(f"avoid: give one word, such as --avoid cheap, not {self.word!r}.")
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
-        from difflm.controls.rules import BanWords
+        from difflm.controls.rules import RuleOut
 
-        return None if (banned := self.bans(info)) is None else BanWords(codec, tuple(banned))
+        return None if (banned := self.bans(info)) is None else RuleOut(codec, codec.token_mask(banned))
 
     def bans(self, info: ModelInfo) -> Sequence[int] | None:
         ways = [] if info.tokenizer.spells else spell_variants(self.word, info)

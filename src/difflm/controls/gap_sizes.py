@@ -109,30 +109,19 @@ class GapFiller:
     word_rules: Rules
     last_rules: Rules
 
-    def share_sizes(self, sizes: GapSizes, known: Sequence[Sequence[int]], rows: Sequence[Layout]) -> GapSizes:
-        """The shares of sizes of gaps between the known parts of a text; `rows` are the layouts of `sizes.tried`."""
-        places = []
-        for gap, own in sizes.tried():
-            begin = self.first + sum(map(len, known[: gap + 1])) + sum(own[:gap])
-            places.append((begin, begin + own[gap]))
-        totals, counts = self.score(rows, places)
-        words = [sizes.words[gap] if sizes.words else None for gap, _ in sizes.tried()]
-        parts = torch.tensor([n or float(count) for n, count in zip(words, counts.tolist(), strict=True)])
-        scores = (totals.double().cpu() / parts).split([*map(len, sizes.options)])
-        return replace(sizes, shares=[(SHARPNESS * own).softmax(0) for own in scores])
-
     @torch.no_grad()
-    def score(self, rows: Sequence[Layout], gaps: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """The log-probability of what is written into the gap [first, end) of each row, and the number of its tokens,
-        [B], while all unknown positions are written. Required words and patterns decide what is written, not how likely
-        it is."""
+    def share_sizes(self, sizes: GapSizes, known: Sequence[Sequence[int]], rows: Sequence[Layout]) -> GapSizes:
+        """The shares of sizes of gaps between the known parts of a text; `rows` are the layouts of `sizes.tried`. All
+        unknown positions are written. Required words and patterns decide what is written, not how likely it is."""
         denoiser, mask_id = self.denoiser, self.denoiser.process.mask_id
         device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
         lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
         x, place = torch.tensor(lines, device=device), torch.arange(width, device=device)
         lengths = torch.tensor([[row.positions] for row in rows], device=device)
-        first, end = torch.tensor(gaps, device=device).T.unsqueeze(-1)
-        mask, inside = place < lengths, (place >= first) & (place < end)
+        before = [sum(map(len, known[: gap + 1])) + sum(own[:gap]) for gap, own in sizes.tried()]
+        first = self.first + torch.tensor(before, device=device).unsqueeze(1)
+        written = torch.tensor([own[gap] for gap, own in sizes.tried()])
+        mask, inside = place < lengths, (place >= first) & (place < first + written.to(device).unsqueeze(1))
         rules: list[Transform] = [BanTokens(denoiser.codec.token_mask(self.forbidden))]
 
         def canvas() -> Canvas:
@@ -144,7 +133,12 @@ class GapFiller:
         for _ in range(max(counts).bit_length()):
             left = x == mask_id
             t = (left.sum(-1) / lengths.squeeze(1)).clamp(min=1e-3)
-            belief = self.read([k for k, count in enumerate(counts) if count], x, t, mask)
+            open_rows = [k for k, count in enumerate(counts) if count]  # of others nothing is asked
+            belief: Belief = denoiser(x[open_rows], t[open_rows], mask[open_rows])
+            if len(open_rows) < len(x):
+                logits = belief.logits.new_zeros(len(x), *belief.logits.shape[1:])
+                logits[open_rows] = belief.logits
+                belief = replace(belief, logits=logits)
             counts = [count // 2 for count in counts]  # the surer half, rounded up, is written below
             for rule in rules:
                 belief = rule(belief, x, t)
@@ -158,13 +152,7 @@ class GapFiller:
             own = chances.gather(-1, words).squeeze(-1).clamp(min=-100)  # a phrase may be impossible for another rule
             total = total + torch.where(here & inside, own, 0.0).sum(-1)
             x = torch.where(here, words.squeeze(-1), x)
-        return total, inside.sum(-1)
-
-    def read(self, rows: Sequence[int], x: Tensor, t: Tensor, mask: Tensor) -> Belief:
-        """What the model believes of these rows; of others, which are written already, nothing is asked."""
-        if len(rows) == len(x):
-            return self.denoiser(x, t, mask)
-        some = self.denoiser(x[rows], t[rows], mask[rows])
-        logits = some.logits.new_zeros(len(x), *some.logits.shape[1:])
-        logits[rows] = some.logits
-        return replace(some, logits=logits)
+        words_of = [sizes.words[gap] if sizes.words else None for gap, _ in sizes.tried()]
+        parts = torch.tensor([n or float(count) for n, count in zip(words_of, written.tolist(), strict=True)])
+        scores = (total.double().cpu() / parts).split([*map(len, sizes.options)])
+        return replace(sizes, shares=[(SHARPNESS * own).softmax(0) for own in scores])

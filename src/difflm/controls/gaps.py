@@ -143,10 +143,10 @@ class Infill(Exact, KnownText):
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
         """The rule that gaps are apart from the words around them, as they are in the template."""
-        from difflm.controls.rules import SeparateGaps
+        from difflm.controls.rules import separate_gaps
 
         misfits = self.misfits(info.tokenizer)
-        return SeparateGaps(codec, misfits, canvas) if any(chain(*misfits)) else None
+        return separate_gaps(codec, misfits, canvas) if any(chain(*misfits)) else None
 
     def automaton(self, info: ModelInfo) -> TokenAutomaton | None:
         """Texts that have the parts, with natural spacing or, where spaces separate words, as many in each gap."""

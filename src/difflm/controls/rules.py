@@ -31,7 +31,7 @@ def control_rules(control: Control, codec: Codec, info: ModelInfo, canvas: Canva
     if (rule := control.rule(codec, info, canvas)) is not None:
         yield rule
     if (prior := control.prior(info)) is not None:
-        yield WordPrior(codec, *prior, canvas)
+        yield weigh_words(*prior, canvas)
     if (energy := control.energy) is not None:
         read = lambda logits, there: energy(logits.softmax(-1), there, info)  # noqa: E731
         yield ClimbEnergy(read, canvas.mask, name=control.name)
@@ -239,15 +239,14 @@ def best_starts(gains: Sequence[Tensor], sizes: Sequence[int], owners: Sequence[
 
 
 @dataclass(frozen=True)
-class BanWords:
-    """Tokens that no text contains."""
+class RuleOut:
+    """Words that are impossible."""
 
     codec: Codec
-    ids: tuple[int, ...]
+    impossible: Tensor  # [V], or at each position [B, W, V]
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        banned = belief.logits.masked_fill(self.codec.token_mask(self.ids), float("-inf"))
-        return rule_out(belief, banned, self.codec)
+        return rule_out(belief, belief.logits.masked_fill(self.impossible, float("-inf")), self.codec)
 
 
 @dataclass(frozen=True)
@@ -275,29 +274,19 @@ class ForbidSpecials:
         return rule_out(belief, logits, self.codec)
 
 
-@dataclass(frozen=True)
-class SeparateGaps:
-    """Gaps do not begin or end with tokens that do not fit next to the words around them."""
-
-    codec: Codec
-    misfits: Sequence[tuple[Sequence[int], Sequence[int]]]  # for each gap: tokens that do not begin and not end it
-    canvas: Canvas
-
-    @cached_property
-    def impossible(self) -> Tensor:
-        free = self.canvas.mask & ~self.canvas.settled
-        begins, ends = free.clone(), free.clone()
-        begins[:, 1:] &= ~free[:, :-1]
-        ends[:, :-1] &= ~free[:, 1:]
-        found = torch.zeros((), dtype=torch.bool, device=free.device)
-        for edges, side in ((begins, 0), (ends, 1)):
-            masks = torch.stack([self.codec.token_mask(one[side]) for one in self.misfits])  # [gaps, V]
-            number = (begins.cumsum(1) - 1).clamp(0, len(self.misfits) - 1)
-            found = found | (edges.unsqueeze(-1) & masks[number])
-        return found
-
-    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        return rule_out(belief, belief.logits.masked_fill(self.impossible, float("-inf")), self.codec)
+def separate_gaps(codec: Codec, misfits: Sequence[tuple[Sequence[int], Sequence[int]]], canvas: Canvas) -> RuleOut:
+    """The rule that gaps do not begin or end with tokens that do not fit next to the words around them: `misfits` has
+    for each gap the tokens that do not begin and not end it."""
+    free = canvas.mask & ~canvas.settled
+    begins, ends = free.clone(), free.clone()
+    begins[:, 1:] &= ~free[:, :-1]
+    ends[:, :-1] &= ~free[:, 1:]
+    found = torch.zeros((), dtype=torch.bool, device=free.device)
+    for edges, side in ((begins, 0), (ends, 1)):
+        masks = torch.stack([codec.token_mask(one[side]) for one in misfits])  # [gaps, V]
+        number = (begins.cumsum(1) - 1).clamp(0, len(misfits) - 1)
+        found = found | (edges.unsqueeze(-1) & masks[number])
+    return RuleOut(codec, found)
 
 
 @dataclass(frozen=True)
@@ -305,22 +294,18 @@ class WordPrior:
     """Bayes' rule at each position: the belief times the probability that each word has the label requested there.
     Exact if a word's label depends on the word alone; guidance does the rest."""
 
-    codec: Codec
-    counts: Tensor  # how often each word has each label, [V, labels]
-    wanted: Sequence[int]
-    canvas: Canvas
-
-    @cached_property
-    def log_shares(self) -> Tensor:
-        """log p(label | word) for every position and word, [W, V]."""
-        shares = (self.counts + SMOOTH / self.counts.shape[-1]) / (self.counts.sum(-1, keepdim=True) + SMOOTH)
-        out = torch.zeros(self.canvas.mask.shape[1], len(shares), device=shares.device)
-        first = self.canvas.first
-        out[first : first + len(self.wanted)] = shares.log()[:, list(self.wanted)].T
-        return out
+    log_shares: Tensor  # log p(label | word) for every position and word, [W, V]
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         return belief.with_logits(belief.logits + self.log_shares)
+
+
+def weigh_words(counts: Tensor, wanted: Sequence[int], canvas: Canvas) -> WordPrior:
+    """The prior by how often each word has each label, [V, labels]."""
+    shares = (counts + SMOOTH / counts.shape[-1]) / (counts.sum(-1, keepdim=True) + SMOOTH)
+    out = torch.zeros(canvas.mask.shape[1], len(shares), device=shares.device)
+    out[canvas.first : canvas.first + len(wanted)] = shares.log()[:, list(wanted)].T
+    return WordPrior(out)
 
 
 @dataclass(frozen=True)

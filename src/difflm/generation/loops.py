@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import groupby
 from math import inf
 from typing import Any, NamedTuple
@@ -54,12 +53,6 @@ class LoopShape(NamedTuple):
     on_cpu: bool = True
 
 
-@lru_cache(maxsize=1024)
-def share_shape(shape: LoopShape) -> LoopShape:
-    """Return one object for equal shapes, so that they are compared by identity."""
-    return shape
-
-
 def loop_shape(lm: Reader, job: GenerationJob, row: Row, joins: bool = True) -> LoopShape:
     """On a CPU, the shape of the batch in which the text is made alone, so that both are rounded the same way."""
     model, device, width, plan = lm.model, lm.inference.device.type, row.layout.width, job.plan
@@ -73,10 +66,10 @@ def loop_shape(lm: Reader, job: GenerationJob, row: Row, joins: bool = True) -> 
     if device != "cpu":
         widest = -(-model.longest // WIDTH) * WIDTH
         width = max(width, min(SHARED_WIDTH, widest)) if joinable else width
-        return share_shape(LoopShape(key, width, max_batch_rows(model.vocabulary, width, device), joinable, False))
+        return LoopShape(key, width, max_batch_rows(model.vocabulary, width, device), joinable, False)
     alone = model.capabilities.one_by_one and row.sample < ALONE
     most = 1 if alone else max_batch_rows(model.vocabulary, width, device, row.guided)
-    return share_shape(LoopShape((key, -(-len(row.source) // WIDTH)), width, most, joinable))
+    return LoopShape((key, -(-len(row.source) // WIDTH)), width, most, joinable)
 
 
 @dataclass(eq=False)

@@ -114,7 +114,7 @@ def seat_rows(requests: list[Request], loops: deque[Loop], threads: int, most: i
         only, blocked = request if request.alone else None, False
         for shape, rows in [] if request.over else [*request.rows.items()]:
             while rows:
-                own = [loop for loop in loops if loop.shape is shape and loop.only is only]
+                own = [loop for loop in loops if loop.shape == shape and loop.only is only]
                 loop = next((one for one in own if one.taken < shape.most), None)
                 if loop is None and (len(loops) < (threads if own else most) or is_brief(request, loops, most)):
                     loops.append(loop := Loop(request.lm, shape, only))

@@ -26,7 +26,7 @@ from difflm.app.studio.job import Box, Done, Frames, Post, Text
 from difflm.app.studio.limits import Limits
 from difflm.controls import Length
 from difflm.controls.base import Check
-from difflm.generation.loops import Loop, LoopShape, Seat, share_shape
+from difflm.generation.loops import Loop, LoopShape, Seat
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.scheduler import Request, seat_rows
 from difflm.player.frames import Draft
@@ -53,7 +53,7 @@ class Waiting(Request):
         lm: Any = SimpleNamespace(device=torch.device("cpu"))
         super().__init__(lm, [job])
         for kind in kinds:
-            shape = share_shape(LoopShape(kind, 16, most, kind != "z"))
+            shape = LoopShape(kind, 16, most, kind != "z")
             self.rows.setdefault(shape, deque()).append(Seat(job, None))  # type: ignore[arg-type]
 
 
