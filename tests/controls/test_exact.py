@@ -13,8 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from difflm.controls import Avoid, Contains, Infill, Length
-from difflm.controls.base import Canvas
-from difflm.controls.gaps import Edit, fits_between, matches_parts, split_total
+from difflm.controls.base import Canvas, KnownTokens
+from difflm.controls.gaps import Edit, cut_gaps, fits_between, matches_parts
 from difflm.data.tokenizers import END, PAD, START, UNK, Bpe
 from difflm.data.words import join_words, split_words
 from difflm.diffusion.condition import FREE
@@ -267,9 +267,10 @@ def test_gaps_and_lengths_that_contradict_are_refused(models):
 @given(rest=st.integers(0, 30), shares=st.lists(st.floats(0, 1, exclude_max=True), min_size=3, max_size=3))
 def test_what_is_left_is_shared_out_over_the_gaps(rest, shares):
     for gaps in (1, 2, 4):
-        sizes = split_total(rest, gaps, shares)
+        known = KnownTokens([[]] * (gaps + 1), [0] * gaps, [True] * gaps, 99, [{}] * (gaps + 1))
+        sizes = cut_gaps(known, rest, shares)
         assert len(sizes) == gaps and sum(sizes) == rest and min(sizes) >= 0
-    assert split_total(0, 0, shares) == []
+    assert cut_gaps(KnownTokens([[]], [], [], 99, [{}]), 0, shares) == []
 
 
 def find_words(text):

@@ -106,16 +106,12 @@ class Infill(Exact, KnownText):
             sizes = [max(n, 1 if whole or part[-1:] != " " else 2) for n, part in zip(sizes, self.parts, strict=False)]
             free = [True] * len(sizes)
         most = info.max_words if self.most is None else min(info.max_words, sum(map(len, parts)) + self.most)
-        given = [self.given_by(number) if tokenizer.whole_words else {} for number in range(len(parts))]
+        given: list[dict[int, tuple[str | None, str | None]]] = [{} for _ in parts]
+        if tokenizer.whole_words:  # words with the white space before them, and that before a gap
+            given = [dict(enumerate(words)) for words, _ in self.words]
+            for own, (words, behind) in zip(given[:-1], self.words, strict=False):
+                own |= {len(words): (behind, None)} if words else {}
         return KnownTokens(parts, sizes, free, most, given)
-
-    def given_by(self, number: int) -> Given:
-        """What a part gives to a text of words: its words with the white space before them, and that before a gap."""
-        words, behind = self.words[number]
-        given: dict[int, tuple[str | None, str | None]] = dict(enumerate(words))
-        if words and number < len(self.gaps):
-            given[len(words)] = behind, None
-        return given
 
     def misfits(self, tokenizer: Tokenizer) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
         """For each gap, tokens that do not begin it after a space and those that do not end it before one: marks that
@@ -178,10 +174,12 @@ class Infill(Exact, KnownText):
 def cut_gaps(known: KnownTokens, total: int, shares: Sequence[float], more: int = 0) -> list[int]:
     """Widths of the free gaps in a text of `total` tokens: what is left for them is cut at `shares`, numbers between 0
     and 1, one fewer than free gaps; `more` tokens go to the widest one."""
-    cut = split_total(total - known.least - more, sum(known.free), shares)
+    fewest = [size for size, free in zip(known.sizes, known.free, strict=True) if free]
+    rest = total - known.least - more
+    edges = [0, *sorted(int(share * (rest + 1)) for share in shares[: max(0, len(fewest) - 1)]), rest]
+    cut = [b - a for a, b in pairwise(edges)][: len(fewest)]  # all cuts are equally likely
     if cut:
         cut[cut.index(max(cut))] += more
-    fewest = [size for size, free in zip(known.sizes, known.free, strict=True) if free]
     return [least + size for least, size in zip(fewest, cut, strict=True)]
 
 
@@ -192,13 +190,6 @@ def fill_between(left: str, right: str) -> Node:
     before, after = (ANYTHING if touches else NOTHING for touches in touching)
     one = sequence(before, sign, after)
     return one if any(touching) else Either((one, sequence(sign, ANYTHING, sign)))
-
-
-def split_total(rest: int, gaps: int, shares: Sequence[float]) -> list[int]:
-    """Distribute `rest` words over the gaps, by cuts at `gaps` − 1 places; all cuts are equally likely."""
-    cuts = sorted(int(share * (rest + 1)) for share in shares[: max(0, gaps - 1)])
-    edges = [0, *cuts, rest]
-    return [b - a for a, b in pairwise(edges)][:gaps] if gaps else []
 
 
 def matches_parts(parts: Sequence[str], gaps: Sequence[int | None], text: str, words: Sequence[int]) -> bool:
@@ -300,17 +291,14 @@ class EditedText(KnownText):
             else:
                 parts.append([])
                 sizes.append(len([*run]))
-        given = [self.given_words(info.tokenizer, places, ids), *[dict[int, tuple[None, None]]()] * len(sizes)]
-        return KnownTokens(parts, sizes, [False] * len(sizes), info.max_words, given)
-
-    def given_words(self, tokenizer: Tokenizer, places: Sequence[range], ids: Sequence[int]) -> Given:
-        """What is given at the positions of kept words; pieces have their spaces in them."""
         words, _ = space_words(self.text)
-        if not tokenizer.whole_words:
-            words = [("", self.text[begin:end]) for begin, end in tokenizer.spans(self.text)]
+        if not info.tokenizer.whole_words:  # pieces have their spaces in them
+            words = [("", self.text[begin:end]) for begin, end in info.tokenizer.spans(self.text)]
         inside = {k for place in places for k in place[1:]}
-        given = [k for place in places for k in place if tokenizer.whole_words or ids[k] == UNK]
-        return {k: (words[k][0] if k in inside else None, words[k][1]) for k in given}
+        given = [k for place in places for k in place if info.tokenizer.whole_words or ids[k] == UNK]
+        own = {k: (words[k][0] if k in inside else None, words[k][1]) for k in given}
+        empty: list[Given] = [{}] * len(sizes)
+        return KnownTokens(parts, sizes, [False] * len(sizes), info.max_words, [own, *empty])
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
         """For subwords, the rule that nothing lengthens kept words."""

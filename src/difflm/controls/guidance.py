@@ -131,26 +131,20 @@ class ClassifierOutput:
         """−log p(labels | x_t) of each text, summed over positions, [B]; NOTHING is ignored. `whole`: pairs of
         positions without a span must not be spans; otherwise a span may have several labels, any of which will do."""
         kind = self.classifier.labellings[name].kind
-        if kind == "text":
-            chosen = self.text(name).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-            return -chosen * (labels != NOTHING)
-        if kind == "tags":
-            chosen = self.tags(name).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-            return -(chosen * (labels != NOTHING)).sum(-1)
-        if not whole:
-            return -self.any_of(name, labels).sum(-1)
+        if kind != "spans":
+            log_p = self.text(name) if kind == "text" else self.tags(name)
+            chosen = log_p.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1) * (labels != NOTHING)
+            return -(chosen if kind == "text" else chosen.sum(-1))
+        if not whole:  # one of its labels for each span, 0 where there is none, [B, M]
+            first, last, options = labels[..., 0].clamp(min=0), labels[..., 1].clamp(min=0), labels[..., 2:]
+            rows = torch.arange(len(labels), device=labels.device).unsqueeze(1)
+            chosen = self.spans(name)[rows, first, last].gather(-1, options.clamp(min=0))
+            there = labels[..., 0] != NOTHING
+            some = chosen.masked_fill((options == NOTHING) & there.unsqueeze(-1), float("-inf")).logsumexp(-1)
+            return -torch.where(there, some, 0.0).sum(-1)
         chart = span_chart(labels, self.mask)
         chosen = self.spans(name).gather(-1, chart.unsqueeze(-1)).squeeze(-1)
         return -(chosen * word_pairs(self.mask)).sum((-1, -2))
-
-    def any_of(self, name: str, spans: Tensor) -> Tensor:
-        """log p(one of its labels) of each span, 0 where there is none, [B, M]."""
-        first, last, labels = spans[..., 0].clamp(min=0), spans[..., 1].clamp(min=0), spans[..., 2:]
-        rows = torch.arange(len(spans), device=spans.device).unsqueeze(1)
-        chosen = self.spans(name)[rows, first, last].gather(-1, labels.clamp(min=0))
-        there = spans[..., 0] != NOTHING
-        some = chosen.masked_fill((labels == NOTHING) & there.unsqueeze(-1), float("-inf")).logsumexp(-1)
-        return torch.where(there, some, 0.0)
 
 
 def labels_on_canvas(labelling: Labelling, labels: Tensor, width: int, first: int) -> Tensor:

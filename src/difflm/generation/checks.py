@@ -7,7 +7,6 @@ from numbers import Integral
 import torch
 
 from difflm.controls import Control
-from difflm.controls.gaps import Edit
 from difflm.controls.guidance import GuidanceSettings
 from difflm.data.corpora import describe_texts
 from difflm.data.tokenizers import UNK, Tokenizer
@@ -130,13 +129,6 @@ def check_sampling(sampling: Sampling, model: LanguageModel) -> None:
     if sampling.start not in model.capabilities.starts:
         known = ", ".join(model.capabilities.starts)
         raise UsageError(f"--start {sampling.start} is not for this model. Known: {known}.")
-
-
-def plain_edit(edit: Edit) -> str:
-    """The text that an edit model starts from."""
-    if edit.keep or edit.strength != Edit.strength:
-        raise UsageError("this model edits the text directly: leave --keep and --strength out.")
-    return edit.text
 
 
 def warn_of_sources(sources: Sequence[Sequence[int]]) -> list[str]:

@@ -26,7 +26,6 @@ from difflm.generation.checks import (
     explain_unknown,
     fastest_dtype,
     parse_guidance,
-    plain_edit,
     warn_of_sources,
 )
 from difflm.generation.jobs import (
@@ -262,9 +261,11 @@ class TextDiffusion(Pretrained):
         if task.template is not None and task.template.parts[-1]:  # a model may have other settings for gaps
             settings = self.config.get("gaps", {}) | {key: v for key, v in settings.items() if v is not None}
         sampling = self.sampling(**settings) if settings else self.model.sampling
-        begin = self.encode([plain_edit(edit)])[0] if edit and "edits" in self.model.capabilities.settings else []
-        prompt = len(task.sources[0]) if task.sources else 0
-        edit, plan = None if begin else edit, None
+        begin, prompt, plan = list[int](), len(task.sources[0]) if task.sources else 0, None
+        if edit and "edits" in self.model.capabilities.settings:
+            if edit.keep or edit.strength != Edit.strength:
+                raise UsageError("this model edits the text directly: leave --keep and --strength out.")
+            (begin,), edit = self.encode([edit.text]), None
         if task.controls or edit or task.method or self.model.capabilities.always_planned:
             plan = self.plan_controls(task.controls, edit, task.guidance, task.method, prompt)
         if plan and sampling.beams and not plan.searches:

@@ -112,11 +112,13 @@ def seat_rows(requests: list[Request], loops: deque[Loop], threads: int, most: i
     most = max(most, threads)
     for request in requests:
         only, blocked = request if request.alone else None, False
+        steps = max((job.sampling.steps for job in request.jobs), default=0)
         for shape, rows in [] if request.over else [*request.rows.items()]:
             while rows:
                 own = [loop for loop in loops if loop.shape == shape and loop.only is only]
                 loop = next((one for one in own if one.taken < shape.most), None)
-                if loop is None and (len(loops) < (threads if own else most) or is_brief(request, loops, most)):
+                room = len(loops) < (threads if own else most)
+                if loop is None and (room or (0 < len(loops) <= most and steps < min(one.steps_left for one in loops))):
                     loops.append(loop := Loop(request.lm, shape, only))
                     request.rows[shape] = request.rows.pop(shape)  # others come first the next time
                 if loop is None:
@@ -133,12 +135,6 @@ def seat_rows(requests: list[Request], loops: deque[Loop], threads: int, most: i
         return requests
     held = {id(seat.job) for loop in loops for seat in loop.holders}
     return [one for one in requests if not one.over or any(id(job) in held for job in one.jobs)]
-
-
-def is_brief(request: Request, loops: Sequence[Loop], most: int) -> bool:
-    """Whether a request may have a loop beyond the usual number, since it ends before any of them has room."""
-    steps = max(job.sampling.steps for job in request.jobs)
-    return 0 < len(loops) <= most and all(steps < loop.steps_left for loop in loops)
 
 
 def run_list(

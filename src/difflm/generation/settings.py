@@ -103,20 +103,15 @@ class Task:
 DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Task)} | {"progress": False, "frames": False}
 
 
-def rank_argument(item: tuple[str, Any]) -> tuple[bool, bool]:
-    """The order of the listed arguments: first those that methods add, last the settings."""
-    return item[0] in SETTINGS, item[0] in Asked.__annotations__
-
-
 def list_arguments(method: F) -> F:
     """Show the arguments that `**asked` stands for in a method's signature. The method itself is not wrapped."""
     signature = inspect.signature(method)
     *own, rest = signature.parameters.values()
     (kind,) = get_args(rest.annotation)
-    more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS.get(name), annotation=hint)
-        for name, hint in sorted(kind.__annotations__.items(), key=rank_argument)
-        if name not in signature.parameters
+    hints = {name: hint for name, hint in kind.__annotations__.items() if name not in signature.parameters}
+    more = [  # first those that methods add, last the settings
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS.get(name), annotation=hints[name])
+        for name in sorted(hints, key=lambda name: (name in SETTINGS, name in Asked.__annotations__))
     ]
     method.__signature__ = signature.replace(parameters=own + more)  # type: ignore[attr-defined]
     return method

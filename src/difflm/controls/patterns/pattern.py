@@ -167,12 +167,6 @@ class Between(Pattern):
         return self.inner.judge(text[len(self.before) : len(text) - len(self.after)].strip(" "))
 
 
-def list_items(known: KnownTokens) -> list[int]:
-    """Known tokens and gaps as the items of a `Template`."""
-    gaps = [[GAP] if free else [ANY] * size for size, free in zip(known.sizes, known.free, strict=True)]
-    return [item for part, gap in zip(known.parts, [*gaps, []], strict=True) for item in (*part, *gap)]
-
-
 def join_patterns(
     controls: Sequence[Control],
     info: ModelInfo,
@@ -183,7 +177,11 @@ def join_patterns(
 ) -> Template:
     """Join all of these controls that can be written as an automaton, around the tokens that are known, for texts with
     `words` tokens, or at least `least`. `bias` [V] are the log frequencies of tokens."""
-    items, most = ([GAP], info.max_words) if known is None else (list_items(known), known.most)
+    items, most = [GAP], info.max_words
+    if known is not None:
+        gaps = [[GAP] if free else [ANY] * size for size, free in zip(known.sizes, known.free, strict=True)]
+        parts = zip(known.parts, [*gaps, []], strict=True)
+        items, most = [item for part, gap in parts for item in (*part, *gap)], known.most
     if UNK in items:
         raise UsageError("pattern: this model does not know all of the words that are given.")
     patterns_first = sorted(controls, key=lambda control: not control.needs_automaton or control.keeps_text)
