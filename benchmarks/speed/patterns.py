@@ -39,6 +39,7 @@ from difflm.controls.patterns.token_automata import (
     plain_chain,
     spell_columns,
 )
+from difflm.controls.plan import ControlPlan
 from difflm.controls.rules import ImposePattern
 from difflm.data.text_metrics import self_bleu
 from difflm.data.words import split_words
@@ -48,7 +49,6 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Steering
 from difflm.fast.cuda_graphs import CapturedFunction
 from difflm.fast.inference import Inference
-from difflm.generation import loops
 from difflm.generation.checks import check_device
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import TextSpec
@@ -220,10 +220,10 @@ class EvidenceGuidance(Guidance):
 
 def write_by_gradient(lm: TextDiffusion, pattern: str, n: int, size: float, **settings: Any) -> list[str]:
     """Texts of lengths that match; the pattern is climbed, and never imposed."""
-    usual = loops.steering_for
+    usual = ControlPlan.steer
 
-    def climb(*given: Any) -> Steering:
-        steering = usual(*given)
+    def climb(plan: ControlPlan, *given: Any) -> Steering:
+        steering = usual(plan, *given)
         *rules, own = steering.rules
         assert isinstance(own, ImposePattern)
         batch, settings = given[0], replace(STANDARD, size=size)
@@ -235,11 +235,11 @@ def write_by_gradient(lm: TextDiffusion, pattern: str, n: int, size: float, **se
         return replace(steering, rules=rules, guide=guide)
 
     recorded, lm.inference.record = lm.inference.record, False
-    loops.steering_for = climb  # type: ignore[assignment]
+    ControlPlan.steer = climb  # type: ignore[assignment, method-assign]
     try:
         return [str(text) for text in lm.generate(n, controls=[Pattern(pattern)], **settings)]
     finally:
-        loops.steering_for, lm.inference.record = usual, recorded
+        ControlPlan.steer, lm.inference.record = usual, recorded  # type: ignore[method-assign]
 
 
 def text_rows(asked: argparse.Namespace) -> Iterator[Sequence[str]]:

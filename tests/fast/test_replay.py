@@ -1,6 +1,7 @@
 """What is recorded does what it did: on a CPU by being called, on a GPU by being replayed."""
 
 import gc
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,8 @@ from torch._inductor import metrics
 
 from difflm import machine
 from difflm.controls import Label, Length
-from difflm.controls.plan import steering_for
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.loop import SamplerInputs
+from difflm.diffusion.samplers.loop import SamplerInputs, Steering
 from difflm.fast.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunction, GraphPool, exclusive_capture
 from difflm.fast.inference import MAX_RECORDED
 from difflm.fast.recorded import RecordedSampler
@@ -110,7 +110,8 @@ def walk_of(lm: TextDiffusion, seed: int, **asked: Any) -> SamplerInputs:
     job = lm.make_job(2, seed, **{"steps": 4, **asked})
     rows = job.make_rows(lm.model)
     batch = pad_batch(rows, rows[0].layout.width, lm.device)
-    steering = steering_for(batch, [(job.plan, slice(0, len(batch.lengths)))])
+    plan, parts = job.plan, [(job.plan, slice(0, len(batch.lengths)))]
+    steering = replace(plan.steer(batch, parts) if plan else Steering(batch.known, batch.begin), spans=batch.spans)
     noise = Noise(batch.seeds, batch.samples)
     asked = TextBatch(noise, batch.lengths, batch.width, job.sampling, steering)
     return lm.model.sampler_inputs(lm.inference.denoiser, asked)

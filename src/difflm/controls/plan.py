@@ -213,10 +213,26 @@ class ControlPlan:
 
     # -- while sampling -----------------------------------------------------------------------------------------
 
-    def rules(self, canvas: Canvas) -> list[Transform]:
-        """The rules of all controls, as transforms of the belief. Required words come last: no other rule may change
-        their positions."""
-        return self.token_rules(canvas) + self.word_rules(canvas)
+    def steer(self, batch: SampleBatch, parts: "Sequence[Part]") -> Steering:
+        """The steering of a batch whose rows belong to this plan, or to several with the same guidance settings."""
+        mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
+        settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(mask)
+        canvas, alone = Canvas(mask, self.info.first, settled, batch.known), len(parts) == 1
+        rows = [(plan, part, canvas if alone else canvas.rows(part)) for plan, part in parts]
+        # Required words come last: no other rule may change their positions.
+        first = [(part, plan.token_rules(own) + plan.word_rules(own) if plan else []) for plan, part, own in rows]
+        last = [(part, plan.last_rules(own) if plan and plan.automaton else []) for plan, part, own in rows]
+        wanted = [plan.targets(own) if plan else [] for plan, _, own in rows]
+        targets = wanted[0] if alone else merge_targets(wanted, [len(own.mask) for *_, own in rows])
+        rules, final = (own[0][1] if alone else merge_rules(own, canvas) for own in (first, last))
+        readers = [target for target in targets if target.classifier.reads_words]
+        targets = [target for target in targets if not target.classifier.reads_words]
+        guidance = Guidance(targets, self.denoiser, mask, self.guidance) if targets else None
+        if guidance and self.denoiser.codec.holds_tokens:  # tokens have no gradient: the belief is reweighted
+            rules, guidance = [GuidedBelief(guidance), *rules], None
+        if readers:  # after the rules: it cannot make forbidden words possible, and reads what the rules leave
+            rules = [*rules, ClimbEnergy(partial(read_labels, readers), mask, self.guidance.size)]
+        return Steering(batch.known, batch.begin, rules=[*rules, *final], guide=guidance)
 
     def token_rules(self, canvas: Canvas) -> list[Transform]:
         """The rules for single positions."""
@@ -334,35 +350,6 @@ def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[s
 # -- the rows of a batch, which may belong to several plans ------------------------------------------------------------
 
 Part = tuple[ControlPlan | None, slice]  # the plan of some rows of a batch; None: no controls
-
-
-def steering_for(batch: SampleBatch, parts: Sequence[Part]) -> Steering:
-    """The steering of a batch whose rows belong to one plan, or to several with the same guidance settings."""
-    told = batch.condition
-    plain = Steering(batch.known, batch.begin, batch.spans, source=told.source, source_mask=told.source_mask)
-    lead = next((plan for plan, _ in parts if plan is not None), None)
-    if lead is None:
-        return plain
-    mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
-    settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(mask)
-    canvas = Canvas(mask, lead.info.first, settled, batch.known)
-    if len(parts) == 1:
-        rules, targets = lead.rules(canvas), lead.targets(canvas)
-        last = [] if lead.automaton is None else lead.last_rules(canvas)
-    else:
-        rows = [(plan, part, canvas.rows(part)) for plan, part in parts]
-        rules = merge_rules([(part, plan.rules(own) if plan else []) for plan, part, own in rows], canvas)
-        last = merge_rules([(part, plan.last_rules(own) if plan else []) for plan, part, own in rows], canvas)
-        sizes = [len(own.mask) for *_, own in rows]
-        targets = merge_targets([plan.targets(own) if plan else [] for plan, _, own in rows], sizes)
-    readers = [target for target in targets if target.classifier.reads_words]
-    targets = [target for target in targets if not target.classifier.reads_words]
-    guidance = Guidance(targets, lead.denoiser, mask, lead.guidance) if targets else None
-    if guidance and lead.denoiser.codec.holds_tokens:  # tokens have no gradient: the belief is reweighted
-        rules, guidance = [GuidedBelief(guidance), *rules], None
-    if readers:  # after the rules: it cannot make forbidden words possible, and reads what the rules leave
-        rules = [*rules, ClimbEnergy(partial(read_labels, readers), mask, lead.guidance.size)]
-    return replace(plain, rules=[*rules, *last], guide=guidance)
 
 
 def merge_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) -> list[Transform]:

@@ -17,16 +17,13 @@ import torch
 from torch import Tensor
 
 from difflm.controls.guidance import STANDARD
-from difflm.controls.plan import steering_for
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED
-from difflm.diffusion.samplers.loop import Frame
+from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import DifflmError
+from difflm.generation.drafts import read_drafts
 from difflm.generation.jobs import FinishedRow, GenerationJob
 from difflm.generation.reading import Reader
-from difflm.methods.glyph_diffusion.glyphs import picture_url
-from difflm.methods.levt.alignment import EDITS
-from difflm.methods.rivals import ControlDecoder
 from difflm.models.base import LanguageModel, TextBatch
 from difflm.models.batching import ALONE, WIDTH, Row, SampleBatch, batch_rows, max_batch_rows, pad_batch
 from difflm.player.frames import Draft
@@ -208,11 +205,10 @@ class Loop:
             size = min(size, grown)
         self._batch = batch = pad_batch([seat.row for seat in seats], self.shape.width, self.lm.inference.device, size)
         asked: list[tuple[Any, slice]] = [(job.plan, part) for job, part in self.parts]
-        lead, asked[-1] = asked[0][0], (asked[-1][0], slice(asked[-1][1].start, size))  # the last one has the padding
-        if isinstance(lead, ControlDecoder):  # whose texts never share a batch with others
-            steering = replace(lead.steer(batch, asked), spans=batch.spans)
-        else:
-            steering = steering_for(batch, asked)
+        asked[-1] = asked[-1][0], slice(asked[-1][1].start, size)  # the last one has the padding
+        told, lead = batch.condition, next((plan for plan, _ in asked if plan is not None), None)
+        steering = Steering(batch.known, batch.begin) if lead is None else lead.steer(batch, asked)
+        steering = replace(steering, spans=batch.spans, source=told.source, source_mask=told.source_mask)
         watched = any(job.watch for job, _ in self.parts)
         how = Noise(batch.seeds, batch.samples), batch.lengths, batch.width, sampling
         self.joined, self._ordered = self.steps, sampling.sampler in ORDERED
@@ -303,36 +299,3 @@ class Loop:
         found = Progress(model, drafts, seats, split_by_job(seats), frame.tokens[chosen], calls, broken, ended)
         waits = drafts or (model.capabilities.syncs_with_device and frame.rows is None)
         return found.copy_to_host() if self._runs_ahead and not waits else found
-
-
-def read_drafts(lm: Reader, job: GenerationJob, batch: SampleBatch, frame: Frame, part: slice) -> list[Draft]:
-    """Drafts of a job, whose rows are `part` of the batch. Given words without an id are shown as they were given,
-    and a character of several tokens where its first one is."""
-    first = job.plan.info.first if job.plan else 0
-
-    def pieces(sample: int, ids: list[int]) -> list[str]:
-        given, fragments = job.given.get(sample, {}), lm.tokenizer.fragments
-        shown = [given.get(k - first, ("", None))[1] or lm.pieces[token] for k, token in enumerate(ids)]
-        cut = [k for k, token in enumerate(ids) if token in fragments]
-        for run in (k for k in cut if k - 1 not in cut):
-            end = next(k for k in range(run, len(ids) + 1) if k not in cut)
-            shown[run] = lm.tokenizer.decode(ids[run:end])
-        return shown
-
-    changed = torch.ones_like(frame.mask) if frame.changed is None else frame.changed
-    times = frame.t.reshape(len(frame.t), -1).mean(1)
-    marks = frame.tokens if frame.edits is None else frame.edits
-    read = (times, batch.samples, batch.lengths, frame.tokens, frame.confidence, changed, marks)
-    own = slice(*part.indices(len(batch.rows)))
-    rows = zip(*(tensor[own].tolist() for tensor in read), strict=True)
-    drafts = [
-        Draft(
-            *(sample, frame.step, t, pieces(sample, ids[:length]), sure[:length], new[:length]),
-            edits=[] if frame.edits is None else [EDITS[mark] for mark in own_marks[:length]],
-        )
-        for t, sample, length, ids, sure, new, own_marks in rows
-    ]
-    if (drawn := lm.model.draw_pictures(frame)) is None:
-        return drafts
-    pictures = map(picture_url, drawn[own].cpu().numpy())
-    return [replace(draft, picture=one) for draft, one in zip(drafts, pictures, strict=True)]

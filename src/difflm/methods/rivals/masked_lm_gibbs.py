@@ -8,7 +8,7 @@ from torch import Tensor
 from difflm.controls.base import Control, ModelInfo
 from difflm.controls.exact import Length
 from difflm.controls.gaps import Infill
-from difflm.controls.plan import ControlPlan, steering_for
+from difflm.controls.plan import ControlPlan
 from difflm.data.words import Given
 from difflm.diffusion.samplers.loop import Steering
 from difflm.errors import UsageError
@@ -40,7 +40,7 @@ class MaskedLmGibbs(ControlDecoder):
 
     @classmethod
     def steer(cls, batch: SampleBatch, parts: Sequence[Part]) -> Steering:
-        return steering_for(batch, [(one.plan, part) for one, part in parts])
+        return parts[0][0].plan.steer(batch, [(one.plan, part) for one, part in parts])
 
     def finish(self, ids: list[int]) -> tuple[list[int], Given]:
         return ids, {**self.given_at(0, 0), **self.given_at(1, len(ids) - len(self.right))}
