@@ -8,11 +8,11 @@ there are many of them), and numbers have at most fifteen digits and six decimal
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from difflm.controls.patterns.regular import MAX_COUNT, Chars, Either, Node, Repeated, parse_pattern, sequence
 from difflm.errors import UsageError
-from difflm.runtime.files import Json
+from difflm.runtime.files import Json, read_own_table
 from difflm.runtime.work import share_budget, spend_work
 
 if TYPE_CHECKING:
@@ -28,51 +28,13 @@ DIGIT = Chars((("0", "9"),))
 MAX_DEPTH = 40  # schemas inside of schemas
 USUAL_LENGTH, LEAST_USUAL = 80, 20  # characters of a string for which the schema gives no limit
 ALL_USUAL = 600  # of all such strings together, so that the automaton stays small
-# Of an object for which the schema gives no properties:
-KEY = "[a-z][a-z_]{0,11}"
-PLAIN = "-?(0|[1-9][0-9]{0,8})([.][0-9]{1,4})?|true|false|null"
 LARGEST = 10**15 - 1  # up to this number, all readers agree on whole numbers
 FRACTION = sequence(Repeated(DIGIT, 0, 5), Chars((("1", "9"),)))  # never zero, so that bounds stay simple
 
-ABOUT = {"$schema", "$id", "$comment", "$defs", "title", "description", "default", "examples", "deprecated"}
+_TABLE = read_own_table("json_schema.yaml", __file__)
+KEYWORDS: Mapping[str, Sequence[str]] = _TABLE["keywords"]
+FORMATS: Mapping[str, Json] = _TABLE["formats"]
 LITERALS: Mapping[str, Node] = {"null": sequence("null"), "boolean": Either((sequence("true"), sequence("false")))}
-BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
-KEYWORDS: Mapping[str, set[str]] = {
-    "object": {"properties", "required", "additionalProperties"},
-    "array": {"items", "minItems", "maxItems"},
-    "string": {"pattern", "minLength", "maxLength", "format"},
-    "integer": BOUNDS,
-    "number": BOUNDS,
-    "boolean": set(),
-    "null": set(),
-}
-
-LEAP = "(19|20)(0[48]|[2468][048]|[13579][26])|2000"
-DAYS = "(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8])"
-DATE = f"((19|20)[0-9][0-9]-({DAYS})|({LEAP})-02-29)"
-TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](Z|[+-](0[0-9]|1[0-3]):[03]0)"
-NAME = "[a-z0-9]{1,16}"
-HOST = f"{NAME}(-{NAME})?[.]([a-z]{{2,8}}[.])?[a-z]{{2,4}}"
-BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-
-
-class Format(NamedTuple):
-    """`written` is the expression of its strings, which have from `shortest` to `longest` characters."""
-
-    written: str
-    shortest: int
-    longest: int
-
-
-FORMATS: Mapping[str, Format] = {
-    "date": Format(DATE, 10, 10),
-    "date-time": Format(f"{DATE}T{TIME}", 20, 25),
-    "time": Format(TIME, 9, 14),
-    "email": Format(f"{NAME}([._]{NAME})?@{HOST}", 6, 80),
-    "uuid": Format("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", 36, 36),
-    "uri": Format(f"https?://(www[.])?{HOST}(/[a-z0-9-]{{1,16}}){{0,2}}/?", 11, 94),
-    "ipv4": Format(f"{BYTE}([.]{BYTE}){{3}}", 7, 15),
-}
 
 
 @share_budget("JSON schema")
@@ -112,7 +74,7 @@ class Compiler:
                 self.refuse(at, f"the type {str(kind)[:50]!r} is not known")
         own = next((key for key in ("$ref", "anyOf", "enum", "const") if key in schema), None)
         known = {own} if own in ("$ref", "anyOf") else {own, "type"} if own else {"type"}
-        known = known.union(ABOUT, *(() if own else (KEYWORDS[kind] for kind in kinds)))
+        known = known.union(_TABLE["about"], *(() if own else (KEYWORDS[kind] for kind in kinds)))
         if foreign := [key for key in schema if key not in known]:
             self.refuse(at, f"{str(foreign[0])[:50]!r} is not supported")
         if own == "$ref":
@@ -164,9 +126,13 @@ class Compiler:
             known = FORMATS.get(str(schema["format"]))
             if known is None:
                 self.refuse(at, f"the format {str(schema['format'])[:50]!r} is not known. Known: {', '.join(FORMATS)}")
-            if "pattern" in schema or least > known.shortest or (most is not None and most < known.longest):
+            if (
+                "pattern" in schema
+                or least > known["shortest"]
+                or (LARGEST if most is None else most) < known["longest"]
+            ):
                 self.refuse(at, f"{schema['format']} cannot be combined with another pattern or such a length")
-            return sequence('"', parse_pattern(known.written), '"')
+            return sequence('"', parse_pattern(known["written"]), '"')
         if "pattern" not in schema:
             self.unlimited += most is None
             return sequence('"', Repeated(INSIDE, least, max(least, self.usual) if most is None else most), '"')
@@ -186,7 +152,7 @@ class Compiler:
 
     def compile_number(self, schema: Schema, at: str, depth: int, fractions: bool = True) -> Node:
         """Numbers by their sign: whole ones and, with `fractions`, those between them."""
-        for key in BOUNDS & {*schema}:
+        for key in {*KEYWORDS["number"]} & {*schema}:
             if not is_whole(schema[key]) or abs(schema[key]) > LARGEST:
                 self.refuse(at, f"{key} must be a whole number of at most fifteen digits")
         low = int(max(schema.get("minimum", -LARGEST), schema.get("exclusiveMinimum", -LARGEST)))
@@ -232,9 +198,9 @@ class Compiler:
 
 def any_object(depth: int = 1) -> Node:
     """Any object whose values are plain or, `depth` levels deep, lists of plain ones and further objects."""
-    plain = Either((sequence('"', Repeated(INSIDE, 0, LEAST_USUAL), '"'), parse_pattern(PLAIN)))
+    plain = Either((sequence('"', Repeated(INSIDE, 0, LEAST_USUAL), '"'), parse_pattern(_TABLE["any_object"]["plain"])))
     inner = (list_of(plain, 0, None), any_object(depth - 1)) if depth else ()
-    entry = sequence('"', parse_pattern(KEY), '": ', Either((plain, *inner)))
+    entry = sequence('"', parse_pattern(_TABLE["any_object"]["key"]), '": ', Either((plain, *inner)))
     return sequence("{", separated(entry, 0, None), "}")
 
 
