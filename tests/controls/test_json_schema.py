@@ -182,7 +182,7 @@ def test_strings_of_a_format_are_valid_and_have_the_lengths_it_says(name):
     for _ in range(100):
         value = json.loads(draw_text(automaton, chance, most=chance.randrange(40)))
         assert is_json_of(json.dumps(value), schema) and not is_json_of(json.dumps(f" {value}"), schema), value
-        assert known.shortest <= len(value) <= known.longest
+        assert known["shortest"] <= len(value) <= known["longest"]
 
 
 def test_every_day_of_the_calendar_is_a_date_and_no_other():

@@ -22,6 +22,7 @@ from difflm.controls.patterns.token_automata import (
     ANY,
     GAP,
     NEVER,
+    Columns,
     Template,
     TokenAutomaton,
     avoid_phrases,
@@ -31,7 +32,6 @@ from difflm.controls.patterns.token_automata import (
     intersect,
     learn_spacing,
     plain_chain,
-    smallest_automaton,
 )
 from difflm.data.tokenizers import Bpe, Characters
 from difflm.data.words import join_words
@@ -240,7 +240,7 @@ def random_case(seed, length=4, states=4, tokens=5):
     while True:
         table = np.where(rng.random((states, tokens)) < 0.4, states, rng.integers(0, states, (states, tokens)))
         accepting = np.append(rng.random(states) < 0.5, False)
-        automaton = smallest_automaton(np.arange(tokens), [*np.vstack([table, np.full(tokens, states)]).T], accepting)
+        automaton = Columns(range(tokens), [*np.vstack([table, np.full(tokens, states)]).T]).smallest(accepting)
         if length in accepted_lengths(automaton, length):
             break
     logits = torch.tensor(rng.normal(0, 3, (2, length, tokens)), dtype=torch.float32)

@@ -239,7 +239,7 @@ def test_one_candidate_and_a_file_of_figures(runs, data, tmp_path, capsys):
     ],
 )
 def test_nonsense_is_refused_before_anything_is_loaded(given, said, data, capsys, monkeypatch):
-    monkeypatch.delattr("difflm.generation.sharing.load_run")
+    monkeypatch.delattr("difflm.generation.reading.load_run")
     assert main(["evaluate", "e2e", "--task", "infill", "--data", str(data), *given]) == 2
     assert said in capsys.readouterr().err
 

@@ -39,10 +39,9 @@ from difflm.generation.jobs import (
     choose_by_classifiers,
 )
 from difflm.generation.ranking import GapFit, check_repairs, make_ranking
-from difflm.generation.reading import list_texts
+from difflm.generation.reading import Reader, list_texts
 from difflm.generation.scheduler import run_list
 from difflm.generation.settings import DEFAULTS, Asked, Task, Written, WrittenFrom, explain_setting, list_arguments
-from difflm.generation.sharing import Pretrained
 from difflm.generation.texts import Texts
 from difflm.generation.watching import Progress, Watcher
 from difflm.methods.rivals import DECODERS, ControlDecoder, choose_decoder
@@ -54,7 +53,7 @@ from difflm.runtime.threads import check_process
 from difflm.training.classifier import heads_of, load_guide
 
 
-class TextDiffusion(Pretrained):
+class TextDiffusion(Reader):
     """A model that writes text by denoising all positions at once, or word by word if it is autoregressive.
 
     Load one with `TextDiffusion.from_pretrained`. `generate`, `infill`, `edit` and `translate` return lists of texts.

@@ -99,27 +99,18 @@ class GapFit:
     prompt: Sequence[int] = ()  # what is answered
 
     def __call__(self, _: Sequence[int], ids: list[list[Ids]], __: object = None) -> list[Chosen]:
-        found = []
+        masks, found = self.writer.check_reads_tokens().denoiser.process.masks, []
         for group in ids:
-            begun = time.perf_counter()
-            best = min(range(len(group)), key=[self.nats_per_token(row) for row in group].__getitem__)
-            found.append(Chosen(best, self.count_calls(group), time.perf_counter() - begun))
+            begun, costs, calls = time.perf_counter(), list[float](), 0
+            for row in group:
+                first, end = max(0, self.before - 1), min(len(row), len(row) - self.behind + 1)
+                calls += end - first if masks else 1  # for word vectors, one call for all tokens
+                costs.append(math.inf)
+                if first < end:  # not an empty answer
+                    logits = self.writer.token_logits(row, self.prompt, first, end)
+                    costs[-1] = float(cross_entropy(logits, torch.tensor(row[first:end], device=logits.device)))
+            found.append(Chosen(costs.index(min(costs)), calls, time.perf_counter() - begun))
         return found
-
-    def find_window(self, row: Ids) -> tuple[int, int]:
-        return max(0, self.before - 1), min(len(row), len(row) - self.behind + 1)
-
-    def nats_per_token(self, row: Ids) -> float:
-        begin, end = self.find_window(row)
-        if begin >= end:  # an empty answer
-            return math.inf
-        logits = self.writer.token_logits(row, self.prompt, begin, end)
-        return float(cross_entropy(logits, torch.tensor(row[begin:end], device=logits.device)))
-
-    def count_calls(self, group: Sequence[Ids]) -> int:
-        """One call per masked token; for word vectors, one call for all tokens."""
-        masks = self.writer.check_reads_tokens().denoiser.process.masks
-        return sum(self.find_window(row)[1] - self.find_window(row)[0] if masks else 1 for row in group)
 
 
 def make_ranking(

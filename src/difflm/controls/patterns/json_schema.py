@@ -126,11 +126,8 @@ class Compiler:
             known = FORMATS.get(str(schema["format"]))
             if known is None:
                 self.refuse(at, f"the format {str(schema['format'])[:50]!r} is not known. Known: {', '.join(FORMATS)}")
-            if (
-                "pattern" in schema
-                or least > known["shortest"]
-                or (LARGEST if most is None else most) < known["longest"]
-            ):
+            longest = LARGEST if most is None else most
+            if "pattern" in schema or least > known["shortest"] or longest < known["longest"]:
                 self.refuse(at, f"{schema['format']} cannot be combined with another pattern or such a length")
             return sequence('"', parse_pattern(known["written"]), '"')
         if "pattern" not in schema:

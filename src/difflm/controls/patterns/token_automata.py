@@ -78,9 +78,8 @@ class Columns:
     """What tokens do to the states of an automaton, whose last state is dead: different columns [states], and the
     number of each token's; −1 for one that is never read."""
 
-    def __init__(self) -> None:
-        self.own = [-1] * len(SPECIALS)
-        self.numbers, self.columns = dict[bytes, int](), list[Array]()
+    def __init__(self, own: Sequence[int] = (-1,) * len(SPECIALS), columns: Sequence[Array] = ()) -> None:
+        self.own, self.columns, self.numbers = [*own], [*columns], dict[bytes, int]()
 
     def number(self, column: Array) -> int:
         spend_work(1 + column.size // 200)
@@ -92,28 +91,23 @@ class Columns:
         return self.numbers[key]
 
     def smallest(self, accepting: Array) -> TokenAutomaton:
-        return smallest_automaton(np.array(self.own), self.columns, accepting)
+        order = [number for number in dict.fromkeys(self.own) if number >= 0]
+        place = np.zeros(len(self.columns) + 1, dtype=int)  # the last one is that of tokens which are never read
+        place[order] = 1 + np.arange(len(order))
+        unread = np.full(len(accepting), len(accepting) - 1)
+        table, accepting = minimise(np.stack([unread, *(self.columns[number] for number in order)], 1), accepting)
+        kinds = number_rows(table.T)
+        count = int(kinds.max()) + 1
+        first = [int(np.flatnonzero(kinds == kind)[0]) for kind in [*range(1, count), 0]]
+        if len(table) * count > MAX_SIZE:
+            refuse_work(f"it is too large for this vocabulary: {len(table)} states, {count} classes")
+        return TokenAutomaton((kinds[place[self.own]] - 1) % count, table[:, first], accepting)
 
 
 def check_raw(states: int, classes: int) -> None:
     """Refuse an automaton that is too large to be made smaller."""
     if states > MAX_RAW or states * classes > MAX_RAW_SIZE:
         refuse_work(f"it is too large for this vocabulary: {states} states, {classes} classes and more")
-
-
-def smallest_automaton(own: Array, columns: Sequence[Array], accepting: Array) -> TokenAutomaton:
-    """From the different columns of `Columns`, and the number of each token's."""
-    order = [number for number in dict.fromkeys(own.tolist()) if number >= 0]
-    place = np.zeros(len(columns) + 1, dtype=int)  # the last one is that of tokens which are never read
-    place[order] = 1 + np.arange(len(order))
-    unread = np.full(len(accepting), len(accepting) - 1)
-    table, accepting = minimise(np.stack([unread, *(columns[number] for number in order)], 1), accepting)
-    kinds = number_rows(table.T)
-    count = int(kinds.max()) + 1
-    first = [int(np.flatnonzero(kinds == kind)[0]) for kind in [*range(1, count), 0]]
-    if len(table) * count > MAX_SIZE:
-        refuse_work(f"it is too large for this vocabulary: {len(table)} states, {count} classes")
-    return TokenAutomaton((kinds[place[own]] - 1) % count, table[:, first], accepting)
 
 
 def compile_pattern(
@@ -279,7 +273,7 @@ def intersect(one: TokenAutomaton, other: TokenAutomaton) -> TokenAutomaton:
     table = np.where(table < 0, len(pairs), np.searchsorted(pairs, table))[:, 1:]
     table = np.vstack([table, np.full(len(kinds), len(pairs))])
     a, b = np.divmod(pairs, columns)
-    return smallest_automaton(own.ravel(), [*table.T], np.append(one.accepting[a] & other.accepting[b], False))
+    return Columns(own.ravel().tolist(), [*table.T]).smallest(np.append(one.accepting[a] & other.accepting[b], False))
 
 
 def find_phrase(
