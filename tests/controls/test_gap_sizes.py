@@ -13,7 +13,7 @@ from torch import Tensor
 
 from difflm import Contains, Infill, Length
 from difflm.controls.base import Control, ModelInfo
-from difflm.controls.gap_sizes import MOST, SHARPNESS, GapFiller, GapSizes
+from difflm.controls.gap_sizes import MOST, SHARPNESS, GapSizes
 from difflm.controls.patterns.token_automata import ANY, compile_pattern
 from difflm.controls.plan import ControlPlan
 from difflm.data.tokenizers import SPECIALS, Characters
@@ -44,12 +44,14 @@ class OneSize:
 
 def share_sizes(known: list[list[int]], options: list[list[int]], usual: list[int]) -> list[list[float]]:
     """The shares of these sizes under `OneSize`, without any rules."""
-    filler, rows = GapFiller(cast(Any, OneSize()), 0, (0, 1, 2, 3), *[lambda _: []] * 3), []
+    about = {"info": SimpleNamespace(first=0), "model": SimpleNamespace(lengths=SimpleNamespace(forbidden=range(4)))}
+    rules: Any = dict.fromkeys(("token_rules", "word_rules", "last_rules"), lambda _: [])
+    plan, rows = SimpleNamespace(denoiser=OneSize(), **about, **rules), []
     sizes = GapSizes(options, usual, lambda _: True)
     for _, own in sizes.tried():
         line = [*chain(*([*part, *[MASK] * size] for part, size in zip(known, [*own, 0], strict=True)))]
         rows.append(Layout(len(line), {k: token for k, token in enumerate(line) if token != MASK}))
-    return [shares.tolist() for shares in filler.share_sizes(sizes, known, rows).shares]
+    return [shares.tolist() for shares in ControlPlan.share_sizes(cast(Any, plan), sizes, known, rows).shares]
 
 
 def test_a_size_scores_the_mean_log_probability_of_what_is_written() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from difflm.controls.base import Canvas, Check, Control, KnownText, KnownTokens, ModelInfo
 from difflm.controls.exact import avoid_all
-from difflm.controls.gap_sizes import GAPS, TRIES, GapFiller, GapSizes, list_options
+from difflm.controls.gap_sizes import GAPS, SHARPNESS, TRIES, GapSizes, list_options
 from difflm.controls.gaps import Edit, EditedText, cut_gaps
 from difflm.controls.guidance import (
     STANDARD,
@@ -37,14 +37,14 @@ from difflm.controls.pieces import let_end, spaced_pieces
 from difflm.controls.rules import ClimbEnergy, ForbidSpecials, ImposePattern, KeepApart, PlacePhrases, control_rules
 from difflm.controls.sentence_classifier import read_labels
 from difflm.data.labels import NOTHING
-from difflm.data.tokenizers import END, SPECIALS, START, UNK
+from difflm.data.tokenizers import END, PAD, SPECIALS, START, UNK
 from difflm.data.words import Given, join_words, split_words
 from difflm.diffusion.base import Belief
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.discrete import certain_logits
-from difflm.diffusion.samplers.loop import Steering, Transform
+from difflm.diffusion.samplers.loop import BanTokens, Steering, Transform
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
@@ -182,9 +182,55 @@ class ControlPlan:
             return None
         sizes = list_options(infill, known, self.phrases.sizes, self.pattern)
         rows, _ = self.lay_out(known, [own for _, own in sizes.tried()])
-        rules = self.token_rules, self.word_rules, self.last_rules
-        filler = GapFiller(self.denoiser, info.first, self.model.lengths.forbidden, *rules)
-        return filler.share_sizes(sizes, known.parts, rows)
+        return self.share_sizes(sizes, known.parts, rows)
+
+    @torch.no_grad()
+    def share_sizes(self, sizes: GapSizes, known: Sequence[Sequence[int]], rows: Sequence[Layout]) -> GapSizes:
+        """The shares of sizes of gaps between the known parts of a text; `rows` are the layouts of `sizes.tried`. All
+        unknown positions are written. Required words and patterns decide what is written, not how likely it is."""
+        denoiser, mask_id, begin = self.denoiser, self.denoiser.process.mask_id, self.info.first
+        device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
+        lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
+        x, place = torch.tensor(lines, device=device), torch.arange(width, device=device)
+        lengths = torch.tensor([[row.positions] for row in rows], device=device)
+        before = [sum(map(len, known[: gap + 1])) + sum(own[:gap]) for gap, own in sizes.tried()]
+        first = begin + torch.tensor(before, device=device).unsqueeze(1)
+        written = torch.tensor([own[gap] for gap, own in sizes.tried()])
+        mask, inside = place < lengths, (place >= first) & (place < first + written.to(device).unsqueeze(1))
+        rules: list[Transform] = [BanTokens(denoiser.codec.token_mask(self.model.lengths.forbidden))]
+
+        def canvas() -> Canvas:
+            return Canvas(mask, begin, x != mask_id, torch.where(mask & (x != mask_id), x, FREE))
+
+        rules += self.token_rules(canvas())
+        decided, total = self.word_rules(canvas()), torch.zeros(len(rows), device=device)
+        counts = [line.count(mask_id) for line in lines]
+        for _ in range(max(counts).bit_length()):
+            left = x == mask_id
+            t = (left.sum(-1) / lengths.squeeze(1)).clamp(min=1e-3)
+            open_rows = [k for k, count in enumerate(counts) if count]  # of others nothing is asked
+            belief: Belief = denoiser(x[open_rows], t[open_rows], mask[open_rows])
+            if len(open_rows) < len(x):
+                logits = belief.logits.new_zeros(len(x), *belief.logits.shape[1:])
+                logits[open_rows] = belief.logits
+                belief = replace(belief, logits=logits)
+            counts = [count // 2 for count in counts]  # the surer half, rounded up, is written below
+            for rule in rules:
+                belief = rule(belief, x, t)
+            chances = belief.logits.log_softmax(-1)
+            for rule in (*decided, *self.last_rules(canvas())):
+                belief = rule(belief, x, t)
+            words = (belief.logits.argmax(-1) if belief.words is None else belief.words).unsqueeze(-1)
+            sure = belief.logits.log_softmax(-1).gather(-1, words).squeeze(-1).masked_fill(~left, float("-inf"))
+            order = sure.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+            here = left & (order < (left.sum(-1, keepdim=True) + 1) // 2)
+            own = chances.gather(-1, words).squeeze(-1).clamp(min=-100)  # a phrase may be impossible for another rule
+            total = total + torch.where(here & inside, own, 0.0).sum(-1)
+            x = torch.where(here, words.squeeze(-1), x)
+        words_of = [sizes.words[gap] if sizes.words else None for gap, _ in sizes.tried()]
+        parts = torch.tensor([n or float(count) for n, count in zip(words_of, written.tolist(), strict=True)])
+        scores = (total.double().cpu() / parts).split([*map(len, sizes.options)])
+        return replace(sizes, shares=[(SHARPNESS * own).softmax(0) for own in scores])
 
     def lay_out(self, known: KnownTokens, widths: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
         """Layouts of texts whose free gaps have these widths, and for each what is given."""
