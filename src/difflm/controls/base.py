@@ -94,8 +94,7 @@ class Canvas:
 def need_text(value: object, example: str) -> str:
     """Return a control's text; anything else is an error."""
     if not isinstance(value, str):
-        name = example.partition("(")[0]
-        raise UsageError(f"{name} takes text, such as {example}, not {value!r}.")
+        raise UsageError(f"{example.partition('(')[0]} takes text, such as {example}, not {value!r}.")
     return value
 
 
@@ -104,8 +103,7 @@ def need_number(value: object, example: str) -> int:
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value.strip()[:9])  # longer numbers are too large anyway
     if not isinstance(value, Integral) or isinstance(value, bool):
-        name = example.partition("(")[0]
-        raise UsageError(f"{name} takes a whole number, such as {example}, not {value!r}.")
+        raise UsageError(f"{example.partition('(')[0]} takes a whole number, such as {example}, not {value!r}.")
     return int(value)
 
 

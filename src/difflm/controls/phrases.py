@@ -1,9 +1,9 @@
 """Words and phrases that must appear, whether they fit, and whether the controls of a request agree: what no text can
 satisfy is refused before a model is loaded."""
 
-import difflib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from itertools import pairwise
 from typing import cast
@@ -39,12 +39,13 @@ class Contains(Exact):
         self.check_value()
         ids = self.ids(info)
         if UNK in ids:
-            unknown = self.words[ids.index(UNK)]
-            raise UsageError(f"contains: this model does not know the word {unknown!r}.{nearest_words(unknown, info)}")
+            word, known = self.words[ids.index(UNK)], info.tokenizer.known_words
+            near = next(filter(None, (get_close_matches(one, known, n=3) for one in (word, word.capitalize()))), [])
+            hint = f" Near: {', '.join(near)}." if near else ""
+            raise UsageError(f"contains: this model does not know the word {word!r}.{hint}")
         if len(ids) > info.max_words:
-            raise UsageError(
-                f"contains: {self.phrase!r} is longer than a text of this model ({info.max_words} tokens)."
-            )
+            room = f"a text of this model ({info.max_words} tokens)"
+            raise UsageError(f"contains: {self.phrase!r} is longer than {room}.")
 
     def ids(self, info: ModelInfo) -> list[int]:
         return info.tokenizer.encode_inside(self.phrase)
@@ -125,9 +126,8 @@ class Phrases:
         more = max(0, sum(left) - 1) + apart * bool(left)
         least, room = known.least + more, self.info.max_words if words is None else words
         if least > room:
-            raise UsageError(
-                f"contains: with {self.named} the infilled text has {least} words; there is room for {room}."
-            )
+            has = f"with {self.named} the infilled text has {least} words"
+            raise UsageError(f"contains: {has}; there is room for {room}.")
         return more
 
     @property
@@ -195,13 +195,6 @@ def find_required(controls: Iterable[Control], info: ModelInfo, known: Sequence[
         if not any(phrase.stands_in(text) for text in [*known, *(c.phrase for c in found)]):
             found.append(phrase)
     return found
-
-
-def nearest_words(word: str, info: ModelInfo) -> str:
-    """A hint with similarly spelt words."""
-    known = info.tokenizer.known_words
-    near = difflib.get_close_matches(word, known, n=3) or difflib.get_close_matches(word.capitalize(), known, n=3)
-    return f" Near: {', '.join(near)}." if near else ""
 
 
 # -- whether controls agree, as far as a tokenizer can tell ------------------------------------------------------------

@@ -86,7 +86,7 @@ class PlacePhrases:
                     fits[:, -k:] = False
                 if self.apart:
                     fits[:, :-size] &= ~self.apart.blocked[n][:, size:]
-                    fits[:, self.apart.first] = False
+                    fits[:, self.apart.canvas.first] = False
                 found.append((n, torch.tensor(same, device=self.free.device), fits))
         return found + (self.apart.open_texts(self.free) if self.apart else [])
 
@@ -129,10 +129,6 @@ class KeepApart:
     openings: tuple[tuple[int, ...], ...] = ()  # the tokens of each phrase at the beginning of a text
     places: tuple[tuple[int, int], ...] = ()  # where each known phrase begins and ends
 
-    @property
-    def first(self) -> int:
-        return self.canvas.first
-
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         logits = belief.logits
         for n, place in enumerate(self.places):
@@ -162,14 +158,15 @@ class KeepApart:
 
     def open_texts(self, free: Tensor) -> list[tuple[int, Tensor, Tensor]]:
         """Phrases that begin a text: their numbers, tokens [1, size], and whether they fit there, [B, W]."""
-        found = []
+        found, first = [], self.canvas.first
         for n, way in enumerate(self.openings):
-            fits, here = torch.zeros_like(free), free[:, self.first : self.first + len(way)].sum(1) == len(way)
-            if self.first + len(way) < fits.shape[1]:
-                here &= ~self.blocked[n][:, self.first + len(way)]
-            if self.first:  # a model that writes its own START may write something else there
-                here &= self.canvas.settled[:, self.first - 1]
-            fits[:, self.first] = here
+            end = first + len(way)
+            fits, here = torch.zeros_like(free), free[:, first:end].sum(1) == len(way)
+            if end < fits.shape[1]:
+                here &= ~self.blocked[n][:, end]
+            if first:  # a model that writes its own START may write something else there
+                here &= self.canvas.settled[:, first - 1]
+            fits[:, first] = here
             found.append((n, torch.tensor([way], device=fits.device), fits))
         return found
 

@@ -1,7 +1,7 @@
 """The results of generation in Python: texts, how they were generated, and the model's beliefs about their words."""
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -51,7 +51,7 @@ class Generation(PlayedText):
         return {**self.__dict__, "read": None}
 
     def _repr_html_(self) -> str:
-        return show_texts([self])
+        return Texts([self])._repr_html_()
 
     @cached_property
     def alternatives(self) -> list[TokenBelief]:
@@ -69,12 +69,7 @@ class Texts(list[Generation]):
         return "\n".join(repr(text) for text in self)
 
     def _repr_html_(self) -> str:
-        return show_texts(self)
-
-
-def show_texts(texts: Sequence[Generation]) -> str:
-    """HTML for a notebook: the player for texts with drafts, plain paragraphs for others."""
-    if not texts or not all(text.drafts for text in texts):
-        return "".join(f"<p>{html.escape(text.text)}</p>" for text in texts)
-    framed = html.escape(page(texts, {}).decode("utf-8"))
-    return f'<iframe srcdoc="{framed}" style="width: 100%; height: 38em; border: 0"></iframe>'
+        if not self or not all(text.drafts for text in self):
+            return "".join(f"<p>{html.escape(text.text)}</p>" for text in self)
+        framed = html.escape(page(self, {}).decode("utf-8"))
+        return f'<iframe srcdoc="{framed}" style="width: 100%; height: 38em; border: 0"></iframe>'

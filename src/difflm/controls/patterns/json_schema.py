@@ -78,7 +78,11 @@ class Compiler:
         if foreign := [key for key in schema if key not in known]:
             self.refuse(at, f"{str(foreign[0])[:50]!r} is not supported")
         if own == "$ref":
-            return self.compile(self.resolve(schema["$ref"], at), at, depth + 1)
+            named, name, root = self.root.get("$defs"), str(schema["$ref"]), "#/$defs/"
+            found = named.get(name.removeprefix(root)) if isinstance(named, Mapping) else None
+            if found is None or not name.startswith(root):
+                self.refuse(at, f"{name[:50]!r} is not a #/$defs/NAME of this schema")
+            return self.compile(found, at, depth + 1)
         if own == "anyOf":
             options = self.listed(schema, "anyOf", at)
             return Either(tuple(self.compile(one, f"{at}.anyOf", depth + 1) for one in options))
@@ -93,14 +97,6 @@ class Compiler:
         return Either(
             tuple(LITERALS.get(kind) or getattr(self, f"compile_{kind}")(schema, at, depth) for kind in kinds)
         )
-
-    def resolve(self, name: object, at: str) -> object:
-        """The schema that `#/$defs/NAME` names."""
-        named, root = self.root.get("$defs"), "#/$defs/"
-        found = named.get(str(name).removeprefix(root)) if isinstance(named, Mapping) else None
-        if found is None or not str(name).startswith(root):
-            self.refuse(at, f"{str(name)[:50]!r} is not a #/$defs/NAME of this schema")
-        return found
 
     def listed(self, schema: Schema, key: str, at: str) -> Sequence[object]:
         if not isinstance(schema[key], list) or not schema[key]:
@@ -138,9 +134,13 @@ class Compiler:
         if not isinstance(schema["pattern"], str):
             self.refuse(at, "pattern must be a string")
         try:
-            if parse_pattern(schema["pattern"].strip("^$")).alternatives:
+            pattern: str = schema["pattern"]
+            if parse_pattern(pattern.strip("^$")).alternatives:
                 self.refuse(at, "put the alternatives of the pattern into a group")
-            return sequence('"', parse_pattern(whole_pattern(schema["pattern"]), spell_inside), '"')
+            begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+            inner = pattern[begins : len(pattern) - ends]  # which may stand anywhere, unless ^ or $ say otherwise
+            whole = f"{'' if begins else '.*'}({inner}){'' if ends else '.*'}"
+            return sequence('"', parse_pattern(whole, spell_inside), '"')
         except UsageError as error:
             self.refuse(at, str(error).removesuffix("."))
 
@@ -243,13 +243,6 @@ def same_length(low: str, high: str) -> Node:
         return Either((first, last))
     between = Chars(((chr(ord(low[0]) + 1), chr(ord(high[0]) - 1)),))
     return Either((first, sequence(between, Repeated(DIGIT, rest, rest)), last))
-
-
-def whole_pattern(pattern: str) -> str:
-    """A pattern that may stand anywhere, unless ^ or $ say otherwise, as one of a whole text."""
-    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
-    inner = pattern[begins : len(pattern) - ends]
-    return f"{'' if begins else '.*'}({inner}){'' if ends else '.*'}"
 
 
 def spell_inside(node: Chars) -> Chars:
