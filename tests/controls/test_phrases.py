@@ -35,6 +35,7 @@ def told(
     setting: ModelInfo, *controls: Control, known: list[list[str]] | None = None, worded: bool = False
 ) -> list[list[str]]:
     words = next((n for c in controls if (n := c.length(setting)) is not None), None)
+    worded = worded or any(c.head and c.length(setting) is not None for c in controls)  # as in `ControlPlan`
     found = choose_phrases(controls, setting, known or [], words, worded)
     return [[one.phrase for one in ways] for ways in found.asked]
 

@@ -156,9 +156,8 @@ def choose_phrases(
     words: int | None = None,
     worded: bool = False,
 ) -> Phrases:
-    """The phrases that the controls require, with all wordings of those that have several if these fit, and if controls
-    determine every word; `worded`: even if none does."""
-    wordings = not known and (worded or speaks_of_every_word(controls, info))
+    """The phrases that the controls require; `worded`: with all wordings of those that have several, if these fit."""
+    wordings = worded and not known
     avoided = {c.forbids.strip().lower() for c in controls if c.forbids}
     ways = {c: [Contains(text) for text in c.wordings(info)] for c in controls if wordings}
     ways = {c: [one for one in own if not any(has_phrase(one.phrase, w) for w in avoided)] for c, own in ways.items()}
@@ -180,11 +179,6 @@ def join_given(controls: Sequence[Control], info: ModelInfo, words: Sequence[str
         taken |= {k for k, (_, word) in own.items() if word is not None}
         given = {**own, **given}
     return join_words(words, given)
-
-
-def speaks_of_every_word(controls: Sequence[Control], info: ModelInfo) -> bool:
-    """Whether tags or a tree are requested."""
-    return any(c.head and c.length(info) is not None for c in controls)
 
 
 def find_required(controls: Iterable[Control], info: ModelInfo, known: Sequence[str]) -> list[Contains]:

@@ -25,14 +25,7 @@ from difflm.controls.guidance import (
 )
 from difflm.controls.patterns.pattern import join_patterns
 from difflm.controls.patterns.token_automata import Template, TokenAutomaton, chain_of
-from difflm.controls.phrases import (
-    agree_on_length,
-    check_avoided,
-    choose_phrases,
-    find_template,
-    join_given,
-    speaks_of_every_word,
-)
+from difflm.controls.phrases import agree_on_length, check_avoided, choose_phrases, find_template, join_given
 from difflm.controls.pieces import let_end, spaced_pieces
 from difflm.controls.rules import ClimbEnergy, ForbidSpecials, ImposePattern, KeepApart, PlacePhrases, control_rules
 from difflm.controls.sentence_classifier import read_labels
@@ -103,13 +96,14 @@ class ControlPlan:
         if avoided := [c for c in self.controls if c.forbids]:
             self.automaton = self.automaton or self.avoid_spellings(avoided)
             check_avoided(self.controls, info, parts)
-        self.imposed = [c for c in asked if guidance.impose or not c.head]
-        if self.automaton is not None:  # it takes care of avoided words, and a pattern of phrases
-            self.imposed = [c for c in self.imposed if not c.forbids]
+        # The automaton takes care of avoided words, and a pattern of phrases.
+        self.imposed = [c for c in asked if (guidance.impose or not c.head) and not (self.automaton and c.forbids)]
+        if self.automaton is not None:
             self.chain_on = cache(partial(chain_of, self.automaton))  # all batches on a device share one
         # Reweighting single words hardly ever makes a phrase appear: docs/log has the figures.
-        placed = [] if self.pattern else self.imposed
-        self.phrases = choose_phrases(placed, info, parts, self.words, model.denoiser.codec.holds_tokens)
+        self.every_word = any(c.head and c.length(info) is not None for c in self.controls)  # tags or a tree is asked
+        worded = self.every_word or model.denoiser.codec.holds_tokens
+        self.phrases = choose_phrases([] if self.pattern else self.imposed, info, parts, self.words, worded)
         self.extra = self.phrases.widen(None if self.continues else self.known, self.words) if self.phrases.asked else 0
 
     def avoid_spellings(self, avoided: Sequence[Control]) -> TokenAutomaton | None:
@@ -362,8 +356,7 @@ class ControlPlan:
     def reads_words(self) -> bool:
         """Whether finished texts are also compared by how likely the model finds their words: if controls determine
         every word, and one call of the model is enough."""
-        speaks = speaks_of_every_word(self.controls, self.info)
-        return speaks and self.model.denoiser.codec.adds_evidence and not self.model.capabilities.source_limit
+        return self.every_word and self.model.denoiser.codec.adds_evidence and not self.model.capabilities.source_limit
 
     @torch.no_grad()
     def word_nats(self, rows: list[list[int]]) -> list[float]:

@@ -18,36 +18,19 @@ from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.fast.inference import Inference
-from difflm.generation.checks import (
-    check_device,
-    check_dtype,
-    check_request,
-    check_sampling,
-    explain_unknown,
-    fastest_dtype,
-    parse_guidance,
-    warn_of_sources,
-)
-from difflm.generation.jobs import (
-    Choice,
-    Chosen,
-    Draft,
-    FinishedRow,
-    Generation,
-    GenerationJob,
-    Ids,
-    choose_by_classifiers,
-)
+from difflm.generation import checks
+from difflm.generation.jobs import Choice, Chosen, FinishedRow, GenerationJob, Ids, choose_by_classifiers
 from difflm.generation.ranking import GapFit, check_repairs, make_ranking
 from difflm.generation.reading import Reader, list_texts
 from difflm.generation.scheduler import run_list
 from difflm.generation.settings import DEFAULTS, Asked, Task, Written, WrittenFrom, explain_setting, list_arguments
-from difflm.generation.texts import Texts
+from difflm.generation.texts import Generation, Texts
 from difflm.generation.watching import Progress, Watcher
 from difflm.methods.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import Row
 from difflm.models.sampling import SETTINGS
+from difflm.player.frames import Draft
 from difflm.runtime.files import Json
 from difflm.runtime.threads import check_process
 from difflm.training.classifier import heads_of, load_guide
@@ -71,7 +54,7 @@ class TextDiffusion(Reader):
         self._tokens = model.capabilities.state == "tokens"
         self.usual_guidance = TOKENS if self._tokens else STANDARD
         if "guidance" in config:
-            self.usual_guidance = parse_guidance(config["guidance"], self.usual_guidance)
+            self.usual_guidance = checks.parse_guidance(config["guidance"], self.usual_guidance)
         self.fixed_dtype, self.guides = inference is not None, []
         self._classifiers: dict[Path, LabelReader] = {}
         self._heads: dict[Path, set[str] | None] = {}
@@ -115,11 +98,11 @@ class TextDiffusion(Reader):
     def to(self, device: str) -> "TextDiffusion":
         """Move the model to "cpu", "cuda", "mps" or the best of them ("auto"), and return it. Unless a dtype was given,
         the fastest one on that device is used."""
-        chosen = check_device(device)
-        check_dtype(self.inference.dtype if self.fixed_dtype else None, chosen)
+        chosen = checks.check_device(device)
+        checks.check_dtype(self.inference.dtype if self.fixed_dtype else None, chosen)
         self.inference.clear_recorded()  # graphs that a model keeps would hold the memory of the other device
         self.model.to(chosen)
-        dtype = self.inference.dtype if self.fixed_dtype else fastest_dtype(chosen)
+        dtype = self.inference.dtype if self.fixed_dtype else checks.fastest_dtype(chosen)
         self.inference = Inference(self.model, dtype, self.inference.compiled)
         self._classifiers = {}
         return self
@@ -140,7 +123,7 @@ class TextDiffusion(Reader):
         if unknown := [name for name in changes if name not in SETTINGS]:
             raise explain_setting(unknown[0])
         sampling = self.model.sampling.change(changes)
-        check_sampling(sampling, self.model)
+        checks.check_sampling(sampling, self.model)
         return sampling
 
     @list_arguments
@@ -234,7 +217,7 @@ class TextDiffusion(Reader):
         asked = {"guidance": asked.pop("knobs", None)} | asked  # its name in earlier versions
         task = Task(n, seed, **{key: asked.pop(key) for key in [*asked] if key in DEFAULTS}, settings=asked)
         if not isinstance(task.guidance, GuidanceSettings | None):
-            task.guidance = parse_guidance(task.guidance, self.usual_guidance)
+            task.guidance = checks.parse_guidance(task.guidance, self.usual_guidance)
         task.controls = [task.controls] if isinstance(task.controls, Control | str) else task.controls or ()
         if task.watch is not None and not callable(task.watch):
             raise UsageError(f"watch must be a function that takes a list of drafts, not {task.watch!r}.")
@@ -251,7 +234,7 @@ class TextDiffusion(Reader):
         free = task.controls if task.method is None and not task.sources else ()
         task.template = next((control for control in free if isinstance(control, Infill)), None)
         chosen_by = None if task.rank or (task.candidates > 1 and task.chooses_by_fit) else task.controls
-        check_request(task.n, seed, task.mbr, task.candidates, chosen_by, bool(task.told))
+        checks.check_request(task.n, seed, task.mbr, task.candidates, chosen_by, bool(task.told))
         return task
 
     def _bind(self, task: Task) -> tuple[Sampling, ControlPlan | ControlDecoder | None, Ids]:
@@ -282,12 +265,12 @@ class TextDiffusion(Reader):
         if plan is None and UNK in begin:
             unknown = [word for word in split_words(edited) if UNK in self.tokenizer.encode(word)]
         data = self.config.get("recipe", {}).get("data")  # a model composed by hand has no recipe
-        warnings = explain_unknown(unknown, self.name, self.tokenizer, data) if unknown else []
+        warnings = checks.explain_unknown(unknown, self.name, self.tokenizer, data) if unknown else []
         if given := " ".join(filter(None, (*(control.given() for control in task.controls), edited))):
             warnings += self.warn_of_language(given)
         if len(task.told) == 1:
             (source,) = list_texts(task.source, "source")
-            warnings += [*warn_of_sources(task.told), *self.warn_of_language(source, source=True)]
+            warnings += [*checks.warn_of_sources(task.told), *self.warn_of_language(source, source=True)]
         return warnings
 
     def _choose_ranking(self, task: Task, plan: ControlPlan | ControlDecoder | None) -> Choice | None:
@@ -408,8 +391,8 @@ class TextDiffusion(Reader):
             text = self.tokenizer.decode(ids)
             words = split_words(text)
         # Of several candidates only the chosen one is checked.
-        checks = check_text(job.plan.controls, text, job.plan.unknown_words) if job.plan and not job.choose else []
-        about = seconds, job.seed, checks, job.warnings, row.classifier_calls
+        checked = check_text(job.plan.controls, text, job.plan.unknown_words) if job.plan and not job.choose else []
+        about = seconds, job.seed, checked, job.warnings, row.classifier_calls
         source = job.sources[row.sample // job.each - job.first] if job.sources else ()
         read = partial(self.read_tokens, ids, source)
         return Generation(text, words, job.sampling.steps, row.calls, *about, read=read)

@@ -9,22 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from difflm.controls import (
-    Avoid,
-    Contains,
-    Control,
-    Field,
-    Infill,
-    Json,
-    Label,
-    Length,
-    Pattern,
-    Span,
-    Tags,
-    Tree,
-    WordCount,
-    parse_control,
-)
+from difflm import controls
+from difflm.controls import Control, Field, Label, Span, Tags, WordCount
 from difflm.controls.gaps import Edit
 from difflm.data.texts import check_readable, read_lines
 from difflm.errors import UsageError, explain_faults
@@ -37,19 +23,19 @@ if TYPE_CHECKING:
 
 MOST_SEED = 2**31 - 1
 MAKERS: dict[str, Callable[[Any], Control]] = {  # of controls, by their keys, in the order of results
-    "infill": Infill,
-    "length": Length,
+    "infill": controls.Infill,
+    "length": controls.Length,
     "field": lambda pair: Field(*pair),
     "label": lambda pair: Label(*pair),
     "pos": lambda tags: Tags(tuple(tags.split())),
-    "tree": Tree,
+    "tree": controls.Tree,
     "span": Span.parse,
-    "contains": Contains,
-    "avoid": Avoid,
-    "pattern": Pattern,
-    "json_schema": Json,
+    "contains": controls.Contains,
+    "avoid": controls.Avoid,
+    "pattern": controls.Pattern,
+    "json_schema": controls.Json,
     "words": WordCount.parse,
-    "control": parse_control,
+    "control": controls.parse_control,
 }
 
 
