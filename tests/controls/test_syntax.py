@@ -19,7 +19,7 @@ from difflm.controls.guidance import (
     span_chart,
 )
 from difflm.controls.learned import span_has_label
-from difflm.controls.rules import WordPrior, control_rules
+from difflm.controls.rules import weigh_words
 from difflm.data.labels import NOTHING, Labelling
 from difflm.data.tokenizers import Words
 from difflm.data.words import split_words
@@ -56,11 +56,11 @@ def test_a_tree_asks_for_its_length_its_phrases_and_how_words_stand():
     assert tree.length(setting()) == 5 and tree.target == TREE
     assert tree.wanted(setting()) == [[0, 4, 3], [0, 1, 2], [2, 3, 5], [3, 3, 1]]
     place = Canvas(torch.ones(2, 6, dtype=torch.bool), 0, torch.zeros(2, 6, dtype=torch.bool))
-    (rule,) = control_rules(tree, None, setting(), place)  # type: ignore[arg-type]
-    assert isinstance(rule, WordPrior) and (prior := tree.prior(setting())) is not None
-    assert list(prior[1]) == [2, 3, 5, 1, 4]
+    prior = tree.prior(setting())
+    assert prior is not None and list(prior[1]) == [2, 3, 5, 1, 4]
+    assert weigh_words(*prior, place).log_shares.shape == (6, 12)
     shapeless = setting(labels={"tree": Labelling("tree", "spans", LABELS)})
-    assert not [*control_rules(tree, None, shapeless, place)]  # type: ignore[arg-type]
+    assert tree.prior(shapeless) is None
 
 
 def test_a_span_asks_for_any_chain_that_holds_it_and_for_room():

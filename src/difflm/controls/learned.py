@@ -60,9 +60,8 @@ class Field(Label):
     name = "field"
 
     def __post_init__(self) -> None:
-        said = (
-            self.value if isinstance(self.value, str) else {True: "yes", False: "no"}.get(self.value, str(self.value))
-        )
+        known = {True: "yes", False: "no"}
+        said = self.value if isinstance(self.value, str) else known.get(self.value, str(self.value))
         head, value = normalise(need_text(self.label, 'Field("food", "Japanese")'), said)  # as spelt in the corpus
         object.__setattr__(self, "label", head)
         object.__setattr__(self, "value", value)
@@ -163,9 +162,8 @@ class Tree(Control):
         known = check_label_known(PHRASES, self.kind, info.labels)
         for span in phrases(self.tree):
             if span.label not in known:
-                raise UsageError(
-                    f"tree: this model's classifier never saw {span.label}. {list_names(span.label, known)}"
-                )
+                hint = list_names(span.label, known)
+                raise UsageError(f"tree: this model's classifier never saw {span.label}. {hint}")
 
     def length(self, info: ModelInfo) -> int:
         return len(self.tree.words())
@@ -267,10 +265,8 @@ def check_label_known(head: str, kind: Kind, labels: Mapping[str, Labelling]) ->
     """The values that a classifier knows. A label is of a whole text, tags are of words: one cannot be used as the
     other."""
     if head not in labels:
-        known = ", ".join(labels) or "none"
-        raise UsageError(
-            f"none of this model's classifiers knows the label {head!r} (known: {known}). Give one with --guide DIR."
-        )
+        which = f"the label {head!r} (known: {', '.join(labels) or 'none'})"
+        raise UsageError(f"none of this model's classifiers knows {which}. Give one with --guide DIR.")
     if (known_as := labels[head].kind) != kind:
         raise UsageError(f"{head!r} is {MEANING[known_as]} in this classifier, not {MEANING[kind]}.")
     return [value for value in labels[head].values if value != NONE]
@@ -287,9 +283,8 @@ def span_has_label(label: str, wanted: str) -> bool:
 
 def span_in_tree(tree: trees.Tree, asked: Span) -> bool:
     """Whether the requested phrase is one of the tree's."""
-    return any(
-        (s.first, s.last) == (asked.first, asked.last) and span_has_label(s.label, asked.label) for s in phrases(tree)
-    )
+    there = (s.label for s in phrases(tree) if (s.first, s.last) == (asked.first, asked.last))
+    return any(span_has_label(label, asked.label) for label in there)
 
 
 _parsed: dict[tuple[str, ...], trees.Tree] = {}  # trees of texts that are about to be checked

@@ -27,7 +27,7 @@ from difflm.controls.patterns.pattern import join_patterns
 from difflm.controls.patterns.token_automata import Template, TokenAutomaton, chain_of
 from difflm.controls.phrases import agree_on_length, check_avoided, choose_phrases, find_template, join_given
 from difflm.controls.pieces import let_end, spaced_pieces
-from difflm.controls.rules import ClimbEnergy, ForbidSpecials, ImposePattern, KeepApart, PlacePhrases, control_rules
+from difflm.controls.rules import ClimbEnergy, ForbidSpecials, ImposePattern, KeepApart, PlacePhrases, weigh_words
 from difflm.controls.sentence_classifier import read_labels
 from difflm.data.labels import NOTHING
 from difflm.data.tokenizers import END, PAD, SPECIALS, START, UNK
@@ -281,7 +281,15 @@ class ControlPlan:
             # A vocabulary of words may contain a newline; a text does not begin or end with it.
             newline = self.info.tokenizer.encode("\n")[0] if self.info.tokenizer.whole_words else UNK
             rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
-        return rules + [rule for c in self.imposed for rule in control_rules(c, codec, self.info, canvas)]
+        for control in self.imposed:
+            if (rule := control.rule(codec, self.info, canvas)) is not None:
+                rules.append(rule)
+            if (prior := control.prior(self.info)) is not None:
+                rules.append(weigh_words(*prior, canvas))
+            if (energy := control.energy) is not None:
+                read = lambda logits, there, log_p=energy: log_p(logits.softmax(-1), there, self.info)  # noqa: E731
+                rules.append(ClimbEnergy(read, canvas.mask, name=control.name))
+        return rules
 
     def word_rules(self, canvas: Canvas) -> list[Transform]:
         """The rule that required words appear, if there are any; for subwords, with nothing that lengthens them."""

@@ -1,6 +1,6 @@
 """What controls ask of single positions, as transforms of the belief: hard rules, and energies that are climbed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from difflm.controls.base import Canvas, Control, ModelInfo
+from difflm.controls.base import Canvas
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Codec
 from difflm.diffusion.forward_backward import TokenChain
 from difflm.diffusion.processes.discrete import CERTAIN
-from difflm.diffusion.samplers.loop import Transform, impose_tokens
+from difflm.diffusion.samplers.loop import impose_tokens
 from difflm.errors import DifflmError
 
 if TYPE_CHECKING:
@@ -24,17 +24,6 @@ SMOOTH = 0.01  # of a word's count, over all labels: unseen labels are not impos
 LAMBDA = 100.0  # λ per unit of guidance; the paper's are between 100 and 2,000
 
 Energy = Callable[[Tensor, Tensor], Tensor]  # (logits [B, L, V], positions that are written [B, L]) → log p [B]
-
-
-def control_rules(control: Control, codec: Codec, info: ModelInfo, canvas: Canvas) -> Iterator[Transform]:
-    """What a control asks of every belief: its own rule, what words say about it, and steps along its energy."""
-    if (rule := control.rule(codec, info, canvas)) is not None:
-        yield rule
-    if (prior := control.prior(info)) is not None:
-        yield weigh_words(*prior, canvas)
-    if (energy := control.energy) is not None:
-        read = lambda logits, there: energy(logits.softmax(-1), there, info)  # noqa: E731
-        yield ClimbEnergy(read, canvas.mask, name=control.name)
 
 
 def rule_out(belief: Belief, logits: Tensor, codec: Codec) -> Belief:
@@ -47,10 +36,8 @@ def rule_out(belief: Belief, logits: Tensor, codec: Codec) -> Belief:
     best = logits.argmax(-1, keepdim=True)
     ruled = impose_tokens(belief, codec, impossible.squeeze(-1), best.squeeze(-1))
     # Certain of that word, and of the next best if another rule forbids it.
-    return replace(
-        ruled,
-        logits=torch.where(impossible, logits.scatter_add(-1, best, CERTAIN * impossible.to(logits.dtype)), logits),
-    )
+    certain = logits.scatter_add(-1, best, CERTAIN * impossible.to(logits.dtype))
+    return replace(ruled, logits=torch.where(impossible, certain, logits))
 
 
 def ban_at(logits: Tensor, here: Tensor, ids: Sequence[int]) -> Tensor:
@@ -185,9 +172,8 @@ class KeepApart:
         own = torch.where(closes.unsqueeze(-1), sure, own)
         logits = logits.index_put((rows, here), torch.where(there.unsqueeze(-1), own, logits[rows, here]))
         inside = (closes & (end + 1 < width)).unsqueeze(-1)
-        behind = logits[rows, next_].masked_fill(
-            inside & (unprinted | ~self.codec.token_mask(self.spaced)), float("-inf")
-        )
+        touching = inside & (unprinted | ~self.codec.token_mask(self.spaced))
+        behind = logits[rows, next_].masked_fill(touching, float("-inf"))
         return logits.index_put((rows, next_), torch.where(inside, behind, logits[rows, next_]))
 
 

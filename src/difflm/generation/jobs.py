@@ -118,10 +118,8 @@ def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
         costs = [[next(cost) for _ in group] for group in ids]
         asked = len({id(classifier) for classifier in plan.asked_classifiers})
         best = (min(range(len(group)), key=group.__getitem__) for group in costs)
-        return [
-            Chosen(k, calls * len(group), classifier_calls=asked * len(group))
-            for k, group in zip(best, costs, strict=True)
-        ]
+        both = zip(best, map(len, costs), strict=True)
+        return [Chosen(k, calls * count, classifier_calls=asked * count) for k, count in both]
 
     return choose
 

@@ -204,7 +204,23 @@ class TextDiffusion(Reader):
     def make_job(self, n: int, seed: int = 0, **asked: Any) -> GenerationJob:
         """Check a request and bind it to this model; raises an error if it is wrong. Arguments as for `generate`."""
         task = self._parse(n, seed, asked)
-        sampling, plan, begin = self._bind(task)
+        settings, edit = task.settings, task.edit
+        if task.template is not None and task.template.parts[-1]:  # a model may have other settings for gaps
+            settings = self.config.get("gaps", {}) | {key: v for key, v in settings.items() if v is not None}
+        sampling = self.sampling(**settings) if settings else self.model.sampling
+        begin, prompt, plan = list[int](), len(task.sources[0]) if task.sources else 0, None
+        if edit and "edits" in self.model.capabilities.settings:
+            if edit.keep or edit.strength != Edit.strength:
+                raise UsageError("this model edits the text directly: leave --keep and --strength out.")
+            (begin,), edit = self.encode([edit.text]), None
+        if task.controls or edit or task.method or self.model.capabilities.always_planned:
+            plan = self.plan_controls(task.controls, edit, task.guidance, task.method, prompt)
+        if plan and sampling.beams and not plan.searches:
+            raise UsageError(f"{task.method} chooses words one by one: leave --beams out.")
+        if plan and plan.sampler:
+            sampling = replace(sampling, sampler=plan.sampler)
+        if sampling.contrast and not task.sources and not (plan and (plan.infill or (edit and edit.keep))):
+            raise UsageError("--contrast needs known words: give some with --infill, or with --edit and --keep.")
         each = max(task.mbr, task.candidates)
         choose = self._choose_ranking(task, plan) if each > 1 or task.rank is not None else None
         job = GenerationJob(task.n, seed, sampling, plan, each, task.watch, choose, sources=task.sources, begin=begin)
@@ -214,7 +230,6 @@ class TextDiffusion(Reader):
 
     def _parse(self, n: int, seed: int, asked: dict[str, Any]) -> Task:
         """What is asked for, with its sources as ids; wrong numbers and contradictions are rejected."""
-        asked = {"guidance": asked.pop("knobs", None)} | asked  # its name in earlier versions
         task = Task(n, seed, **{key: asked.pop(key) for key in [*asked] if key in DEFAULTS}, settings=asked)
         if not isinstance(task.guidance, GuidanceSettings | None):
             task.guidance = checks.parse_guidance(task.guidance, self.usual_guidance)
@@ -236,27 +251,6 @@ class TextDiffusion(Reader):
         chosen_by = None if task.rank or (task.candidates > 1 and task.chooses_by_fit) else task.controls
         checks.check_request(task.n, seed, task.mbr, task.candidates, chosen_by, bool(task.told))
         return task
-
-    def _bind(self, task: Task) -> tuple[Sampling, ControlPlan | ControlDecoder | None, Ids]:
-        """The settings, the controls bound to this model, and the ids of the text that an edit model starts from."""
-        settings, edit = task.settings, task.edit
-        if task.template is not None and task.template.parts[-1]:  # a model may have other settings for gaps
-            settings = self.config.get("gaps", {}) | {key: v for key, v in settings.items() if v is not None}
-        sampling = self.sampling(**settings) if settings else self.model.sampling
-        begin, prompt, plan = list[int](), len(task.sources[0]) if task.sources else 0, None
-        if edit and "edits" in self.model.capabilities.settings:
-            if edit.keep or edit.strength != Edit.strength:
-                raise UsageError("this model edits the text directly: leave --keep and --strength out.")
-            (begin,), edit = self.encode([edit.text]), None
-        if task.controls or edit or task.method or self.model.capabilities.always_planned:
-            plan = self.plan_controls(task.controls, edit, task.guidance, task.method, prompt)
-        if plan and sampling.beams and not plan.searches:
-            raise UsageError(f"{task.method} chooses words one by one: leave --beams out.")
-        if plan and plan.sampler:
-            sampling = replace(sampling, sampler=plan.sampler)
-        if sampling.contrast and not task.sources and not (plan and (plan.infill or (edit and edit.keep))):
-            raise UsageError("--contrast needs known words: give some with --infill, or with --edit and --keep.")
-        return sampling, plan, begin
 
     def _warn(self, task: Task, plan: ControlPlan | ControlDecoder | None, begin: Ids) -> list[str]:
         """One sentence for each reason why texts may not be as requested, such as unknown words."""

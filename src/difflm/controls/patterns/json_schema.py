@@ -94,9 +94,8 @@ class Compiler:
             return Either(tuple(sequence(json.dumps(value, ensure_ascii=False)) for value in fitting))
         if not kinds:
             self.refuse(at, "the type is missing")
-        return Either(
-            tuple(LITERALS.get(kind) or getattr(self, f"compile_{kind}")(schema, at, depth) for kind in kinds)
-        )
+        ways = (LITERALS.get(kind) or getattr(self, f"compile_{kind}")(schema, at, depth) for kind in kinds)
+        return Either(tuple(ways))
 
     def listed(self, schema: Schema, key: str, at: str) -> Sequence[object]:
         if not isinstance(schema[key], list) or not schema[key]:
