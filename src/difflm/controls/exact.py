@@ -38,10 +38,11 @@ class Length(Control):
         return TokenLength(self.words, info.tokenizer) if info.tokenizer.length_unit else self
 
     def prepare(self, info: ModelInfo) -> None:
-        if not info.tokenizer.whole_words:
+        if info.tokenizer.length_unit is None:
             raise UsageError("length: this model does not say how its tokens are spelt, so words cannot be counted.")
         if not 1 <= self.words <= info.max_words:
-            raise UsageError(f"length must be between 1 and {info.max_words} words for this model, not {self.words}.")
+            most = f"{info.max_words} {info.tokenizer.unit} for this model"
+            raise UsageError(f"length must be between 1 and {most}, not {self.words}.")
 
     def length(self, info: ModelInfo) -> int:
         return self.words
@@ -57,10 +58,6 @@ class TokenLength(Length):
 
     tokenizer: Tokenizer
     reads_text = True
-
-    def prepare(self, info: ModelInfo) -> None:
-        if not 1 <= self.words <= info.max_words:
-            raise UsageError(f"length must be between 1 and {info.max_words} {info.tokenizer.unit} for this model.")
 
     def check(self, words: Sequence[str]) -> Check:
         assert isinstance(words, str)

@@ -320,18 +320,17 @@ class GuidedBelief:
         if not settings.size:  # impossible words would give −∞ · 0
             return belief
         open_ = self.guidance.mask & ((x == process.mask_id) | (not process.settles))
-        gain = self.enumerated(belief, x, t, open_) if settings.climb == "enumerate" else self.sloped(x, t, process)
+        if settings.climb == "enumerate":
+            gain = self.enumerated(belief, x, t, open_)
+        else:  # log p(c | x_t with w at a position) − log p(c | x_t) to first order in the one-hot vectors
+            slope = self.guidance.slope(one_hot_states(x, process.states, torch.float32), t)
+            gain = (slope - slope.gather(-1, x.unsqueeze(-1)))[..., : process.words]
         gain = torch.where(open_.unsqueeze(-1), gain, 0.0)
         return belief.with_logits(belief.logits + settings.size * gain)
 
-    def sloped(self, x: Tensor, t: Tensor, process: DiscreteProcess) -> Tensor:
-        """log p(c | x_t with w at a position) − log p(c | x_t) to first order in the one-hot vectors, [B, L, words]."""
-        one_hot = one_hot_states(x, process.states, torch.float32)
-        slope = self.guidance.slope(one_hot, t)
-        return (slope - slope.gather(-1, x.unsqueeze(-1)))[..., : process.words]
-
     def enumerated(self, belief: Belief, x: Tensor, t: Tensor, open_: Tensor) -> Tensor:
-        """The same without the approximation, for the likeliest words; all others get no gain."""
+        """log p(c | x_t with w at a position) − log p(c | x_t) of the likeliest words, [B, L, words]; all others get no
+        gain."""
         count = min(self.guidance.settings.words, belief.logits.shape[-1])
         targets = [replace(w, labels=w.labels.repeat_interleave(count, 0)) for w in self.guidance.targets]
         asked = replace(self.guidance, targets=targets, mask=self.guidance.mask.repeat_interleave(count, 0))
