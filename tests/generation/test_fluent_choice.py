@@ -12,7 +12,7 @@ from difflm.evaluation.control import Protocol
 from difflm.evaluation.targets import Request, Target
 from difflm.generation import jobs, pipeline
 from difflm.generation.jobs import LABEL_WEIGHT, choose_by_classifiers
-from difflm.models.leave_one_out import leave_one_out_nats
+from difflm.models.leave_one_out import leave_one_out_log_probs
 from tests.support.oracles import JOINT, ExactDenoiser, cosine
 
 TAGS = Tags(tuple(["PROPN", "AUX", "DET", "ADJ", "NOUN", "ADP", "DET", "NOUN", "PUNCT"]))
@@ -26,7 +26,9 @@ def lm() -> TextDiffusion:
 def test_a_word_is_as_likely_as_the_joint_says_given_the_other():
     """The exact denoiser's leave-one-out nats of the nine cells are those of Bayes' rule."""
     ids = torch.cartesian_prod(torch.arange(3), torch.arange(3))
-    found = leave_one_out_nats(ExactDenoiser(cosine()), torch.full((9,), 1e-3), ids, torch.ones(9, 2, dtype=torch.bool))
+    mask = torch.ones(9, 2, dtype=torch.bool)
+    log_p = leave_one_out_log_probs(ExactDenoiser(cosine()), torch.full((9,), 1e-3), ids, mask)
+    found = -log_p.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     given = [JOINT / JOINT.sum(0, keepdim=True), JOINT / JOINT.sum(1, keepdim=True)]
     torch.testing.assert_close(
         found, -torch.stack([one.flatten() for one in given], 1).log().float(), atol=2e-3, rtol=0

@@ -41,7 +41,7 @@ from difflm.diffusion.samplers.loop import BanTokens, Steering, Transform
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
-from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_nats
+from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs
 from difflm.models.sampling import Sampling
 from difflm.runtime.files import Json
 
@@ -371,7 +371,8 @@ class ControlPlan:
         """−Σ log p(word | all others) of finished texts under the model, for word ids."""
         canvas, mask = self.canvas_of(rows)
         t = self.model.times.time_of(torch.full((len(rows),), NEARLY_WRITTEN, device=canvas.device))
-        nats = leave_one_out_nats(self.model.denoiser, t, canvas, mask)[:, self.info.first :]
+        log_p = leave_one_out_log_probs(self.model.denoiser, t, canvas, mask)
+        nats = -log_p.gather(-1, canvas.unsqueeze(-1)).squeeze(-1)[:, self.info.first :]
         return [float(own[: len(row)].sum()) for own, row in zip(nats.cpu(), rows, strict=True)]
 
     def canvas_of(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:

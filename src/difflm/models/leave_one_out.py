@@ -29,12 +29,6 @@ def leave_one_out_log_probs(
     return belief.context.float().log_softmax(-1)
 
 
-def leave_one_out_nats(denoiser: Denoiser, t: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-    """−log p(word | the others), [B, L], of texts at times t [B]."""
-    found = leave_one_out_log_probs(denoiser, t, ids, mask)
-    return -found.gather(-1, ids.unsqueeze(-1)).squeeze(-1) * mask
-
-
 def masked_logits(
     denoiser: Denoiser, ids: Tensor, mask: Tensor, condition: Condition = UNCONDITIONAL, places: slice = slice(None)
 ) -> Tensor:
