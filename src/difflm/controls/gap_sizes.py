@@ -62,9 +62,8 @@ def list_options(
     most = max(1, min(MOST, (room - sum(map(len, known))) // gaps))
 
     def fits(sizes: Sequence[int]) -> bool:
-        if sum(map(len, known)) + sum(sizes) > room or any(
-            n < least for n, least in zip(sizes, text.sizes, strict=True)
-        ):
+        small = any(n < least for n, least in zip(sizes, text.sizes, strict=True))
+        if small or sum(map(len, known)) + sum(sizes) > room:
             return False
         if pattern:
             free = ([ANY] * size for size in (*sizes, 0))

@@ -170,9 +170,7 @@ class ControlPlan:
         learned = self.model.capabilities.learned_gaps and not info.tokenizer.whole_words
         if infill is None or known is None or not learned or infill.ends_open:
             return None
-        if self.words is not None or self.least > known.least:
-            return None
-        if self.pattern and not info.tokenizer.byte_level:
+        if self.words is not None or self.least > known.least or (self.pattern and not info.tokenizer.byte_level):
             return None
         sizes = list_options(infill, known, self.phrases.sizes, self.pattern)
         rows, _ = self.lay_out(known, [own for _, own in sizes.tried()])
@@ -187,9 +185,10 @@ class ControlPlan:
         lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
         x, place = torch.tensor(lines, device=device), torch.arange(width, device=device)
         lengths = torch.tensor([[row.positions] for row in rows], device=device)
-        before = [sum(map(len, known[: gap + 1])) + sum(own[:gap]) for gap, own in sizes.tried()]
+        tried = sizes.tried()
+        before = [sum(map(len, known[: gap + 1])) + sum(own[:gap]) for gap, own in tried]
         first = begin + torch.tensor(before, device=device).unsqueeze(1)
-        written = torch.tensor([own[gap] for gap, own in sizes.tried()])
+        written = torch.tensor([own[gap] for gap, own in tried])
         mask, inside = place < lengths, (place >= first) & (place < first + written.to(device).unsqueeze(1))
         rules: list[Transform] = [BanTokens(denoiser.codec.token_mask(self.model.lengths.forbidden))]
 
@@ -221,7 +220,7 @@ class ControlPlan:
             own = chances.gather(-1, words).squeeze(-1).clamp(min=-100)  # a phrase may be impossible for another rule
             total = total + torch.where(here & inside, own, 0.0).sum(-1)
             x = torch.where(here, words.squeeze(-1), x)
-        words_of = [sizes.words[gap] if sizes.words else None for gap, _ in sizes.tried()]
+        words_of = [sizes.words[gap] if sizes.words else None for gap, _ in tried]
         parts = torch.tensor([n or float(count) for n, count in zip(words_of, written.tolist(), strict=True)])
         scores = (total.double().cpu() / parts).split([*map(len, sizes.options)])
         return replace(sizes, shares=[(SHARPNESS * own).softmax(0) for own in scores])
