@@ -100,7 +100,6 @@ class ControlPlan:
         self.imposed = [c for c in asked if (guidance.impose or not c.head) and not (self.automaton and c.forbids)]
         if self.automaton is not None:
             self.chain_on = cache(partial(chain_of, self.automaton))  # all batches on a device share one
-        # Reweighting single words hardly ever makes a phrase appear: docs/log has the figures.
         self.every_word = any(c.head and c.length(info) is not None for c in self.controls)  # tags or a tree is asked
         worded = self.every_word or model.denoiser.codec.holds_tokens
         self.phrases = choose_phrases([] if self.pattern else self.imposed, info, parts, self.words, worded)

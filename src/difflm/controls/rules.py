@@ -51,8 +51,8 @@ def ban_at(logits: Tensor, here: Tensor, ids: Sequence[int]) -> Tensor:
 @dataclass(frozen=True)
 class PlacePhrases:
     """Places phrases where the belief finds them likeliest, all of them jointly, compared with what would be there
-    instead. They may move while the text forms, and the likeliest of several wordings is used. They do not overlap each
-    other or positions that are not `free`."""
+    instead: reweighting single words hardly ever makes a phrase appear (docs/log). They may move while the text forms,
+    and the likeliest of several wordings is used. They do not overlap each other or positions that are not `free`."""
 
     codec: Codec
     phrases: tuple[tuple[tuple[int, ...], ...], ...]  # the wordings of each
