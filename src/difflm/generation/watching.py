@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from difflm.errors import UsageError
 from difflm.generation.jobs import GenerationJob, Watch
@@ -34,19 +35,16 @@ class Watcher:
         self.total = sum(job.n * job.each * model.frames(job.sampling, model.longest) for job in jobs)
         self.recordings = [Recording(1, 1, job.each) for job in jobs] if frames else []
         for owner, job in enumerate(jobs):
-            job.watch = self.follow(owner, job.watch)
+            job.watch = partial(self.follow, owner, job.watch)
 
-    def follow(self, owner: int, also: Watch | None) -> Watch:
-        def watch(drafts: list[Draft]) -> None:
-            self.done = min(self.done + len(drafts), self.total - 1)  # texts may be shorter than the longest
-            if self.recordings:
-                self.recordings[owner].frame(drafts)
-            if self.progress:
-                self.progress(self.done, self.total)
-            if also:
-                also(drafts)
-
-        return watch
+    def follow(self, owner: int, also: Watch | None, drafts: list[Draft]) -> None:
+        self.done = min(self.done + len(drafts), self.total - 1)  # texts may be shorter than the longest
+        if self.recordings:
+            self.recordings[owner].frame(drafts)
+        if self.progress:
+            self.progress(self.done, self.total)
+        if also:
+            also(drafts)
 
     def finish(self, made: dict[tuple[int, int], Generation]) -> dict[tuple[int, int], Generation]:
         """Report the end; return the texts with their drafts."""
