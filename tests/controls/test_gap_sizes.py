@@ -13,9 +13,8 @@ from torch import Tensor
 
 from difflm import Contains, Infill, Length
 from difflm.controls.base import Control, ModelInfo
-from difflm.controls.gap_sizes import MOST, SHARPNESS, GapSizes
 from difflm.controls.patterns.token_automata import ANY, compile_pattern
-from difflm.controls.plan import ControlPlan
+from difflm.controls.plan import MOST_SIZES, SHARPNESS, ControlPlan, GapSizes
 from difflm.data.tokenizers import SPECIALS, Characters
 from difflm.diffusion.base import Belief
 from difflm.generation.pipeline import TextDiffusion
@@ -116,7 +115,7 @@ def test_counted_gaps_have_their_words_and_touch_no_other(pieces: TextDiffusion,
     assert isinstance(plan, ControlPlan) and plan.gap_sizes is not None and plan.infill is not None
     lowest = [own[0] for own in plan.gap_sizes.options]
     assert all(low >= (words or 1) for low, words in zip(lowest, plan.infill.gaps, strict=True))
-    assert all(len(own) <= MOST for own in plan.gap_sizes.options)  # not whatever leaves room in a whole text
+    assert all(len(own) <= MOST_SIZES for own in plan.gap_sizes.options)  # not whatever leaves room in a whole text
     given = re.split(r"___(?::\d)?", template)
     for made in pieces.infill(template, n=4, seed=2, steps=4):
         found = re.fullmatch("(.+)".join(map(re.escape, given)), made.text)
@@ -132,7 +131,7 @@ def test_a_gap_that_must_hold_words_is_large_enough(pieces: TextDiffusion) -> No
     assert isinstance(plain, ControlPlan) and plain.gap_sizes and plain.gap_sizes.options == [[*range(1, 9)]]
     assert isinstance(more, ControlPlan) and more.gap_sizes
     needed = len(pieces.tokenizer.encode(" cheap river"))
-    assert more.gap_sizes.options == [[*range(needed, needed + MOST)]]
+    assert more.gap_sizes.options == [[*range(needed, needed + MOST_SIZES)]]
 
 
 def test_gaps_share_the_words_that_a_length_leaves(pieces: TextDiffusion) -> None:

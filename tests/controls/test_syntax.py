@@ -19,7 +19,7 @@ from difflm.controls.guidance import (
     span_chart,
 )
 from difflm.controls.learned import span_has_label
-from difflm.controls.rules import weigh_words
+from difflm.controls.rules import WordPrior
 from difflm.data.labels import NOTHING, Labelling
 from difflm.data.tokenizers import Words
 from difflm.data.words import split_words
@@ -58,7 +58,7 @@ def test_a_tree_asks_for_its_length_its_phrases_and_how_words_stand():
     place = Canvas(torch.ones(2, 6, dtype=torch.bool), 0, torch.zeros(2, 6, dtype=torch.bool))
     prior = tree.prior(setting())
     assert prior is not None and list(prior[1]) == [2, 3, 5, 1, 4]
-    assert weigh_words(*prior, place).log_shares.shape == (6, 12)
+    assert WordPrior.count(*prior, place).log_shares.shape == (6, 12)
     shapeless = setting(labels={"tree": Labelling("tree", "spans", LABELS)})
     assert tree.prior(shapeless) is None
 

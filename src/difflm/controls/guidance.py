@@ -5,6 +5,7 @@ log p(x_s | x_t, c) = log p(x_s | x_t) + log p(c | x_s) + const; the moves climb
 reweighted before the step, by Bayes' rule at every open position: p(w | x_t, c) ∝ p(w | x_t) p(c | x_t, w).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -342,3 +343,34 @@ class GuidedBelief:
             after = asked.nats(tried, t.repeat_interleave(count, 0)).view(-1, count)
             gain[:, place] = gain[:, place].scatter(-1, words, (before.unsqueeze(-1) - after).to(gain.dtype))
         return gain
+
+
+def merge_targets(targets: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:
+    """Merge the targets of parts with these numbers of rows: each head is called once, with NOTHING for parts without a
+    target."""
+    keyed: list[dict[tuple[object, ...], GuidanceTarget]] = []
+    for own in targets:  # by classifier, head and `whole`; equal ones are numbered
+        alike = Counter[tuple[int, str, bool]]()
+        keyed.append({})
+        for target in own:
+            key = (id(target.classifier), target.head, target.whole)
+            keyed[-1][(*key, alike[key])] = target
+            alike[key] += 1
+    first = {key: target for named in keyed for key, target in named.items()}
+    return [
+        replace(target, labels=stack_labels([named[key].labels if key in named else None for named in keyed], sizes))
+        for key, target in first.items()
+    ]
+
+
+def stack_labels(labels: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
+    """Stack the labels of parts in one tensor, with NOTHING where there are none or fewer than elsewhere."""
+    given = [one for one in labels if one is not None]
+    shape = [max(one.shape[k] for one in given) for k in range(1, given[0].dim())]
+    out = given[0].new_full((sum(sizes), *shape), NOTHING)
+    start = 0
+    for one, size in zip(labels, sizes, strict=True):
+        if one is not None:
+            out[(slice(start, start + size), *(slice(n) for n in one.shape[1:]))] = one
+        start += size
+    return out

@@ -1,19 +1,17 @@
 """A list of controls bound to a model: checked in advance, then turned into layouts, steering and checks. The rows of a
 batch may belong to several requests: each text has its own controls, and every network is called once for all."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from itertools import groupby
+from itertools import chain, repeat, takewhile
 
 import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas, Check, Control, KnownText, KnownTokens, ModelInfo
 from difflm.controls.exact import avoid_all
-from difflm.controls.gap_sizes import GAPS, SHARPNESS, TRIES, GapSizes, list_options
-from difflm.controls.gaps import Edit, EditedText, cut_gaps
+from difflm.controls.gaps import Edit, EditedText, Infill, cut_gaps, fits_between
 from difflm.controls.guidance import (
     STANDARD,
     Guidance,
@@ -22,14 +20,22 @@ from difflm.controls.guidance import (
     GuidedBelief,
     LabelReader,
     labels_on_canvas,
+    merge_targets,
 )
 from difflm.controls.patterns.pattern import join_patterns
-from difflm.controls.patterns.token_automata import Template, TokenAutomaton, chain_of
+from difflm.controls.patterns.token_automata import ANY, Template, TokenAutomaton, chain_of
 from difflm.controls.phrases import agree_on_length, check_avoided, choose_phrases, find_template, join_given
 from difflm.controls.pieces import let_end, spaced_pieces
-from difflm.controls.rules import ClimbEnergy, ForbidSpecials, ImposePattern, KeepApart, PlacePhrases, weigh_words
+from difflm.controls.rules import (
+    ClimbEnergy,
+    ForbidSpecials,
+    ImposePattern,
+    KeepApart,
+    PlacePhrases,
+    WordPrior,
+    join_rules,
+)
 from difflm.controls.sentence_classifier import read_labels
-from difflm.data.labels import NOTHING
 from difflm.data.tokenizers import END, PAD, SPECIALS, START, UNK
 from difflm.data.words import Given, join_words, split_words
 from difflm.diffusion.base import Belief
@@ -46,6 +52,46 @@ from difflm.models.sampling import Sampling
 from difflm.runtime.files import Json
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
+GAPS = 4  # the random stream that sizes free gaps
+MOST_SIZES = 8  # the most sizes that are tried in a gap, from the smallest possible one on
+OTHERS = 3  # tokens in the other gaps meanwhile
+TRIES = 32  # how often sizes are drawn that do not fit together
+SHARPNESS = 4.0  # turns scores into shares: sizes that are filled almost as well are drawn almost as often
+
+
+@dataclass(frozen=True)
+class GapSizes:
+    """The sizes that each gap of a template may have, in tokens, and how large the share of each is: those that a model
+    fills most confidently.
+
+    Each gap is filled with up to MOST_SIZES numbers of tokens that can hold what is asked of it, always writing the
+    surest half of the remaining ones. The score of a size is the mean of their log-probabilities (compare CAL, arXiv
+    2602.00476, which takes it from the first step); of a gap of so many words, the mean by word, since a word is no
+    likelier for having sure pieces at its end. The lengths of whole texts say little about a gap in one of them."""
+
+    options: Sequence[Sequence[int]]
+    usual: Sequence[int]  # sizes that fit together
+    fits: Callable[[Sequence[int]], bool]
+    shares: Sequence[Tensor] = ()
+    words: Sequence[int | None] = ()  # of counted gaps
+
+    def tried(self) -> list[tuple[int, list[int]]]:
+        """Each option of each gap, with the usual sizes of the others: the gap, and all sizes."""
+        before = [(gap, self.usual[:gap], n) for gap, own in enumerate(self.options) for n in own]
+        return [(gap, [*left, n, *self.usual[gap + 1 :]]) for gap, left, n in before]
+
+    def draw(self, u: Sequence[float]) -> Sequence[int]:
+        """Draw a size for each gap by uniform numbers, again as long as they do not fit together and numbers are
+        left."""
+        gaps = len(self.options)
+        for k in range(0, len(u) - gaps + 1, gaps):
+            drawn = [
+                sizes[int(torch.searchsorted(own.cumsum(0), one * float(own.sum())))]
+                for sizes, own, one in zip(self.options, self.shares, u[k : k + gaps], strict=True)
+            ]
+            if self.fits(drawn):
+                return drawn
+        return self.usual
 
 
 class ControlPlan:
@@ -171,9 +217,39 @@ class ControlPlan:
             return None
         if self.words is not None or self.least > known.least or (self.pattern and not info.tokenizer.byte_level):
             return None
-        sizes = list_options(infill, known, self.phrases.sizes, self.pattern)
+        sizes = self.list_sizes(infill, known)
         rows, _ = self.lay_out(known, [own for _, own in sizes.tried()])
         return self.share_sizes(sizes, known.parts, rows)
+
+    def list_sizes(self, infill: Infill, text: KnownTokens) -> GapSizes:
+        """The sizes of a template's gaps that can hold the phrases, or that the pattern accepts, with no shares yet."""
+        pattern, phrases = self.pattern, self.phrases.sizes
+        known, room, gaps = text.parts, text.most, len(text.sizes)
+        most = max(1, min(MOST_SIZES, (room - sum(map(len, known))) // gaps))
+
+        def fits(sizes: Sequence[int]) -> bool:
+            small = any(n < least for n, least in zip(sizes, text.sizes, strict=True))
+            if small or sum(map(len, known)) + sum(sizes) > room:
+                return False
+            if pattern:
+                free = ([ANY] * size for size in (*sizes, 0))
+                return pattern.automaton.accepts([*chain(*chain(*zip(known, free, strict=True)))])
+            # A phrase may be lengthened by a part behind it that does not begin with a space.
+            room_for = [size - (not part[:1].isspace()) for size, part in zip(sizes, infill.parts[1:], strict=True)]
+            return not phrases or fits_between(phrases, room_for)
+
+        usual = [max(least, min(OTHERS, most)) for least in text.sizes]
+        if not fits(usual) and pattern:
+            usual = pattern.draw_gaps(min(pattern.lengths), repeat(0.5))
+            usual = larger if fits(larger := [max(OTHERS, size) for size in usual]) else usual
+        elif not fits(usual):
+            usual = [sum(phrases) + 1] * gaps
+        options = []
+        for gap in range(len(usual)):
+            possible = (n for n in range(1, room) if fits([*usual[:gap], n, *usual[gap + 1 :]]))
+            first = next(possible, usual[gap])
+            options.append([first, *takewhile(lambda n: n < first + most, possible)])  # noqa: B023 (used at once)
+        return GapSizes(options, usual, fits, words=infill.gaps)
 
     @torch.no_grad()
     def share_sizes(self, sizes: GapSizes, known: Sequence[Sequence[int]], rows: Sequence[Layout]) -> GapSizes:
@@ -262,7 +338,7 @@ class ControlPlan:
         last = [(part, plan.last_rules(own) if plan and plan.automaton else []) for plan, part, own in rows]
         wanted = [plan.targets(own) if plan else [] for plan, _, own in rows]
         targets = wanted[0] if alone else merge_targets(wanted, [len(own.mask) for *_, own in rows])
-        rules, final = (own[0][1] if alone else merge_rules(own, canvas) for own in (first, last))
+        rules, final = (own[0][1] if alone else join_rules(own, canvas) for own in (first, last))
         readers = [target for target in targets if target.classifier.reads_words]
         targets = [target for target in targets if not target.classifier.reads_words]
         guidance = Guidance(targets, self.denoiser, mask, self.guidance) if targets else None
@@ -283,7 +359,7 @@ class ControlPlan:
             if (rule := control.rule(codec, self.info, canvas)) is not None:
                 rules.append(rule)
             if (prior := control.prior(self.info)) is not None:
-                rules.append(weigh_words(*prior, canvas))
+                rules.append(WordPrior.count(*prior, canvas))
             if (energy := control.energy) is not None:
                 read = lambda logits, there, log_p=energy: log_p(logits.softmax(-1), there, self.info)  # noqa: E731
                 rules.append(ClimbEnergy(read, canvas.mask, name=control.name))
@@ -393,88 +469,4 @@ def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[s
     return found
 
 
-# -- the rows of a batch, which may belong to several plans ------------------------------------------------------------
-
 Part = tuple[ControlPlan | None, slice]  # the plan of some rows of a batch; None: no controls
-
-
-def merge_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) -> list[Transform]:
-    """Merge the rules of parts of the rows. Adjacent parts that only have to stay inside their texts become one: a
-    thousand gaps would be as many parts."""
-    merged: list[tuple[slice, list[Transform]]] = []
-    for rule, run in groupby(parts, lambda part: type(part[1][0]) if len(part[1]) == 1 else None):
-        found = list(run)
-        if rule is ForbidSpecials:
-            rows = slice(found[0][0].start, found[-1][0].stop)
-            found = [(rows, [replace(found[0][1][0], canvas=canvas.rows(rows))])]  # type: ignore[type-var]
-        merged += found
-    if not any(rules for _, rules in merged):
-        return []
-    return merged[0][1] if len(merged) == 1 else [PerRowTransforms(*map(list, zip(*merged, strict=True)))]
-
-
-@dataclass(frozen=True)
-class PerRowTransforms:
-    """Applies different rules to each part of the rows."""
-
-    parts: Sequence[slice]
-    rules: Sequence[Sequence[Transform]]
-
-    @property
-    def syncs_with_device(self) -> bool:
-        return any(getattr(rule, "syncs_with_device", False) for rules in self.rules for rule in rules)
-
-    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        ruled = []
-        for part, rules in zip(self.parts, self.rules, strict=True):
-            own = belief.rows(part)
-            for rule in rules:
-                own = rule(own, x[part], t[part])
-            ruled.append(own)
-
-        def draw(u: Tensor) -> Tensor:  # jointly, for those parts of the rows that need it
-            whole = torch.full_like(u, FREE, dtype=torch.long)
-            for part, own in zip(self.parts, ruled, strict=True):
-                if own.draw is not None:
-                    whole[part] = own.draw(u[part])
-            return whole
-
-        return replace(
-            belief,
-            logits=torch.cat([own.logits for own in ruled]),
-            state=None if all(own.state is None for own in ruled) else torch.cat([own.clean for own in ruled]),
-            words=None if all(own.words is None for own in ruled) else torch.cat([own.tokens for own in ruled]),
-            draw=None if all(own.draw is None for own in ruled) else draw,
-            draws_all=all(own.draws_all for own in ruled),
-        )
-
-
-def merge_targets(targets: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:
-    """Merge the targets of parts with these numbers of rows: each head is called once, with NOTHING for parts without a
-    target."""
-    keyed: list[dict[tuple[object, ...], GuidanceTarget]] = []
-    for own in targets:  # by classifier, head and `whole`; equal ones are numbered
-        alike = Counter[tuple[int, str, bool]]()
-        keyed.append({})
-        for target in own:
-            key = (id(target.classifier), target.head, target.whole)
-            keyed[-1][(*key, alike[key])] = target
-            alike[key] += 1
-    first = {key: target for named in keyed for key, target in named.items()}
-    return [
-        replace(target, labels=stack_labels([named[key].labels if key in named else None for named in keyed], sizes))
-        for key, target in first.items()
-    ]
-
-
-def stack_labels(labels: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
-    """Stack the labels of parts in one tensor, with NOTHING where there are none or fewer than elsewhere."""
-    given = [one for one in labels if one is not None]
-    shape = [max(one.shape[k] for one in given) for k in range(1, given[0].dim())]
-    out = given[0].new_full((sum(sizes), *shape), NOTHING)
-    start = 0
-    for one, size in zip(labels, sizes, strict=True):
-        if one is not None:
-            out[(slice(start, start + size), *(slice(n) for n in one.shape[1:]))] = one
-        start += size
-    return out

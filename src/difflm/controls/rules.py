@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -12,9 +13,10 @@ from difflm.controls.base import Canvas
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Codec
+from difflm.diffusion.condition import FREE
 from difflm.diffusion.forward_backward import TokenChain
 from difflm.diffusion.processes.discrete import CERTAIN
-from difflm.diffusion.samplers.loop import impose_tokens
+from difflm.diffusion.samplers.loop import Transform, impose_tokens
 from difflm.errors import DifflmError
 
 if TYPE_CHECKING:
@@ -279,16 +281,16 @@ class WordPrior:
 
     log_shares: Tensor  # log p(label | word) for every position and word, [W, V]
 
+    @classmethod
+    def count(cls, counts: Tensor, wanted: Sequence[int], canvas: Canvas) -> "WordPrior":
+        """The prior by how often each word has each label, [V, labels]."""
+        shares = (counts + SMOOTH / counts.shape[-1]) / (counts.sum(-1, keepdim=True) + SMOOTH)
+        out = torch.zeros(canvas.mask.shape[1], len(shares), device=shares.device)
+        out[canvas.first : canvas.first + len(wanted)] = shares.log()[:, list(wanted)].T
+        return cls(out)
+
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         return belief.with_logits(belief.logits + self.log_shares)
-
-
-def weigh_words(counts: Tensor, wanted: Sequence[int], canvas: Canvas) -> WordPrior:
-    """The prior by how often each word has each label, [V, labels]."""
-    shares = (counts + SMOOTH / counts.shape[-1]) / (counts.sum(-1, keepdim=True) + SMOOTH)
-    out = torch.zeros(canvas.mask.shape[1], len(shares), device=shares.device)
-    out[canvas.first : canvas.first + len(wanted)] = shares.log()[:, list(wanted)].T
-    return WordPrior(out)
 
 
 @dataclass(frozen=True)
@@ -351,3 +353,54 @@ class ImposePattern:
             nearest = self.codec.nearest(belief.clean) if belief.words is None else belief.words
             state = torch.where((words != nearest).unsqueeze(-1), self.codec.clean_of(words), state)
         return replace(belief, logits=logits, state=state, words=words, draw=draw, draws_all=True)
+
+
+def join_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) -> list[Transform]:
+    """Join the rules of parts of the rows. Adjacent parts that only have to stay inside their texts become one: a
+    thousand gaps would be as many parts."""
+    merged: list[tuple[slice, list[Transform]]] = []
+    for rule, run in groupby(parts, lambda part: type(part[1][0]) if len(part[1]) == 1 else None):
+        found = list(run)
+        if rule is ForbidSpecials:
+            rows = slice(found[0][0].start, found[-1][0].stop)
+            found = [(rows, [replace(found[0][1][0], canvas=canvas.rows(rows))])]  # type: ignore[type-var]
+        merged += found
+    if not any(rules for _, rules in merged):
+        return []
+    return merged[0][1] if len(merged) == 1 else [PerRowTransforms(*map(list, zip(*merged, strict=True)))]
+
+
+@dataclass(frozen=True)
+class PerRowTransforms:
+    """Applies different rules to each part of the rows."""
+
+    parts: Sequence[slice]
+    rules: Sequence[Sequence[Transform]]
+
+    @property
+    def syncs_with_device(self) -> bool:
+        return any(getattr(rule, "syncs_with_device", False) for rules in self.rules for rule in rules)
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        ruled = []
+        for part, rules in zip(self.parts, self.rules, strict=True):
+            own = belief.rows(part)
+            for rule in rules:
+                own = rule(own, x[part], t[part])
+            ruled.append(own)
+
+        def draw(u: Tensor) -> Tensor:  # jointly, for those parts of the rows that need it
+            whole = torch.full_like(u, FREE, dtype=torch.long)
+            for part, own in zip(self.parts, ruled, strict=True):
+                if own.draw is not None:
+                    whole[part] = own.draw(u[part])
+            return whole
+
+        return replace(
+            belief,
+            logits=torch.cat([own.logits for own in ruled]),
+            state=None if all(own.state is None for own in ruled) else torch.cat([own.clean for own in ruled]),
+            words=None if all(own.words is None for own in ruled) else torch.cat([own.tokens for own in ruled]),
+            draw=None if all(own.draw is None for own in ruled) else draw,
+            draws_all=all(own.draws_all for own in ruled),
+        )
