@@ -5,7 +5,6 @@ log p(x_s | x_t, c) = log p(x_s | x_t) + log p(c | x_s) + const; the moves climb
 reweighted before the step, by Bayes' rule at every open position: p(w | x_t, c) ∝ p(w | x_t) p(c | x_t, w).
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -350,12 +349,10 @@ def merge_targets(targets: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[i
     target."""
     keyed: list[dict[tuple[object, ...], GuidanceTarget]] = []
     for own in targets:  # by classifier, head and `whole`; equal ones are numbered
-        alike = Counter[tuple[int, str, bool]]()
         keyed.append({})
         for target in own:
             key = (id(target.classifier), target.head, target.whole)
-            keyed[-1][(*key, alike[key])] = target
-            alike[key] += 1
+            keyed[-1][(*key, sum(other[:3] == key for other in keyed[-1]))] = target
     first = {key: target for named in keyed for key, target in named.items()}
     return [
         replace(target, labels=stack_labels([named[key].labels if key in named else None for named in keyed], sizes))
