@@ -104,7 +104,7 @@ SOURCES = {
         technical=True,
     ),
     **dict(list_everyday()),
-    WRITTEN: Source("", "Apache-2.0", "SmolLM2-135M-Instruct", "texts of the teacher itself"),
+    WRITTEN: Source("", "Apache-2.0", "SmolLM2-135M-Instruct", "texts of the teacher itself", repeat=2),
 }  # fmt: skip
 
 # -- from files to passages --------------------------------------------------------------------------------------------

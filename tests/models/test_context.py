@@ -43,7 +43,7 @@ def test_one_stretch_of_a_share_of_the_texts_is_noised():
     _, lengths = some_texts(4000)
     mask = torch.arange(LONGEST) < lengths.unsqueeze(1)
     t = torch.rand(4000) * 0.9 + 0.05
-    times, counted = model.noise_one_stretch(t, mask, Noise(0, torch.arange(4000)))
+    times, counted = model.noise_stretches(t, mask, Noise(0, torch.arange(4000)))
     assert torch.equal(times[mask] > 0, counted[mask])
     assert torch.equal(counted & ~mask, torch.zeros_like(mask))
     assert bool(counted.any(-1).all())  # never nothing
@@ -62,7 +62,7 @@ def test_a_stretch_begins_and_ends_anywhere():
     """Of a text of three words the six stretches: both ends anywhere, so those of several words are twice as likely."""
     model = model_with(1.0)
     mask = torch.ones(20_000, 3, dtype=torch.bool)
-    _, counted = model.noise_one_stretch(torch.full((20_000,), 0.5), mask, Noise(0, torch.arange(20_000)))
+    _, counted = model.noise_stretches(torch.full((20_000,), 0.5), mask, Noise(0, torch.arange(20_000)))
     shares = {tuple(row): 0.0 for row in ([1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0, 1, 1], [1, 1, 1])}
     for row in counted.int().tolist():
         shares[tuple(row)] += 1 / 20_000
@@ -99,7 +99,7 @@ def test_without_context_nothing_changed():
     plain, other = model_with(0.0), model_with(0.0)
     torch.manual_seed(3)
     one = plain(Batch(ids, lengths)).means()["loss"]
-    other.noise_one_stretch = None  # type: ignore[assignment,method-assign]
+    other.noise_stretches = None  # type: ignore[assignment,method-assign]
     torch.manual_seed(3)
     assert torch.equal(one, other(Batch(ids, lengths)).means()["loss"])
 
@@ -163,3 +163,15 @@ def test_masks_hide_the_stretch_alone():
     # The weight of a masked word is 1/t: its mean over times is 1, its spread about 3 for words of a text together.
     assert float(losses.means()["elbo"]) == pytest.approx(math.log(VOCABULARY), rel=0.15)
     assert all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_texts_have_up_to_so_many_gaps(most):
+    """A text that is clean but for gaps has one or more, at most so many, and all numbers occur."""
+    torch.manual_seed(0)
+    model = Mdlm(hidden=16, layers=1, heads=2, context=1.0, gaps=most).build(TextSpec(12, 40))
+    mask, noise = torch.ones(400, 40, dtype=torch.bool), Noise(0, torch.arange(400))
+    times, free = model.noise_stretches(torch.full((400,), 0.5), mask, noise)
+    assert torch.equal(free, times > 0)
+    begins = free[:, 0].long() + (free[:, 1:] & ~free[:, :-1]).sum(-1)
+    assert set(begins.tolist()) == set(range(1, most + 1))

@@ -105,6 +105,35 @@ def test_slopes_are_finite_beside_words_that_stand():
     assert slopes and all(bool(torch.isfinite(one).all()) for one in slopes)
 
 
+def test_a_share_of_texts_is_read_from_left_to_right():
+    """Their loss is the chain rule's: each word but the first, given those before it alone."""
+    torch.manual_seed(0)
+    config = {**MODELS["diffullama"]["config"], "vocab_size": 14}
+    model = METHODS["mdlm"](decoder=config, hidden=32, in_order=0.5, dropout=0.0).build(TextSpec(14, 12)).eval()
+    lengths = torch.tensor([10, 7, 10, 4])
+    batch = Batch(ids=torch.randint(4, 14, (4, 12)), lengths=lengths, index=torch.arange(4))
+    found = model(batch)
+    wanted = torch.zeros(())
+    for row, length in zip(batch.ids[:2], lengths[:2], strict=True):
+        for k in range(1, int(length)):  # the answer behind k words is no answer of the words that follow
+            vectors = torch.nn.functional.embedding(row[None, :k], model.denoiser.codec.raw)
+            causal = torch.ones(1, k, k, dtype=torch.bool).tril()
+            states, _ = model.denoiser.network.run(vectors, causal, None)
+            logits = model.denoiser.network.answer(states[:, -1:])
+            wanted = wanted + torch.nn.functional.cross_entropy(logits[:, 0], row[k : k + 1])
+    torch.testing.assert_close(found.terms["in_order"], wanted.detach(), atol=1e-4, rtol=1e-5)
+    assert found.total.item() > wanted.item()
+    found.total.backward()
+    assert all(bool(torch.isfinite(one.grad).all()) for one in model.parameters() if one.grad is not None)
+    with pytest.raises(UsageError, match="packed rows are not read"):
+        model(Batch(batch.ids, lengths, index=torch.arange(4), documents=torch.zeros(4, 12, dtype=torch.int64)))
+
+
+def test_only_a_model_that_began_from_left_to_right_reads_so():
+    with pytest.raises(UsageError, match=r"model\.in_order: for a model that starts"):
+        load_recipe("own-text", ["data=x.txt", "method=mdlm", "model.in_order=0.2"])
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("shift", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

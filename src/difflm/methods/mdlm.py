@@ -108,14 +108,20 @@ class Mdlm(DecoderStart):
     packs = packs_pretrained = True
 
     context: float = Field(default=0.0, ge=0, le=1)  # share of texts learned with a gap between clean words
+    gaps: int = Field(default=1, ge=1, le=8)  # the most gaps of such a text
+    in_order: float = Field(default=0.0, ge=0, lt=1)  # share of texts read from left to right, to judge texts by
     quality_head: bool = False  # whether it learns which of its words are wrong, for the sampler prism
 
     def build(self, texts: TextSpec) -> LanguageModel:
         kinds = (QualityDenoiser, QualityModel) if self.quality_head else (Denoiser, DiffusionModel)
-        process, noising = Absorbing(texts.vocabulary), Noising(self.context)
+        process, noising = Absorbing(texts.vocabulary), Noising(self.context, self.gaps, in_order=self.in_order)
         return self.compose(process, texts, Objective({"elbo": 1.0}), None, "none", *kinds, noising=noising)
 
     def find_fault(self) -> str:
         if self.quality_head and self.decoder:
             return "model.quality_head: not for a model that starts from a pretrained decoder; leave it out"
+        if self.in_order and not (self.decoder and self.shift):
+            return (
+                "model.in_order: for a model that starts from a left-to-right one (model.pretrained=DIR); leave it out"
+            )
         return super().find_fault()

@@ -39,6 +39,7 @@ from difflm.diffusion.samplers.loop import (
 from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
 from difflm.diffusion.samplers.steps import VECTOR_STEPS
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
+from difflm.errors import UsageError
 from difflm.models.base import (
     Capabilities,
     DenoisingModel,
@@ -63,14 +64,17 @@ STRETCH, LAG, X0_NOISE, TEXT_NOISE, DROP, COIN = 21, 22, 23, 24, 25, 26  # rando
 @dataclass(frozen=True)
 class Noising:
     """What differs from the plain noise of all positions in training. A share `clean_context` of the texts is clean
-    except for one stretch. `given` draws the positions of a text that are given and have no loss. With `reflow`, each
-    text is trained from the noise that a teacher made it from (Liu et al., 2023): such a model has no bound. The noise
-    is multiplied by a `factor` (Gao et al., 2022)."""
+    except for one stretch, or for up to `gaps` shorter ones. `given` draws the positions of a text that are given and
+    have no loss. With `reflow`, each text is trained from the noise that a teacher made it from (Liu et al., 2023):
+    such a model has no bound. The noise is multiplied by a `factor` (Gao et al., 2022). A share `in_order` of the texts
+    has no noise: there each word is predicted from those before it (Charpentier & Samuel, 2024)."""
 
     clean_context: float = 0.0
+    gaps: int = 1
     given: GivenPositions | None = None
     reflow: bool = False
     factor: float = 1.0
+    in_order: float = 0.0
 
 
 PLAIN_NOISE = Noising()
@@ -208,6 +212,8 @@ class DiffusionModel(DenoisingModel):
         ignored = self.times.ignored_token
         self.times.observe(t, watched.detach(), counted & (ids != ignored) if ignored >= 0 else counted)
         descended = sums[-1] if corrupted.belief.total is None else corrupted.belief.total
+        if self.noising.in_order:
+            named["in_order"] = descended.detach() - sums[-1]
         for name, mean in {"warp": self.times.fit_loss(t, total, counted), **others}.items():
             if mean is not None:
                 named[name] = mean * count
@@ -252,9 +258,13 @@ class DiffusionModel(DenoisingModel):
         to what the loss needs, `WordNats`."""
         codec, process, noising, noise = self.denoiser.codec, self.process, self.noising, texts.noise
         with torch.autocast(t.device.type, enabled=False):
-            at, counted = self.noise_one_stretch(t, texts.mask, noise) if noising.clean_context else (t, texts.mask)
+            at, counted = self.noise_stretches(t, texts.mask, noise) if noising.clean_context else (t, texts.mask)
             if noising.given is not None and texts.condition.given is not None:
                 counted = counted & (texts.condition.given == FREE)
+            seen, ordered = texts.seen, None
+            if noising.in_order:
+                at, seen, ordered = self.read_some_in_order(at, texts)
+                counted = torch.where(self.in_order(texts.mask), ordered, counted)
             level = process.at(at)
             x0 = clean = codec.encode(texts.ids)
             if codec.x0_std:  # x_0 ~ N(e_w, x0_std²), if the codec spreads words
@@ -268,22 +278,42 @@ class DiffusionModel(DenoisingModel):
         made = replace(made, first=first)
         if previous is not None and texts.dropped is not None and self.drop.self_condition:
             previous = torch.where(texts.dropped.view(-1, *(1,) * (previous.dim() - 1)), 0, previous)
-        given = x_t, level, texts.seen, texts.condition, previous
+        given = x_t, level, seen, texts.condition, previous
         if weight is None or not self.trains_masked_words:
             return replace(made, belief=self.denoiser(*given))
         one = WordNats((counted & (x_t == process.mask_id)).float())  # the loss of 1 nat is the weight
         known = replace(made, belief=one)
-        read = partial(read_masked, self.denoiser, self.objective, self.times, self._rows, known, weight)
+        read = partial(read_masked, self.denoiser, self.objective, self.times, self._rows, known, weight, ordered)
         return replace(made, belief=self.denoiser(*given, read))
 
-    def noise_one_stretch(self, t: Tensor, mask: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Times of all positions [B, L] and the mask of those that count. In a share of the texts one random span is at
-        time t and the rest at 0, like a gap between known words."""
-        ends = noise.uniform(0, 3, stream=STRETCH).T.unsqueeze(-1)
-        one, other = (ends[:2] * mask.sum(-1, keepdim=True)).long()
-        first, last = torch.minimum(one, other), torch.maximum(one, other)
+    def in_order(self, mask: Tensor) -> Tensor:
+        """Which texts are read from left to right, [B, 1]; texts are in random order already."""
+        return torch.arange(len(mask), device=mask.device).unsqueeze(1) < round(self.noising.in_order * len(mask))
+
+    def read_some_in_order(self, t: Tensor, texts: TrainedTexts) -> tuple[Tensor, Tensor, Tensor]:
+        """Times [B, L], who sees whom [B, L, L], and the words that are predicted from those before them, [B, L]: of
+        the texts that are read from left to right all but the first, which has none before it."""
+        if texts.condition.documents is not None:
+            raise UsageError("model.in_order: packed rows are not read from left to right; use rows=texts.")
+        mask, here = texts.mask, self.in_order(texts.mask)
+        place = torch.arange(mask.shape[1], device=mask.device)
+        before = place <= place.unsqueeze(1)
+        seen = mask.unsqueeze(1) & (before | ~here.unsqueeze(-1))
+        return torch.where(here, 0.0, t if t.dim() == 2 else t.unsqueeze(1)), seen, here & mask & (place > 0)
+
+    def noise_stretches(self, t: Tensor, mask: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Times of all positions [B, L] and the mask of those that count. In a share of the texts random spans are at
+        time t and the rest at 0, like gaps between known words."""
+        most = self.noising.gaps
+        ends = noise.uniform(0, 2 * most + (2 if most > 1 else 1), stream=STRETCH).T.unsqueeze(-1)
+        count = 1 + (ends[-1] * most).long() if most > 1 else torch.ones_like(ends[-1])
         place = torch.arange(mask.shape[1], device=t.device)
-        free = (place >= first) & (place <= last) | (ends[2] >= self.noising.clean_context)
+        free = ends[2 * most] >= self.noising.clean_context
+        for number in range(most):
+            one, other = (ends[2 * number : 2 * number + 2] * mask.sum(-1, keepdim=True)).long()
+            first, last = torch.minimum(one, other), torch.maximum(one, other)
+            last = last if most == 1 else first + (last - first) // count
+            free = free | (place >= first) & (place <= last) & (number < count)
         return torch.where(free, t.unsqueeze(1), 0.0), mask & free
 
     def first_estimate(self, made: Corrupted, texts: TrainedTexts) -> tuple[Belief | None, Tensor | None]:

@@ -6,7 +6,7 @@ each counts for more: the loss is exact whenever all fit, and always unbiased.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -71,19 +71,25 @@ def read_masked(
     rows: dict[torch.Size, int],
     made: Corrupted,
     weight: Tensor,
+    ordered: Tensor | None,
     states: Tensor,
 ) -> WordNats:
     """The nats of a batch's masked words, weighted by their times, given the network's last states. `made` has a belief
-    of 1 nat for each masked word; `rows` caches how many rows are computed, by batch shape."""
+    of 1 nat for each masked word; `rows` caches how many rows are computed, by batch shape. The total includes the nats
+    of `ordered` words, which are not masked."""
     network, process = cast(WordHead, denoiser.network), cast(DiscreteProcess, denoiser.process)
     shape = made.ids.shape
     with torch.autocast(states.device.type, enabled=False):
         total = objective.total(objective(made)) * made.mask
         weights = total * (weight if weight.dim() == 2 else weight.unsqueeze(1))
     if shape not in rows:
-        rows[shape] = most_masked(process, times, shape[0], shape[1], states.device)
+        clear = 0 if ordered is None else int(ordered.any(-1).sum())
+        rows[shape] = most_masked(process, times, shape[0] - clear, shape[1], states.device) + clear * shape[1]
     u = made.noise[:1, 0, 2]  # a uniform number that masks do not use
-    return read_nats(network, states, made.ids, weights, rows[shape], u, objective.label_smoothing)
+    if ordered is None:
+        return read_nats(network, states, made.ids, weights, rows[shape], u, objective.label_smoothing)
+    found = read_nats(network, states, made.ids, weights + ordered, rows[shape], u, objective.label_smoothing)
+    return replace(found, logits=found.logits.masked_fill(ordered, 0.0))
 
 
 def read_nats(
