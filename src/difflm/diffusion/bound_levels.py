@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from difflm.diffusion.codecs import Embedding
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import interpolate
+from difflm.diffusion.processes.gaussian import Gaussian, interpolate
 
 LEVELS = 10_000  # of the chain whose bound is reported
 CERTAIN = 0.06  # share of the guessed nats that lies below t_0, where the chain ends in words

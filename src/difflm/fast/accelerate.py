@@ -49,8 +49,7 @@ def exchange_parts(model: nn.Module, kinds: Sequence[str]) -> None:
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    product: Tensor = multiply_matrices(a, b)
-    return product
+    return multiply_matrices(a, b)
 
 
 class FusedSlopes:

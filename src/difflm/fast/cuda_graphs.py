@@ -114,8 +114,7 @@ def compile_whole(function: Callable[[], None], state: Sequence[Tensor]) -> Call
     torch._foreach_copy_([*state], before)  # a second step after the only one would read beyond the levels
     traced = make_fx(lambda: function())()
     torch._foreach_copy_([*state], before)
-    compiled: Callable[[], None] = torch.compile(traced, dynamic=False, fullgraph=True)
-    return compiled
+    return torch.compile(traced, dynamic=False, fullgraph=True)
 
 
 class Closable(Protocol):

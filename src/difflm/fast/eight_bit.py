@@ -77,8 +77,7 @@ def multiply_slowly(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def multiply_packed(weight: torch.ScriptObject, x: Tensor) -> Tensor:
-    product: Tensor = torch.ops.quantized.linear_dynamic(x, weight, lacks_vnni())
-    return product
+    return torch.ops.quantized.linear_dynamic(x, weight, lacks_vnni())
 
 
 def pack_plain(narrow: Tensor) -> tuple[Tensor, Tensor, Tensor, float, int, Tensor]:

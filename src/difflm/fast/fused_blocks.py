@@ -94,8 +94,7 @@ class ByteDropout(nn.Dropout):
         if not self.training:
             return x
         if not (torch.compiler.is_compiling() and x.is_cuda and self.p and x.numel() % 8 == 0):
-            out: Tensor = super().forward(x)
-            return out
+            return super().forward(x)
         return dropped(x, round(256 * self.p))
 
 
@@ -176,8 +175,7 @@ class FusedBlocks(Blocks):
 
     def add_rest(self, x: Tensor, rest: Rest) -> Tensor:
         """x with the rest that a block has left. A trainer compiles this as well."""
-        out: Tensor = x + cast(Block, self[-1]).drop(with_bias(*rest))
-        return out
+        return x + cast(Block, self[-1]).drop(with_bias(*rest))
 
     def modulate_by(self, condition: Tensor) -> list[Modulation]:
         """When generating, a GPU computes them as one product: concatenating the weights each time takes less time than

@@ -37,8 +37,7 @@ def apply_linear(layer: nn.Linear, x: Tensor, tuned: bool, biased: bool = True) 
     """The layer's output, or that without its bias, which the caller then adds with a kernel that sums its gradient.
     If `tuned`, in a compiled training step, by products of our own choice."""
     if not (tuned and is_compiled_training() and layer.weight.requires_grad):
-        plain: Tensor = layer(x) if biased else F.linear(x, layer.weight)
-        return plain
+        return layer(x) if biased else F.linear(x, layer.weight)
     dtype = working_dtype(x)
     bias = layer.bias.to(dtype) if biased else None
     with torch.autocast("cuda", enabled=False):

@@ -25,7 +25,4 @@ def list_methods() -> dict[str, Row]:
 
 def read_measured() -> dict[str, dict[str, float]]:
     """What was measured of each method: `measured.yaml`."""
-    found: dict[str, dict[str, float]] = yaml.safe_load(
-        resources.files(__name__).joinpath("measured.yaml").read_text(encoding="utf-8")
-    )
-    return found
+    return yaml.safe_load(resources.files(__name__).joinpath("measured.yaml").read_text(encoding="utf-8"))

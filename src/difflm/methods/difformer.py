@@ -11,8 +11,7 @@ from pydantic import Field
 from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Sqrt
+from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
 from difflm.diffusion.timesteps import Uniform
 from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import Method, TextSpec

@@ -4,12 +4,10 @@ Where the paper and the released code differ we choose on purpose and say so: do
 """
 
 from difflm.diffusion.bounds import Bound
-from difflm.diffusion.codecs import LearnedEmbedding
-from difflm.diffusion.codecs.embedding import X0
+from difflm.diffusion.codecs.embedding import X0, LearnedEmbedding
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
+from difflm.diffusion.processes.gaussian import Gaussian, Sqrt, first_level_std
 from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform
 from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import Method, TextSpec

@@ -13,8 +13,7 @@ from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import SigmaTime
+from difflm.diffusion.processes.gaussian import Gaussian, SigmaTime
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import Method, TextSpec

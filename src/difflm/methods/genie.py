@@ -8,8 +8,7 @@ references are never used for choosing. The encoder starts without BERT's weight
 
 from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Sqrt
+from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.diffusion_lm import X0_STD, compose_chain
 from difflm.methods.parts import build_network

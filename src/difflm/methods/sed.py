@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from difflm.data.texts import check_readable, read_lines
 from difflm.data.tokenizers import Tokenizer
 from difflm.diffusion import denoiser, given, timesteps
-from difflm.diffusion.codecs import FixedEmbedding
-from difflm.diffusion.codecs.embedding import Norm, Prediction
+from difflm.diffusion.codecs.embedding import FixedEmbedding, Norm, Prediction
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import gaussian
 from difflm.diffusion.word_bound import GaussianBound

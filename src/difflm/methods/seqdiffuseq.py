@@ -15,8 +15,7 @@ from difflm.data.tokenizers import PAD
 from difflm.diffusion.base import Process, Times
 from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
-from difflm.diffusion.processes import Gaussian, GaussianLevels
-from difflm.diffusion.processes.gaussian import LOWEST_LOG_SNR, Schedule, Sqrt
+from difflm.diffusion.processes.gaussian import LOWEST_LOG_SNR, Gaussian, GaussianLevels, Schedule, Sqrt
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.diffusion_lm import CHAIN, X0_STD, compose_chain

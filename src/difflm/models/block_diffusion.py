@@ -114,8 +114,7 @@ class BlockDenoiser(Denoiser):
         with torch.autocast(x.device.type, enabled=False):
             vectors = torch.cat(self.codec.inputs(x, level, self.codec.evidence(x, level)), -1)
             vectors = vectors + self.places.repeat(x.shape[1] // self.size, 1)
-        hidden: Tensor = self.network.input(vectors)
-        return hidden
+        return self.network.input(vectors)
 
     def read_words(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The same for clean words, and their times, which are 0."""

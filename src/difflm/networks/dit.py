@@ -55,8 +55,7 @@ class SigmaEmbedding(nn.Module):
         half = FREQUENCIES // 2
         rates = torch.exp(-math.log(10_000.0) * torch.arange(half, device=sigma.device, dtype=torch.float32) / half)
         angles = sigma.float().unsqueeze(-1) * rates
-        out: Tensor = self.mlp(torch.cat([angles.cos(), angles.sin()], -1).to(next(self.mlp.parameters()).dtype))
-        return out
+        return self.mlp(torch.cat([angles.cos(), angles.sin()], -1).to(next(self.mlp.parameters()).dtype))
 
 
 class ClassEmbedding(nn.Module):
@@ -130,8 +129,7 @@ class Dit(Network):
             x = x if self.self_cond_proj is None else self.self_cond_proj(x)
             for one in self.blocks:
                 x = one(x, c, turn, seen)
-            out: Tensor = self.head(self.output_layer(x, c))
-            return out
+            return self.head(self.output_layer(x, c))
 
     def equal_blocks(self) -> list[nn.Module]:
         return [*self.blocks]

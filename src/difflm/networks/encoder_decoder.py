@@ -89,8 +89,7 @@ class StagedDecoder(EncoderDecoder):
         turn = compute_rotations(x.shape[1], self.head_dim, x.device)
         if mask is not None and (mask.is_cuda or not self.training):
             mask = additive(mask, self.head.weight.dtype)
-        out: Tensor = self.blocks(x, [Context(mask, turn, memory=source) for source in memory[part]], part)
-        return out
+        return self.blocks(x, [Context(mask, turn, memory=source) for source in memory[part]], part)
 
     def forward(  # type: ignore[override]
         self,

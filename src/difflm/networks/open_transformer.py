@@ -135,8 +135,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         act = ACTIVATIONS[self.activation]
         inner = act(self.up_proj(x)) if self.gate_proj is None else act(self.gate_proj(x)) * self.up_proj(x)
-        out: Tensor = self.down_proj(inner)
-        return out
+        return self.down_proj(inner)
 
 
 class Layer(nn.Module):
@@ -236,8 +235,7 @@ class OpenTransformer(WordHead):
         x = super().finish_states(x)
         if self.transform is None or self.transform_norm is None:
             return x
-        out: Tensor = self.transform_norm(ACTIVATIONS[self.shape.activation](self.transform(x)))
-        return out
+        return self.transform_norm(ACTIVATIONS[self.shape.activation](self.transform(x)))
 
 
 class AnnealedTransformer(OpenTransformer):

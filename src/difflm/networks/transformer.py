@@ -95,8 +95,7 @@ class Attention(nn.Module):
         q, k, v = split_projection(self.qkv(x).unflatten(-1, (3, self.heads, -1)), context.turn)
         if context.cache is not None:
             k, v = context.cache.put(k, v)
-        out: Tensor = self.out(self.weigh_values(q, k, v, context).transpose(1, 2).flatten(2))
-        return out
+        return self.out(self.weigh_values(q, k, v, context).transpose(1, 2).flatten(2))
 
     def weigh_values(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         mask, dropout = context.mask, self.dropout if self.training else 0.0
@@ -119,8 +118,7 @@ class SourceAttention(nn.Module):
         y = F.scaled_dot_product_attention(
             q, keys.to(q.dtype), values.to(q.dtype), attn_mask=mask, dropout_p=self.dropout if self.training else 0.0
         )
-        out: Tensor = self.out(y.transpose(1, 2).reshape(x.shape))
-        return out
+        return self.out(y.transpose(1, 2).reshape(x.shape))
 
 
 class FeedForward(nn.Sequential):

@@ -6,8 +6,7 @@ state at time 0 keeps the noise that the network learned there; the released cod
 
 from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Sqrt
+from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
 from difflm.methods.ar_diffusion.network import TimeAttentionDecoder
 from difflm.methods.ar_diffusion.times import TwoLevelBound, TwoLevelTimes
 from difflm.methods.base import Method, TextSpec

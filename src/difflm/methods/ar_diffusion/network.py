@@ -35,8 +35,7 @@ class TimeAttention(Attention):
             dropout_p=self.dropout if self.training else 0.0,
             scale=q.shape[-1] ** -0.5,
         )
-        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
-        return out
+        return self.out(y.transpose(1, 2).flatten(2))
 
 
 class TimeAttentionBlock(Block):

@@ -10,8 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.diffusion.base import Belief, Times
-from difflm.diffusion.processes import DiscreteProcess
-from difflm.diffusion.processes.discrete import draw_states, expand_to, gather_tokens, kl_divergence, one_hot_states
+from difflm.diffusion.processes.discrete import (
+    DiscreteProcess,
+    draw_states,
+    expand_to,
+    gather_tokens,
+    kl_divergence,
+    one_hot_states,
+)
 from difflm.diffusion.processes.interpolating import AlphaSchedule, LinearAlpha
 from difflm.errors import UsageError
 from difflm.methods.d3pm.schedule import MutualInformationAlpha

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from difflm.diffusion.processes import Uniform
 from difflm.diffusion.processes.gaussian import interpolate
-from difflm.diffusion.processes.interpolating import AlphaSchedule
+from difflm.diffusion.processes.interpolating import AlphaSchedule, Uniform
 
 POINTS = 2001
 

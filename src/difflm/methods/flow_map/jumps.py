@@ -119,5 +119,4 @@ class TwoTimeEmbedding(TimeEmbedding):
         # A Sequential would run all of its parts one after the other.
         own: Tensor = self[2](self[1](self[0](sinusoid(time, self.dim))))
         own = own if time.dim() == 2 else own.unsqueeze(1)
-        out: Tensor = own + self.length(length)
-        return out
+        return own + self.length(length)

@@ -12,8 +12,7 @@ from pydantic import Field
 from difflm.data.tokenizers import Tokenizer
 from difflm.diffusion.denoiser import ConditionDrop, Denoiser, SelfConditioning
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Cosine
+from difflm.diffusion.processes.gaussian import Cosine, Gaussian
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.methods.base import Method, TextSpec
 from difflm.methods.glyph_diffusion.codec import Glyphs

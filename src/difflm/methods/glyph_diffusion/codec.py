@@ -5,8 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.diffusion.base import State
-from difflm.diffusion.codecs import FixedEmbedding
-from difflm.diffusion.codecs.embedding import Prediction
+from difflm.diffusion.codecs.embedding import FixedEmbedding, Prediction
 
 LINE = 32  # cells per line of a displayed picture
 

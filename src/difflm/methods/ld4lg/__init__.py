@@ -11,8 +11,7 @@ second-order solver is actually first-order, because its history stays empty.
 from pydantic import Field
 
 from difflm.diffusion.denoiser import ConditionDrop, Denoiser, SelfConditioning
-from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Cosine
+from difflm.diffusion.processes.gaussian import Cosine, Gaussian
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.methods.base import TextSpec
 from difflm.methods.ld4lg.autoencoder import Autoencoder, Latents

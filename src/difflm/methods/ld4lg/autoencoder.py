@@ -41,8 +41,7 @@ class Autoencoder(Autoregressive):
     def answer(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """The encoder's output for texts [B, L]."""
         mask = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
-        found: Tensor = self.encoder(ids, mask).float()
-        return found
+        return self.encoder(ids, mask).float()
 
     def encode(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """Latents of texts, [B, latents, dim]."""
@@ -52,8 +51,7 @@ class Autoencoder(Autoregressive):
 
     def encode_latents(self, latents: Tensor, source: Tensor | None = None, mask: Tensor | None = None) -> Memory:
         """Keys and values of latents in every layer, for `read`; of a decoder that reads sources, of these too."""
-        memory: Memory = self.network.encode_latents(latents, source, mask)  # type: ignore[operator]
-        return memory
+        return self.network.encode_latents(latents, source, mask)  # type: ignore[operator]
 
     def draw_memory(self, noise: Noise, steering: Steering) -> Memory | None:
         assert steering.latents is not None, "an autoencoder writes from latents"

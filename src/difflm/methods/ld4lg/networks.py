@@ -40,8 +40,7 @@ class TextEncoder(nn.Module):
         self.resampler = Resampler(sizes.hidden, out_dim, latents, sizes, longest)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        latents: Tensor = self.resampler(self.embed(ids), mask)
-        return latents
+        return self.resampler(self.embed(ids), mask)
 
 
 class LatentDecoder(EncoderDecoder):
