@@ -40,16 +40,12 @@ def exchange_parts(model: nn.Module, kinds: Sequence[str]) -> None:
         if isinstance(part, Block | PostNormBlock | BertLayout):
             part.drop.__class__ = ByteDropout
         if isinstance(part, WordHead) and not isinstance(part.slopes, FusedSlopes):
-            part.slopes, part.multiply = FusedSlopes(part.slopes), multiply
+            part.slopes, part.multiply = FusedSlopes(part.slopes), multiply_matrices
         if isinstance(part, Trainable):
             part.draw = draw_at_once
         if faster := FASTER.get(type(part)):
             part.__class__ = faster
             part.kinds = kinds  # type: ignore[assignment]
-
-
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    return multiply_matrices(a, b)
 
 
 class FusedSlopes:

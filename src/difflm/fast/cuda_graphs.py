@@ -48,8 +48,10 @@ class CapturedFunction:
         if self.device.type != "cuda":
             return self.function() if self.calls <= self.warmup else self._replay_on_cpu()
         if self.calls <= self.warmup:
-            return self._warm_up()
-        self.graph = self.graph or self._capture()
+            return run_aside(self.function)
+        if self.graph is None:
+            other, self.share_pool_with = self.share_pool_with, None
+            self.graph = capture_graph(self.function, other.graph if other else None)
         self.graph.replay()
 
     def close(self) -> None:
@@ -63,23 +65,6 @@ class CapturedFunction:
             self.function()
         finally:
             _stand_in.capturing = before
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        graph, other = torch.cuda.CUDAGraph(), self.share_pool_with
-        pool = other.graph.pool() if other and other.graph else None
-        # Thread-local, since other threads may use the device meanwhile, such as a server's that draws lengths.
-        with exclusive_capture(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            self.function()
-        self.share_pool_with = None
-        return graph
-
-    def _warm_up(self) -> None:
-        """Run on a side stream, as capture will: libraries initialise their state per stream."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.function()
-        torch.cuda.current_stream().wait_stream(side)
 
 
 def is_capturing() -> bool:
@@ -98,6 +83,24 @@ def exclusive_capture() -> Iterator[None]:
         finally:
             if was_enabled:
                 gc.enable()
+
+
+def run_aside(function: Callable[[], None]) -> None:
+    """Run on a side stream, as capture will: libraries initialise their state per stream."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def capture_graph(function: Callable[[], None], other: torch.cuda.CUDAGraph | None) -> torch.cuda.CUDAGraph:
+    """Capture a function, in the memory of another graph if there is one."""
+    graph, pool = torch.cuda.CUDAGraph(), None if other is None else other.pool()
+    # Thread-local, since other threads may use the device meanwhile, such as a server's that draws lengths.
+    with exclusive_capture(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        function()
+    return graph
 
 
 @torch.no_grad()

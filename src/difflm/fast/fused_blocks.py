@@ -31,8 +31,6 @@ from difflm.networks.transformer import (
     Context,
     FeedForward,
     Modulation,
-    add_gated,
-    modulate,
     split_modulation,
 )
 
@@ -111,9 +109,9 @@ class FusedFeedForward(FeedForward):
 
     kinds: Sequence[str]
 
-    def forward(self, x: Tensor, kernel: bool = False, biased: bool = True) -> Tensor:
+    def forward(self, x: Tensor, biased: bool = True) -> Tensor:
         first, gelu, second = cast(tuple[nn.Linear, nn.GELU, nn.Linear], tuple(self))
-        if not (kernel and is_compiled_training() and first.weight.requires_grad):
+        if not (x.device.type in self.kinds and is_compiled_training() and first.weight.requires_grad):
             inner = first(x)
             active = FastGelu.apply(inner) if torch.compiler.is_compiling() and inner.is_cuda else gelu(inner)
             return apply_linear(second, active, False, biased)
@@ -135,28 +133,20 @@ class FusedBlock(Block):
         self, x: Tensor, context: Context, rest: Rest | None = None
     ) -> tuple[Tensor, Rest | None]:
         """Also return the rest, which the next block or `add_rest` adds."""
-        kernel = context.cache is None and x.device.type in self.kinds
-        if context.modulation is None:
-            joins = kernel and is_compiled_training()
-            apart = joins and context.memory is None and self.has_plain_biases()
-            y, bias = (None, None) if rest is None else (self.drop(rest[0]), rest[1])
-            x, normed = add_and_norm(self.norm_1, x, y, kernel, bias)
-            y = self.drop(self.attention(normed, context, biased=not apart))
-            if context.memory is not None and self.source is not None:
-                x = x + y
-                y = self.drop(self.source(x, context.memory))
-            x, normed = add_and_norm(self.norm_2, x, y, kernel, self.attention.out.bias if apart else None)
-            if not (joins and self.hands_on):
-                return x + self.drop(self.feed(normed, kernel)), None
-            y = self.feed(normed, kernel, biased=not apart)
-            return x, (y, cast(nn.Linear, self.feed[2]).bias if apart else None)
-        shifts, scales, gates = context.modulation
-        y = self.attention(modulate(self.norm_1(x), shifts[0], scales[0]), context)
-        x = add_gated(x, self.drop(y), gates[0])
+        if context.modulation is not None or not (x.device.type in self.kinds and is_compiled_training()):
+            assert rest is None, "only blocks that hand on leave a rest"
+            return super().forward(x, context), None
+        apart = context.memory is None and self.has_plain_biases()
+        y, bias = (None, None) if rest is None else (self.drop(rest[0]), rest[1])
+        x, normed = add_and_norm(self.norm_1, x, y, bias)
+        y = self.drop(self.attention(normed, context, biased=not apart))
         if context.memory is not None and self.source is not None:
-            x = x + self.drop(self.source(x, context.memory))
-        y = self.feed(modulate(self.norm_2(x), shifts[1], scales[1]), kernel)
-        return add_gated(x, self.drop(y), gates[1]), None
+            x = x + y
+            y = self.drop(self.source(x, context.memory))
+        x, normed = add_and_norm(self.norm_2, x, y, self.attention.out.bias if apart else None)
+        if not self.hands_on:
+            return x + self.drop(self.feed(normed)), None
+        return x, (self.feed(normed, biased=not apart), cast(nn.Linear, self.feed[2]).bias if apart else None)
 
     def has_plain_biases(self) -> bool:
         """Whether biases can be added apart from their layers: nothing is dropped in between, and the layers are not

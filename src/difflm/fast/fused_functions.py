@@ -85,12 +85,10 @@ class SplitProjection(torch.autograd.Function):
 # -- sums and norms ---------------------------------------------------------------------------------------------------
 
 
-def add_and_norm(
-    norm: nn.LayerNorm, x: Tensor, y: Tensor | None, kernel: bool, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """x + y, or x, and its norm; with the `bias` of the layer that made y, if it has not added it. Our `kernel`
-    computes their gradient in a compiled training step."""
-    if kernel and norm.elementwise_affine and is_compiled_training():
+def add_and_norm(norm: nn.LayerNorm, x: Tensor, y: Tensor | None, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x + y, or x, and its norm; with the `bias` of the layer that made y, if it has not added it. Our kernel computes
+    their gradient in a compiled training step."""
+    if norm.elementwise_affine and is_compiled_training():
         given = norm.weight, norm.bias, norm.eps, working_dtype(x)
         return cast(tuple[Tensor, Tensor], SumAndNorm.apply(x, y, bias, *given))
     total = x if y is None else x + with_bias(y, bias)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from difflm.data.batches import Batch
-from difflm.fast.cuda_graphs import exclusive_capture
+from difflm.fast.cuda_graphs import capture_graph, run_aside
 from difflm.models.base import Losses
 
 Gradients = Callable[[Batch], Losses]  # gradients are left in .grad
@@ -30,26 +30,25 @@ class CapturedGradients:
         other: "CapturedGradients | None" = None,
     ) -> None:
         self.batch, self.weights = batch.map(lambda tensor: tensor.clone()), weights
-        has_grad = [False] * len(weights)  # a weight that the loss does not depend on has no gradient, not one of zero
-        self._clear()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # compilation and lazy initialisation must not happen during capture
+
+        def warm_up() -> None:
             for _ in range(3):
-                gradients(self.batch)
-                has_grad = [weight.grad is not None for weight in weights]
                 self._clear()
-        torch.cuda.current_stream().wait_stream(side)
+                gradients(self.batch)
+
+        def work() -> None:
+            found = gradients(self.batch)
+            terms = {name: value.detach() for name, value in found.terms.items()}
+            self.losses = Losses(found.total.detach(), terms, found.count)
+
+        run_aside(warm_up)  # compilation and lazy initialisation must not happen during capture
+        # A weight that the loss does not depend on has no gradient, not one of zero.
+        has_grad = [weight.grad is not None for weight in weights]
+        self._clear()
         torch.cuda.empty_cache()  # memory of the side stream cannot be used by other streams
         for weight, total, has in zip(weights, sums or (), has_grad, strict=bool(sums)):
             weight.grad = total if has else None
-        self.graph = torch.cuda.CUDAGraph()
-        pool = other.graph.pool() if other else None
-        with exclusive_capture(), torch.cuda.graph(self.graph, pool, capture_error_mode="thread_local"):
-            losses = gradients(self.batch)
-        self.losses = Losses(
-            losses.total.detach(), {name: value.detach() for name, value in losses.terms.items()}, losses.count
-        )
+        self.graph: torch.cuda.CUDAGraph = capture_graph(work, other.graph if other else None)
         self.grads = [weight.grad for weight in weights]
         self._clear()
 

@@ -82,6 +82,21 @@ class Method(BaseModel):
         return ""
 
 
+class Sized(Method):
+    """A method of a Transformer, whose sizes are those of Vaswani et al. (2017) unless it says otherwise."""
+
+    hidden: int = 512
+    layers: int = 6
+    heads: int = 8
+    dropout: float = 0.1
+
+
+class ReadsSources(Sized):
+    """The same where texts may have sources, which an encoder of so many layers reads."""
+
+    encoder_layers: int = 6
+
+
 def keep_config(
     values: object, key: str, read: Callable[[str], Row], sizes: Callable[[Row], Row] = lambda _: {}
 ) -> object:

@@ -12,22 +12,19 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import gaussian
 from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
 from difflm.diffusion.word_bound import GaussianBound
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel, Noising
 from difflm.models.lengths import PadTokens
 
 
-class Cdcd(Method):
+class Cdcd(ReadsSources):
     name, task = "cdcd", "either"
 
     embedding_dim: int = 256
     hidden: int = 1024
     layers: int = 8
-    encoder_layers: int = 6  # of a source's encoder, where texts have sources
-    heads: int = 8
-    dropout: float = 0.1
     sigma_min: float = Field(default=1.0, gt=0)  # 0.1 where vectors are short
     sigma_max: float = Field(default=300.0, gt=0)
     warp: bool = True

@@ -10,7 +10,7 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes.gaussian import Gaussian, Sqrt, first_level_std
 from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform
 from difflm.diffusion.word_bound import GaussianBound
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import Sized, TextSpec
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import PadTokens
@@ -24,14 +24,13 @@ CERTAIN = 0.1
 BOUND = GaussianBound(certain_below=CERTAIN)
 
 
-class DiffusionLM(Method):
+class DiffusionLM(Sized):
     name = "diffusion-lm"
 
     embedding_dim: int = 16
     hidden: int = 768
     layers: int = 12
     heads: int = 12
-    dropout: float = 0.1
 
     def build(self, texts: TextSpec) -> LanguageModel:
         dim = self.embedding_dim

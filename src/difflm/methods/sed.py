@@ -23,7 +23,7 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import gaussian
 from difflm.diffusion.word_bound import GaussianBound
 from difflm.errors import DifflmError, UsageError
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import Sized, TextSpec
 from difflm.methods.diffusion_lm import CERTAIN
 from difflm.methods.parts import read_sizes
 from difflm.models.base import LanguageModel, Sampling
@@ -130,7 +130,7 @@ def main_directions(vectors: Tensor, dim: int, power: float = 1.0) -> Tensor:
     return F.pad(found, (0, dim - found.shape[1]))
 
 
-class Sed(Method):
+class Sed(Sized):
     name, task = "sed", "either"
     one_canvas = True
 
@@ -138,7 +138,6 @@ class Sed(Method):
     hidden: int = 896
     layers: int = 12
     heads: int = 14
-    dropout: float = 0.1
     vectors: Literal["neighbours", "random"] = "neighbours"
     vectors_file: str = ""  # lines of a word and its numbers, as GloVe's; a run keeps them
     drop: float = Field(default=0.1, ge=0, lt=1)  # share of texts learned without their given words

@@ -14,7 +14,7 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import DiscreteProcess
 from difflm.diffusion.timesteps import LowDiscrepancy, TimeSampler
 from difflm.errors import UsageError
-from difflm.methods.base import Method, TextSpec, keep_config
+from difflm.methods.base import ReadsSources, TextSpec, keep_config
 from difflm.methods.parts import Lengths, build_lengths, build_network
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel, Noising
@@ -35,16 +35,15 @@ class TokenParts(TypedDict, total=False):
     noising: Noising
 
 
-class TokenMethod(Method):
+class TokenMethod(ReadsSources):
     task: ClassVar[Literal["seq2seq", "either"]] = "either"
     begins_with: ClassVar[tuple[str, ...]] = ("autoregressive", "encoder-decoder")
 
     hidden: int = 384
     layers: int = 8
-    encoder_layers: int = 4  # of a source's encoder, where texts have sources
+    encoder_layers: int = 4
     lengths: Lengths = "predicted"  # of texts with sources
     heads: int = 6
-    dropout: float = 0.1
 
     @property
     def word_width(self) -> int:

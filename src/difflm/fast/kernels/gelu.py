@@ -5,13 +5,15 @@ for the sum they read all slopes again (docs/log)."""
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, library
+from torch import Tensor
+
+from difflm.fast.kernels import operator
 
 TILE = 8, 512  # rows and columns of a program that applies GELU
 ROWS, COLUMNS = 32, 1024  # of one that differentiates it, one row after the other
 
 
-@library.custom_op("difflm::apply_gelu", mutates_args=())
+@operator(lambda x, bias: torch.empty_like(x))
 def apply_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """GELU(x + bias) of x [N, columns]."""
     x, bias = x.contiguous(), bias.contiguous()
@@ -22,12 +24,12 @@ def apply_gelu(x: Tensor, bias: Tensor) -> Tensor:
     return out
 
 
-@apply_gelu.register_fake
-def _(x: Tensor, bias: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
-@library.custom_op("difflm::differentiate_gelu", mutates_args=())
+@operator(
+    lambda x, bias, grad: (
+        *(torch.empty_like(x), torch.empty_like(x)),
+        x.new_empty(-(-len(x) // ROWS), x.shape[1], dtype=torch.float32),
+    )
+)
 def differentiate_gelu(x: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """GELU(x + bias) of x [N, columns], the gradient of x from that of GELU(x + bias), and its sum over rows, of which
     there is one for each tile, in float32."""
@@ -39,11 +41,6 @@ def differentiate_gelu(x: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, T
             x, bias, grad, active, slopes, sums, rows, columns, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
         )
     return active, slopes, sums
-
-
-@differentiate_gelu.register_fake
-def _(x: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x), x.new_empty(-(-len(x) // ROWS), x.shape[1], dtype=torch.float32)
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------------

@@ -5,12 +5,19 @@ norm's weight and bias, and of a bias in its input. A compiler's kernel leaves m
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, library
+from torch import Tensor
+
+from difflm.fast.kernels import operator
 
 ROWS, WARPS = 32, 2  # of a program, one row after the other
 
 
-@library.custom_op("difflm::norm_gradients", mutates_args=())
+@operator(
+    lambda x, weight, grad, beside, eps, biased: (
+        torch.empty_like(x),
+        x.new_empty(-(-len(x) // ROWS), 2 + biased, x.shape[1], dtype=torch.float32),
+    )
+)
 def norm_gradients(
     x: Tensor, weight: Tensor, grad: Tensor, beside: Tensor, eps: float, biased: bool
 ) -> tuple[Tensor, Tensor]:
@@ -26,11 +33,6 @@ def norm_gradients(
             BIASED=biased, ROWS=ROWS, DIM=triton.next_power_of_2(dim), num_warps=WARPS,
         )  # fmt: skip
     return slopes, sums
-
-
-@norm_gradients.register_fake
-def _(x: Tensor, weight: Tensor, grad: Tensor, beside: Tensor, eps: float, biased: bool) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), x.new_empty(-(-len(x) // ROWS), 2 + biased, x.shape[1], dtype=torch.float32)
 
 
 @triton.jit

@@ -5,12 +5,19 @@ three times as long, and another one reads everything again for the sums (docs/l
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, library
+from torch import Tensor
+
+from difflm.fast.kernels import operator
 
 POSITIONS, WARPS = 32, 4  # of a program, one position after the other
 
 
-@library.custom_op("difflm::join_gradients", mutates_args=())
+@operator(
+    lambda q, k, v, cos, sin: (
+        q.new_empty(q.shape[0], q.shape[2], 3, q.shape[1], q.shape[3]),
+        q.new_empty(q.shape[0] * -(-q.shape[2] // POSITIONS), 3, q.shape[1], q.shape[3], dtype=torch.float32),
+    )
+)
 def join_gradients(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """[B, L, 3, heads, D] from gradients [B, heads, L, D] of rotated queries and keys, and of values; and their sum
     over positions, of which there is one for each program, in float32, [programs, 3, heads, D]. The rotations are those
@@ -30,13 +37,6 @@ def join_gradients(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) ->
             **sizes, POSITIONS=POSITIONS, num_warps=WARPS,
         )  # fmt: skip
     return out, sums
-
-
-@join_gradients.register_fake
-def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
-    batch, heads, length, dim = q.shape
-    programs = batch * -(-length // POSITIONS)
-    return q.new_empty(batch, length, 3, heads, dim), q.new_empty(programs, 3, heads, dim, dtype=torch.float32)
 
 
 @triton.jit

@@ -9,21 +9,18 @@ from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
 from difflm.methods.ar_diffusion.network import TimeAttentionDecoder
 from difflm.methods.ar_diffusion.times import TwoLevelBound, TwoLevelTimes
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.diffusion_lm import CERTAIN, CHAIN, X0_STD, compose_chain
 from difflm.methods.parts import build_reader
 from difflm.models.base import LanguageModel, Sampling
 
 
-class ArDiffusion(Method):
+class ArDiffusion(ReadsSources):
     name, task = "ar-diffusion", "seq2seq"
 
     embedding_dim: int = 64
     hidden: int = 256
-    layers: int = 6
-    encoder_layers: int = 6
     heads: int = 4
-    dropout: float = 0.1
 
     def build(self, texts: TextSpec) -> LanguageModel:
         dim, longest = self.embedding_dim, texts.longest

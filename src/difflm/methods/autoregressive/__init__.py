@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from difflm.data.encoders import is_pretrained
 from difflm.data.tokenizers import PretrainedTokenizer, Tokenizer
 from difflm.methods.autoregressive.decoder_only import DecoderOnly as Model
-from difflm.methods.base import Method, TextSpec, keep_config
+from difflm.methods.base import ReadsSources, Sized, TextSpec, keep_config
 from difflm.methods.parts import read_sizes, read_source_sizes
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
@@ -18,14 +18,13 @@ from difflm.networks.pretrained import PretrainedDecoder, read_decoder, sizes_of
 from difflm.runtime.files import Json
 
 
-class AutoregressiveTwin(Method):
+class AutoregressiveTwin(Sized):
     name = "autoregressive"
     reads_prompts, one_canvas, packs = True, True, True
 
     hidden: int = 384
     layers: int = 9
     heads: int = 6
-    dropout: float = 0.1
     pretrained: str = ""
     "The directory of a Hugging Face model that writes from left to right; the sizes are its own."
     decoder: Json = {}  # noqa: RUF012 (pydantic copies it)
@@ -73,7 +72,7 @@ class DecoderOnly(AutoregressiveTwin):
         return self._compose(Model, texts, SourceSizes(texts.vocabulary, texts.source_longest, layers=0))
 
 
-class EncoderDecoderTwin(Method):
+class EncoderDecoderTwin(ReadsSources):
     """The same behind an encoder of a source, as in the paper, with its beam search and the length penalty of Wu et al.
     (2016). Its parts are those of the other methods, so that it differs from them in nothing but its direction: blocks
     are normalised before and not after, and words turn by rotary positions."""
@@ -81,10 +80,8 @@ class EncoderDecoderTwin(Method):
     name, task = "encoder-decoder", "seq2seq"
 
     hidden: int = 384
-    layers: int = 6
     encoder_layers: int = 4
     heads: int = 6
-    dropout: float = 0.1
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
 
     def build(self, texts: TextSpec) -> LanguageModel:

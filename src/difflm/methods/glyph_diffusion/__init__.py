@@ -14,7 +14,7 @@ from difflm.diffusion.denoiser import ConditionDrop, Denoiser, SelfConditioning
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes.gaussian import Cosine, Gaussian
 from difflm.diffusion.timesteps import LowDiscrepancy
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.glyph_diffusion.codec import Glyphs
 from difflm.methods.glyph_diffusion.glyphs import Spelling
 from difflm.methods.glyph_diffusion.lengths import PictureLengths
@@ -23,7 +23,7 @@ from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel
 
 
-class GlyphDiffusion(Method):
+class GlyphDiffusion(ReadsSources):
     name, task = "glyph-diffusion", "either"
 
     token_cells: int = Field(default=6, ge=1)  # of the picture, for each token that a text may have
@@ -32,9 +32,7 @@ class GlyphDiffusion(Method):
     font: str = ""  # a font file; a run keeps its pictures. Without one a built-in font draws
     hidden: int = 768
     layers: int = 12
-    encoder_layers: int = 6  # of a source's encoder, where texts have sources
     heads: int = 12
-    dropout: float = 0.1
     drop: float = Field(default=0.1, ge=0, lt=1)  # share of texts learned without their source
 
     def build(self, texts: TextSpec) -> LanguageModel:

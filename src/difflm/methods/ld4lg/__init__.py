@@ -13,7 +13,7 @@ from pydantic import Field
 from difflm.diffusion.denoiser import ConditionDrop, Denoiser, SelfConditioning
 from difflm.diffusion.processes.gaussian import Cosine, Gaussian
 from difflm.diffusion.timesteps import LowDiscrepancy
-from difflm.methods.base import TextSpec
+from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.ld4lg.autoencoder import Autoencoder, Latents
 from difflm.methods.ld4lg.base import LatentMethod
 from difflm.methods.ld4lg.model import LatentDiffusion
@@ -21,11 +21,10 @@ from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling
 
 
-class Ld4lg(LatentMethod):
+class Ld4lg(LatentMethod, ReadsSources):
     name = "ld4lg"
 
     layers: int = 12
-    encoder_layers: int = 6  # of a source's encoder, where texts have sources
     autoencoder_layers: int = 3
     drop: float = Field(default=0.1, ge=0, lt=1)  # share of texts learned without their source
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from difflm.data.tokenizers import Tokenizer
 from difflm.errors import UsageError
-from difflm.methods.base import Method, TextSpec, keep_config
+from difflm.methods.base import Sized, TextSpec, keep_config
 from difflm.methods.ld4lg.autoencoder import Autoencoder
 from difflm.methods.ld4lg.hf_seq2seq import FrozenDecoder, FrozenEncoder, build_halves, read_seq2seq, take_weights
 from difflm.methods.ld4lg.networks import LatentDecoder, TextEncoder
@@ -21,14 +21,13 @@ class HasAutoencoder(Protocol):
     def autoencoder(self) -> Autoencoder: ...
 
 
-class LatentMethod(Method):
+class LatentMethod(Sized):
     task = "either"
 
     latents: int = 32  # vectors per text
     latent_dim: int = 64
     hidden: int = 768
     heads: int = 12
-    dropout: float = 0.1
     pretrained: str = ""
     "The directory of a Hugging Face encoder-decoder, which stays frozen between the texts and the latents."
     frozen: Json = Field(default_factory=dict)

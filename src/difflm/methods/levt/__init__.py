@@ -6,21 +6,18 @@ to imitate are the fewest. There is no distillation from a left-to-right model. 
 longest text has.
 """
 
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.levt.model import LevenshteinModel
 from difflm.methods.parts import build_reader
 from difflm.models.base import LanguageModel, Sampling
 from difflm.networks import EncoderDecoder
 
 
-class LevT(Method):
+class LevT(ReadsSources):
     name, task = "levt", "seq2seq"
 
     hidden: int = 384
-    layers: int = 6
-    encoder_layers: int = 6
     heads: int = 6
-    dropout: float = 0.1
 
     def build(self, texts: TextSpec) -> LanguageModel:
         places = texts.longest + 2
