@@ -1,6 +1,7 @@
 """What is given besides the state: a source and its memory, known words, a label."""
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,13 +25,13 @@ class Condition:
 
     def __getitem__(self, rows: object) -> "Condition":
         """The condition of some texts."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: None if value is None else value[rows] for name, value in own.items()})
+        return self.map(lambda value: value[rows])
 
     def to(self, device: torch.device) -> "Condition":
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {name: None if value is None else value.to(device, non_blocking=True) for name, value in own.items()}
-        return replace(self, **moved)
+        return self.map(lambda value: value.to(device, non_blocking=True))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Condition":
+        return Condition(*(None if value is None else change(value) for value in vars(self).values()))
 
     def null(self, rows: Tensor | None = None) -> "Condition":
         """The condition that classifier-free guidance compares with: no source, no given word, no label; for some

@@ -46,6 +46,8 @@ def exchange_parts(model: nn.Module, kinds: Sequence[str]) -> None:
         if faster := FASTER.get(type(part)):
             part.__class__ = faster
             part.kinds = kinds  # type: ignore[assignment]
+            if faster is FusedBlock:
+                part.feed.of_block = True  # type: ignore[union-attr, assignment]
 
 
 class FusedSlopes:

@@ -104,14 +104,16 @@ def dropped(x: Tensor, share: int) -> Tensor:
 
 
 class FusedFeedForward(FeedForward):
-    """In a compiled training step, our kernels compute GELU, with the first layer's bias, and its slopes. If it is not
-    `biased`, the caller adds the last layer's bias."""
+    """In a compiled training step of a `FusedBlock`, our kernels compute GELU, with the first layer's bias, and its
+    slopes. If it is not `biased`, the caller adds the last layer's bias."""
 
     kinds: Sequence[str]
+    of_block = False
 
     def forward(self, x: Tensor, biased: bool = True) -> Tensor:
         first, gelu, second = cast(tuple[nn.Linear, nn.GELU, nn.Linear], tuple(self))
-        if not (x.device.type in self.kinds and is_compiled_training() and first.weight.requires_grad):
+        kernel = self.of_block and x.device.type in self.kinds
+        if not (kernel and is_compiled_training() and first.weight.requires_grad):
             inner = first(x)
             active = FastGelu.apply(inner) if torch.compiler.is_compiling() and inner.is_cuda else gelu(inner)
             return apply_linear(second, active, False, biased)

@@ -1,7 +1,6 @@
 """Words as vectors, the state of the continuous family, and what a network predicts of a noisy one."""
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,26 +14,23 @@ from difflm.diffusion.processes.gaussian import GaussianLevels
 Norm = Literal["none", "sphere", "layer"]
 
 
-class Prediction(ABC):
-    """`target` is what the network should predict; `clean` is the inverse: the clean state for a prediction."""
+class Prediction:
+    """`target` is what the network should predict, by default x_0; `clean` is the inverse: the clean state for a
+    prediction."""
 
     of_words = False  # whether the network predicts logits of words
     evidence = False  # whether the codec adds what x_t shows at each position
 
-    @abstractmethod
-    def target(self, clean: Tensor, noise: Tensor, level: GaussianLevels) -> Tensor: ...
-
-    @abstractmethod
-    def clean(self, answer: Tensor, x_t: Tensor, level: GaussianLevels) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class X0(Prediction):
     def target(self, clean: Tensor, noise: Tensor, level: GaussianLevels) -> Tensor:
         return clean
 
     def clean(self, answer: Tensor, x_t: Tensor, level: GaussianLevels) -> Tensor:
         return answer
+
+
+@dataclass(frozen=True)
+class X0(Prediction):
+    """The clean state itself."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Shi et al., 2024), for uniform noise that of Schiff et al. (2024), and score ent
 """
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,11 +84,19 @@ class Mix(NamedTuple):
 
 
 class Interpolating(DiscreteProcess):
-    @abstractmethod
-    def mix(self, t: Tensor) -> Mix: ...
+    """Noise is masks, if there are any, or random words, unless a subclass mixes both."""
 
-    @abstractmethod
-    def slopes(self, t: Tensor) -> Mix: ...
+    keep: AlphaSchedule
+
+    def mix(self, t: Tensor) -> Mix:
+        alpha = self.keep.alpha(t)
+        noise = 1 - alpha, torch.zeros_like(alpha)
+        return Mix(alpha, *(noise if self.masks else noise[::-1]))
+
+    def slopes(self, t: Tensor) -> Mix:
+        slope = self.keep.slope(t)
+        noise = -slope, torch.zeros_like(slope)
+        return Mix(slope, *(noise if self.masks else noise[::-1]))
 
     def transition(self, t: Tensor, s: Tensor) -> Mix:
         """q(x_t | x_s): α_{t|s} = α_t/α_s and (βπ)_{t|s} = (βπ)_t − α_{t|s} (βπ)_s."""
@@ -209,14 +216,6 @@ class Absorbing(Interpolating):
         super().__init__(words, words + 1)
         self.mask_id, self.keep = words, keep or LinearAlpha()
 
-    def mix(self, t: Tensor) -> Mix:
-        alpha = self.keep.alpha(t)
-        return Mix(alpha, 1 - alpha, torch.zeros_like(alpha))
-
-    def slopes(self, t: Tensor) -> Mix:
-        slope = self.keep.slope(t)
-        return Mix(slope, -slope, torch.zeros_like(slope))
-
     def corrupt(self, clean: Tensor, t: Times, noise: Tensor) -> Tensor:
         """The general formula without random words."""
         return torch.where(noise[..., 0] < self.survival(clean, self.at(t).t), clean, self.mask_id)
@@ -284,11 +283,3 @@ class Uniform(Interpolating):
     def __init__(self, words: int, keep: AlphaSchedule | None = None) -> None:
         super().__init__(words, words)
         self.keep = keep or LinearAlpha()
-
-    def mix(self, t: Tensor) -> Mix:
-        alpha = self.keep.alpha(t)
-        return Mix(alpha, torch.zeros_like(alpha), 1 - alpha)
-
-    def slopes(self, t: Tensor) -> Mix:
-        slope = self.keep.slope(t)
-        return Mix(slope, torch.zeros_like(slope), -slope)

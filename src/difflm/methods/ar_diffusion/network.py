@@ -1,6 +1,8 @@
 """An encoder-decoder whose text attends to words by their noise level: time is a part of every key."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,14 @@ from torch.nn import functional as F
 from difflm.networks.cache import Cache, Memory, Slots
 from difflm.networks.encoder_decoder import EncoderDecoder, SourceSizes
 from difflm.networks.rotary import compute_rotations, rotate_vectors
-from difflm.networks.transformer import Attention, Block, Blocks, Sizes, additive
+from difflm.networks.transformer import Attention, Block, Blocks, Context, Sizes, additive
+
+
+@dataclass(frozen=True)
+class TimeContext(Context):
+    """`told` are the embedded times [B, L or 1, hidden] and the two biases [2, heads, 1, head_dim]."""
+
+    told: tuple[Tensor, ...] = ()
 
 
 class TimeAttention(Attention):
@@ -20,10 +29,9 @@ class TimeAttention(Attention):
         super().__init__(hidden, heads, dropout)
         self.time_key = nn.Linear(hidden, hidden, bias=False)
 
-    def forward(  # type: ignore[override]
-        self, x: Tensor, told: Tensor, biases: Tensor, mask: Tensor | None, turn: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """`told` are the embedded times [B, L or 1, hidden], `biases` [2, heads, 1, head_dim]."""
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        (told, biases), mask, turn = cast(TimeContext, context).told, context.mask, context.turn
+        assert turn is not None
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         by_time = self.time_key(told).unflatten(-1, (self.heads, -1)).transpose(1, 2).expand_as(k)
         content, time = (q + bias for bias in biases.to(q.dtype))
@@ -39,26 +47,9 @@ class TimeAttention(Attention):
 
 
 class TimeAttentionBlock(Block):
-    attention: TimeAttention
-
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__(hidden, heads, dropout, condition=0, reads_source=True)
         self.attention = TimeAttention(hidden, heads, dropout)
-
-    def forward(  # type: ignore[override]
-        self,
-        x: Tensor,
-        told: Tensor,
-        biases: Tensor,
-        mask: Tensor | None,
-        turn: tuple[Tensor, Tensor],
-        memory: Memory | None,
-    ) -> Tensor:
-        y = self.attention(self.norm_1(x), told, biases, mask, turn)
-        x = x + self.drop(y)
-        if memory is not None and self.source is not None:
-            x = x + self.drop(self.source(x, memory))
-        return x + self.drop(self.feed(self.norm_2(x)))
 
 
 class TimeAttentionDecoder(EncoderDecoder):
@@ -85,5 +76,5 @@ class TimeAttentionDecoder(EncoderDecoder):
         if mask is not None and (mask.is_cuda or not self.training):
             mask = additive(mask, self.head.weight.dtype)
         for block, source in zip(self.blocks, memory, strict=True):
-            x = block(x, told, self.biases, mask, turn, source)
+            x = block(x, TimeContext(mask, turn, memory=source, told=(told, self.biases)))
         return x, []

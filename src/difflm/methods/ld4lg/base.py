@@ -1,6 +1,6 @@
 """What methods on latents of a whole text share: their autoencoder."""
 
-from typing import Protocol, cast
+from typing import cast
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -10,15 +10,11 @@ from difflm.errors import UsageError
 from difflm.methods.base import Sized, TextSpec, keep_config
 from difflm.methods.ld4lg.autoencoder import Autoencoder
 from difflm.methods.ld4lg.hf_seq2seq import FrozenDecoder, FrozenEncoder, build_halves, read_seq2seq, take_weights
+from difflm.methods.ld4lg.model import LatentDiffusion
 from difflm.methods.ld4lg.networks import LatentDecoder, TextEncoder
 from difflm.models.base import LanguageModel
 from difflm.networks import Sizes
 from difflm.runtime.files import Json
-
-
-class HasAutoencoder(Protocol):
-    @property
-    def autoencoder(self) -> Autoencoder: ...
 
 
 class LatentMethod(Sized):
@@ -55,6 +51,6 @@ class LatentMethod(Sized):
     def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.frozen:
             words = ["".join(tokenizer.tokens([i])) or "?" for i in range(tokenizer.size)]
-            part = cast(HasAutoencoder, model).autoencoder
+            part = cast(Autoencoder | LatentDiffusion, model).autoencoder
             halves = cast(FrozenEncoder, part.encoder), cast(FrozenDecoder, part.network)
             take_weights(*halves, part.embedding, self.pretrained, words)
