@@ -16,7 +16,7 @@ from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt, Table
 from difflm.diffusion.samplers.loop import BanTokens, BoundDenoiser, Clamp, Draw, Frame, Sampler, Temperature
 from difflm.diffusion.samplers.steps import STEPS, ancestral, ddim, euler
-from difflm.methods.ar_diffusion.times import TwoLevelTimes
+from difflm.methods.ar_diffusion import TwoLevelTimes
 from tests.support.oracles import (
     GRIDS,
     JOINT,

@@ -23,8 +23,7 @@ from difflm.diffusion.processes import (
 from difflm.diffusion.processes.discrete import draw_transition
 from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.d3pm.matrix import Matrix, balanced, company, nearest_rate
-from difflm.methods.d3pm.schedule import InformedUniform, MutualInformationAlpha
+from difflm.methods.d3pm import InformedUniform, Matrix, MutualInformationAlpha, balanced, company, nearest_rate
 from difflm.methods.diffusionbert import Spindle
 from difflm.methods.gidd import Hybrid
 from tests.support.oracles import ENTROPY, JOINT

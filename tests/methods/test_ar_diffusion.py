@@ -26,8 +26,7 @@ from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
 from difflm.fast.inference import Inference
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.ar_diffusion.network import TimeAttentionDecoder
-from difflm.methods.ar_diffusion.times import TwoLevelBound, TwoLevelTimes
+from difflm.methods.ar_diffusion import TimeAttentionDecoder, TwoLevelBound, TwoLevelTimes
 from difflm.models.diffusion import DiffusionModel, TrainedTexts
 from difflm.networks import Sizes, SourceSizes
 from tests.support.oracles import ENTROPY, JOINT, ExactDenoiser, denoise, sphere, word_vectors

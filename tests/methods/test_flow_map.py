@@ -24,9 +24,16 @@ from difflm.diffusion.samplers.steps import euler, heun
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.fast.inference import Inference
 from difflm.methods import TextSpec
-from difflm.methods.flow_map import FlowMap
-from difflm.methods.flow_map.jumps import JumpDenoiser, JumpLevels, TwoJumps, draw_jumps, first_share, jump_levels
-from difflm.methods.flow_map.model import FlowMapModel
+from difflm.methods.flow_map import (
+    FlowMap,
+    FlowMapModel,
+    JumpDenoiser,
+    JumpLevels,
+    TwoJumps,
+    draw_jumps,
+    first_share,
+    jump_levels,
+)
 from difflm.models.base import Sampling
 from difflm.models.lengths import DrawnLength
 from difflm.training.run import load_run

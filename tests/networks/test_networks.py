@@ -19,8 +19,16 @@ from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine
 from difflm.fast.accelerate import exchange_parts
-from difflm.fast.fused_blocks import ByteDropout, FusedFeedForward, at_once, dropped
-from difflm.fast.fused_functions import FastGelu, LinearGeluLinear, SumAndNorm, add_and_norm
+from difflm.fast.fused_blocks import (
+    ByteDropout,
+    FastGelu,
+    FusedFeedForward,
+    LinearGeluLinear,
+    SumAndNorm,
+    add_and_norm,
+    at_once,
+    dropped,
+)
 from difflm.methods import TextSpec
 from difflm.methods.autoregressive import AutoregressiveTwin
 from difflm.methods.difflm import DiffLM

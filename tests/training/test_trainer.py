@@ -13,8 +13,7 @@ from difflm.app.bench import SMALL
 from difflm.data.batches import Batch
 from difflm.diffusion.precision import avoid_onednn
 from difflm.fast.accelerate import prepare_blocks
-from difflm.fast.ema import Ema
-from difflm.fast.master_weights import MasterWeights
+from difflm.fast.master_weights import Ema, MasterWeights
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Capabilities, Losses, Trainable
 from difflm.networks.bert import PostNormBlock

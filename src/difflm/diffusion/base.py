@@ -292,7 +292,7 @@ class Network(nn.Module):
 
     def equal_blocks(self) -> Sequence[nn.Module]:
         """Its parts that are alike, one after the other: a trainer compiles them one by one."""
-        return ()
+        return [*dict(self.named_children()).get("blocks", nn.ModuleList()).children()]
 
     def position_parts(self) -> Sequence[nn.Module]:
         """The parts of its blocks that read every position, with the layers that can compute in eight bits."""

@@ -23,7 +23,7 @@ class Condition:
     documents: Tensor | None = None  # [B, L] numbers of the documents of packed rows, −1 where there is none
     length_logits: Tensor | None = None  # [B, K]: text length minus source length, predicted
 
-    def __getitem__(self, rows: object) -> "Condition":
+    def __getitem__(self, rows: slice | Tensor | list[int]) -> "Condition":
         """The condition of some texts."""
         return self.map(lambda value: value[rows])
 

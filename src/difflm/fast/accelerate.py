@@ -47,7 +47,7 @@ def exchange_parts(model: nn.Module, kinds: Sequence[str]) -> None:
             part.__class__ = faster
             part.kinds = kinds  # type: ignore[assignment]
             if faster is FusedBlock:
-                part.feed.of_block = True  # type: ignore[union-attr, assignment]
+                part.feed.of_block = True  # type: ignore[union-attr]
 
 
 class FusedSlopes:

@@ -21,11 +21,9 @@ from difflm.fast.accelerate import accelerate
 from difflm.fast.captured_lengths import capture_lengths
 from difflm.fast.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, is_capturing
 from difflm.fast.eight_bit import use_eight_bits
-from difflm.fast.few_places import ask_few_places
 from difflm.fast.joinable import JoinableSampler, continue_rows, frames_of_rows
 from difflm.fast.packed_weights import pack_layers
-from difflm.fast.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
-from difflm.fast.recorded_blocks import recorder_of
+from difflm.fast.recorded import RecordedDecoder, RecordedSampler, ask_few_places, can_capture, capture_key, recorder_of
 from difflm.fast.repairs import GROWTH, Repairs, expect_nearby, unwritten_log_probs
 from difflm.machine import is_on
 from difflm.models.autoregressive import Autoregressive

@@ -309,7 +309,7 @@ class BlockwiseDenoiser:
     back: Tensor | None = None  # [B], how far back each text attends, if less than the window
     memory: list[Memory] | None = None
 
-    syncs_with_device: ClassVar[bool] = True  # its work differs between calls: see `fast/recorded_blocks.py`
+    syncs_with_device: ClassVar[bool] = True  # its work differs between calls: see `RecordedBlocks`
 
     def __post_init__(self) -> None:
         self.calls = self.done = 0

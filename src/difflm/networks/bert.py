@@ -47,9 +47,6 @@ class BertLayout(Network):
             x = block(x, context)
         return self.output(x)
 
-    def equal_blocks(self) -> list[nn.Module]:
-        return [*self.blocks]
-
     def entry(self, x: Tensor, told: Tensor) -> Tensor:
         """Time and learned positions, added and normalised."""
         return self.drop(self.norm(x + self.positions.weight[: x.shape[1]] + told).to(x.dtype))

@@ -23,8 +23,8 @@ EPSILON = 1e-3  # of their log-linear noise, σ(t) = −log(1 − (1 − ε) t),
 
 @dataclass(frozen=True)
 class DitShape:
-    """Without `timed` the network's input is σ = 0, whatever the time is. `classes`: rows of a table of labels, of which
-    texts here have none; 0: no table. `block` as in `Shape`. With `gumbel`, loc and scale, its input is −λ of that
+    """Without `timed` the network's input is σ = 0, whatever the time is. `classes`: rows of a table of labels, which
+    texts here do not have; 0: no table. `block` as in `Shape`. With `gumbel`, loc and scale, its input is −λ of that
     schedule instead of σ, and it reads its last estimate after the state."""
 
     hidden: int
@@ -119,9 +119,6 @@ class Dit(Network):
             for one in self.blocks:
                 x = one(x, c, turn, seen)
             return self.head(self.output_layer(x, c))
-
-    def equal_blocks(self) -> list[nn.Module]:
-        return [*self.blocks]
 
     def sigma_of(self, t: Tensor) -> Tensor:
         """The total noise σ at time t; α = e^−σ."""

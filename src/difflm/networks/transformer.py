@@ -206,9 +206,6 @@ class Transformer(WordHead):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def equal_blocks(self) -> list[nn.Module]:
-        return [*self.blocks]
-
     def position_parts(self) -> list[nn.Module]:
         return [part for block in cast(Iterable[Block], self.blocks) for part in (block.attention, block.feed)]
 

@@ -19,9 +19,8 @@ from difflm.diffusion.noise import fold_counter
 from difflm.diffusion.precision import avoid_onednn
 from difflm.errors import DifflmError
 from difflm.fast.accelerate import accelerate, prepare_blocks
-from difflm.fast.ema import Ema
 from difflm.fast.graph_capture import CapturedSteps
-from difflm.fast.master_weights import MasterWeights
+from difflm.fast.master_weights import Ema, MasterWeights
 from difflm.fast.sharding import (
     divide_like,
     gather_observations,

@@ -27,9 +27,9 @@ from difflm.methods.rivals.cold import (
     straight_through,
 )
 from difflm.methods.rivals.delorean import Delorean, DeloreanSearch
+from difflm.methods.rivals.gaps import SoftTexts
 from difflm.methods.rivals.pplm import Pplm, PplmRule, add_delta, bag_nats
 from difflm.methods.rivals.prefix_classifier import PrefixClassifier
-from difflm.methods.rivals.soft_texts import SoftTexts
 from difflm.models.autoregressive import BANNED, Autoregressive
 from difflm.models.base import Sampling
 from difflm.networks import Sizes

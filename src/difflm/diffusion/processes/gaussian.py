@@ -225,6 +225,6 @@ class Renoised(Gaussian):
 
 
 class Mapped(Gaussian):
-    """The same for beliefs of two times, by which one step jumps along the flow (methods/flow_map/jumps.py)."""
+    """The same for beliefs of two times, by which one step jumps along the flow (methods/flow_map.py)."""
 
     steps = ("jump", *Gaussian.steps)

@@ -49,7 +49,7 @@ def differentiate_gelu(x: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, T
 @triton.jit
 def _normal_distribution(x):  # type: ignore[no-untyped-def]
     """The distribution function of the standard normal distribution, and √(2π) times its density, as in
-    `normal_distribution` of `fused_functions.py`. A reciprocal root and its square take less time than a division."""
+    `normal_distribution` of `fused_blocks.py`. A reciprocal root and its square take less time than a division."""
     bell, root = tl.exp(-0.5 * x * x), tl.rsqrt(1.0 + 0.2316419 * tl.abs(x))
     t = root * root
     tail = (((0.5307027145 * t - 0.7265760135) * t + 0.7107068705) * t - 0.142248368) * t + 0.127414796

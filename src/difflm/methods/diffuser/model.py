@@ -18,24 +18,22 @@ from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.left_to_right import draw_by_inverse_cdf, truncate_logits
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.methods.diffuser.process import EditProcess
-from difflm.methods.levt.alignment import (
+from difflm.methods.levt.editing import (
     DELETE,
     EDITS,
     INSERT,
     KEEP,
     REPLACE,
-    align,
-    close_slots,
-    keep_words,
-    name_edits,
-    open_slots,
-)
-from difflm.methods.levt.editing import (
     EditModel,
+    align,
     between_ends,
+    close_slots,
     fit_width,
     inner_words,
+    keep_words,
     masked_mean,
+    name_edits,
+    open_slots,
     show_round,
     sum_means,
 )

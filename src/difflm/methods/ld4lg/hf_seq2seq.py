@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from difflm.diffusion.base import Network
 from difflm.errors import UsageError
 from difflm.methods.base import TextSpec
-from difflm.methods.ld4lg.networks import Resampler
+from difflm.methods.ld4lg.model import Resampler
 from difflm.networks.cache import Cache, Memory
 from difflm.networks.pretrained import Pretrained, build_body, explained, mean_rows, read_config, transformers
 from difflm.networks.transformer import Sizes, Transformer

@@ -13,8 +13,17 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.loop import Frame
-from difflm.methods.levt.alignment import align, insert_holes, keep_words
-from difflm.methods.levt.editing import EditModel, between_ends, inner_words, masked_mean, show_round, sum_means
+from difflm.methods.levt.editing import (
+    EditModel,
+    align,
+    between_ends,
+    inner_words,
+    insert_holes,
+    keep_words,
+    masked_mean,
+    show_round,
+    sum_means,
+)
 from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, source_of, start_from_frequencies
 from difflm.networks import EncoderDecoder
 from difflm.networks.cache import Memory

@@ -14,8 +14,7 @@ from difflm.controls.phrases import Contains
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
 from difflm.methods.rivals.base import Part
-from difflm.methods.rivals.gaps import GapDecoder
-from difflm.methods.rivals.soft_texts import IMPOSSIBLE, SoftTexts
+from difflm.methods.rivals.gaps import IMPOSSIBLE, GapDecoder, SoftTexts
 
 LANGEVIN = 5  # the noise stream of the dynamics
 # The noise's standard deviation from these shares of the steps on (released code: 1, 0.5 … of 2,000 iterations).
