@@ -1,5 +1,5 @@
-"""Diffusion of the latents of an autoencoder of texts: the denoiser makes latents of noise, and the decoder writes words
-from them, from left to right."""
+"""Diffusion of the latents of an autoencoder of texts: the denoiser makes latents of noise, and the decoder writes
+words from them, from left to right."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
