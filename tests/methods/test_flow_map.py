@@ -17,8 +17,7 @@ from difflm.diffusion.denoiser import Denoiser, SelfConditioning, autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.precision import avoid_onednn
-from difflm.diffusion.processes import Mapped
-from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift
+from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Mapped
 from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, SamplerInputs
 from difflm.diffusion.samplers.steps import euler, heun
 from difflm.diffusion.timesteps import LowDiscrepancy

@@ -14,15 +14,8 @@ from torch.nn import functional as F
 
 from difflm.diffusion.base import Belief, Times
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Absorbing
-from difflm.diffusion.processes.discrete import (
-    DiscreteProcess,
-    draw_states,
-    expand_to,
-    gather_tokens,
-    kl_divergence,
-    one_hot_states,
-)
+from difflm.diffusion.processes import Absorbing, discrete
+from difflm.diffusion.processes.discrete import DiscreteProcess, expand_to, gather_tokens
 from difflm.diffusion.processes.gaussian import interpolate
 from difflm.diffusion.processes.interpolating import AlphaSchedule, LinearAlpha, Uniform
 from difflm.diffusion.timesteps import LowDiscrepancy
@@ -101,7 +94,9 @@ class Axes(NamedTuple):
 
     def rows(self, ids: Tensor, sigma: Tensor) -> Tensor:
         """Rows of exp(σR), [B, L, K]; columns are the same."""
-        return one_hot_states(ids, len(self.values), self.values.dtype) + self._change(self.vectors[ids], sigma)
+        return discrete.one_hot_states(ids, len(self.values), self.values.dtype) + self._change(
+            self.vectors[ids], sigma
+        )
 
     def _change(self, x: Tensor, sigma: Tensor) -> Tensor:
         """Apply exp(σR) − 1 to an x in the eigenbasis. The callers add the 1: next to it, float32 would lose the
@@ -164,10 +159,10 @@ class Matrix(DiscreteProcess):
         return gather_tokens(self.rows(ids, t), ids)
 
     def corrupt(self, clean: Tensor, t: Times, noise: Tensor) -> Tensor:
-        return draw_states(self.rows(clean, self.at(t).t), noise)
+        return discrete.draw_states(self.rows(clean, self.at(t).t), noise)
 
     def prior(self, t: Times, noise: Tensor) -> Tensor:
-        return draw_states(self.rest.expand(*noise.shape[:-1], -1).contiguous(), noise)
+        return discrete.draw_states(self.rest.expand(*noise.shape[:-1], -1).contiguous(), noise)
 
     def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         evidence = self.towards(z, self.sigma(t), logits.dtype).clamp(min=1e-30).log()
@@ -179,7 +174,7 @@ class Matrix(DiscreteProcess):
 
     def prior_nats(self, ids: Tensor) -> Tensor:
         last = torch.ones(len(ids), dtype=torch.float64, device=ids.device)
-        return kl_divergence(self.rows(ids, last), self.rest)
+        return discrete.kl_divergence(self.rows(ids, last), self.rest)
 
     def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         """σ′ Σ_y R_yz [s_y − r_y log s_y + r_y (log r_y − 1)], r = q(y)/q(z), s = p(y)/p(z) (Lou et al., 2024)."""

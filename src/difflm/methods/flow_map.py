@@ -27,7 +27,8 @@ from difflm.diffusion.condition import Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
-from difflm.diffusion.processes import Gaussian, GaussianLevels, Mapped
+from difflm.diffusion.processes import Gaussian, GaussianLevels
+from difflm.diffusion.processes.gaussian import Mapped
 from difflm.diffusion.samplers.loop import BoundDenoiser, Denoise, SamplerInputs, Temperature
 from difflm.diffusion.samplers.steps import euler
 from difflm.methods.base import TextSpec

@@ -4,7 +4,6 @@ bias, shifted, scaled and gated by an embedding of the noise σ. Modules have th
 Shapes: vectors of tokens [B, L, hidden], time [B] or [B, L], mask as in `open_transformer.py` → logits [B, L, words].
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +15,7 @@ from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.processes.gaussian import Gumbel
 from difflm.networks.open_transformer import WideNorm, who_sees_whom
 from difflm.networks.rotary import compute_rotations, rotate_vectors
+from difflm.networks.transformer import sinusoid
 
 FREQUENCIES = 256  # of σ
 EPSILON = 1e-3  # of their log-linear noise, σ(t) = −log(1 − (1 − ε) t), which is finite at t = 1
@@ -52,16 +52,7 @@ class SigmaEmbedding(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(FREQUENCIES, condition), nn.SiLU(), nn.Linear(condition, condition))
 
     def forward(self, sigma: Tensor) -> Tensor:
-        half = FREQUENCIES // 2
-        rates = torch.exp(-math.log(10_000.0) * torch.arange(half, device=sigma.device, dtype=torch.float32) / half)
-        angles = sigma.float().unsqueeze(-1) * rates
-        return self.mlp(torch.cat([angles.cos(), angles.sin()], -1).to(next(self.mlp.parameters()).dtype))
-
-
-class ClassEmbedding(nn.Module):
-    def __init__(self, classes: int, condition: int) -> None:
-        super().__init__()
-        self.embedding_table = nn.Embedding(classes, condition)
+        return self.mlp(sinusoid(sigma, FREQUENCIES, 1.0).to(next(self.mlp.parameters()).dtype))
 
 
 class DitBlock(nn.Module):
@@ -101,7 +92,8 @@ class Dit(Network):
         super().__init__()
         self.shape, self.head_dim = shape, shape.hidden // shape.heads
         self.sigma_map = SigmaEmbedding(shape.condition)
-        self.cond_map = ClassEmbedding(shape.classes, shape.condition) if shape.classes else None
+        labels = {"embedding_table": nn.Embedding(shape.classes, shape.condition)} if shape.classes else {}
+        self.cond_map = nn.ModuleDict(labels)
         self.self_cond_proj = nn.Linear(2 * shape.hidden, shape.hidden, bias=False) if shape.gumbel else None
         self.blocks = nn.ModuleList(DitBlock(shape) for _ in range(shape.layers))
         self.output_layer = OutputNorm(shape)

@@ -60,11 +60,11 @@ class Context:
     memory: Memory | None = None
 
 
-def sinusoid(t: Tensor, dim: int) -> Tensor:
-    """Cosines then sines of 1000·t at `dim`/2 geometric frequencies (Vaswani et al., 2017)."""
+def sinusoid(t: Tensor, dim: int, scale: float = 1000.0) -> Tensor:
+    """Cosines then sines of `scale`·t at `dim`/2 geometric frequencies (Vaswani et al., 2017)."""
     half = dim // 2
     frequencies = torch.exp(-math.log(10_000.0) * torch.arange(half, device=t.device, dtype=torch.float32) / half)
-    angles = 1000.0 * t.float().unsqueeze(-1) * frequencies
+    angles = scale * t.float().unsqueeze(-1) * frequencies
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 

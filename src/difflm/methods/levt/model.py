@@ -13,17 +13,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.loop import Frame
-from difflm.methods.levt.editing import (
-    EditModel,
-    align,
-    between_ends,
-    inner_words,
-    insert_holes,
-    keep_words,
-    masked_mean,
-    show_round,
-    sum_means,
-)
+from difflm.methods.levt import editing
 from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, source_of, start_from_frequencies
 from difflm.networks import EncoderDecoder
 from difflm.networks.cache import Memory
@@ -33,7 +23,7 @@ BANNED = (START, END, UNK, PAD)  # tokens that never fill a hole
 DELETE = 32  # the random stream that deletes words in training
 
 
-class LevenshteinModel(EditModel):
+class LevenshteinModel(editing.EditModel):
     """START words END on a canvas. One decoder with three heads reads a text three times in each round of editing.
 
     Training imitates the fewest edits (`align`). Insertions are learned from texts with a random share of their words
@@ -84,38 +74,38 @@ class LevenshteinModel(EditModel):
     # -- training -----------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch) -> Losses:
-        target, memory = between_ends(batch), self.encode_source(*source_of(batch))
-        there, inner = target != PAD, inner_words(target)
+        target, memory = editing.between_ends(batch), self.encode_source(*source_of(batch))
+        there, inner = target != PAD, editing.inner_words(target)
         u = self.training_noise(batch).uniform(0, target.shape[1] + 1, stream=DELETE)
-        text = keep_words(target, there & (~inner | (u[:, 1:] >= u[:, :1])), PAD)
-        found = align(text, text != PAD, target, there)
+        text = editing.keep_words(target, there & (~inner | (u[:, 1:] >= u[:, :1])), PAD)
+        found = editing.align(text, text != PAD, target, there)
         missing = (found[:, 1:] - found[:, :-1] - 1).clamp(min=0)
-        with_holes = insert_holes(text, text != PAD, F.pad(missing, (0, 1)), self.hole, PAD)
+        with_holes = editing.insert_holes(text, text != PAD, F.pad(missing, (0, 1)), self.hole, PAD)
         insertion = self.answer(self.insertion, text, memory)
         words = self.answer(self.network.head, with_holes, memory)
         filled = torch.where(with_holes == self.hole, self.forbid(words).argmax(-1), with_holes)
-        wrong = align(filled, there, target, there) < 0
+        wrong = editing.align(filled, there, target, there) < 0
         deletion = self.answer(self.deletion, filled, memory).squeeze(-1)
         with torch.autocast(target.device.type, enabled=False):
             terms = {
-                "insertion": masked_mean(cross_entropy(insertion, missing), (text != PAD)[:, 1:]),
-                "words": masked_mean(cross_entropy(words, target), with_holes == self.hole),
-                "deletion": masked_mean(
+                "insertion": editing.masked_mean(cross_entropy(insertion, missing), (text != PAD)[:, 1:]),
+                "words": editing.masked_mean(cross_entropy(words, target), with_holes == self.hole),
+                "deletion": editing.masked_mean(
                     F.binary_cross_entropy_with_logits(deletion, wrong.float(), reduction="none"), inner
                 ),
             }
-            return sum_means(terms, batch)
+            return editing.sum_means(terms, batch)
 
     @torch.no_grad()
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
         """The nats of writing a text in one round. A text can be written in many ways, so this is not a likelihood, but
         it shows whether training helps."""
-        target, memory = between_ends(batch), self.encode_source(*source_of(batch))
+        target, memory = editing.between_ends(batch), self.encode_source(*source_of(batch))
         empty = torch.full_like(target[:, :2], START)
         empty[:, 1] = END
         counts = self.answer(self.insertion, empty, memory)
         insertion = cross_entropy(counts, batch.lengths.unsqueeze(1)).squeeze(1)
-        inner = inner_words(target)
+        inner = editing.inner_words(target)
         words = self.answer(self.network.head, torch.where(inner, self.hole, target), memory)
         return insertion + torch.where(inner, cross_entropy(words, target), 0.0).sum(-1)
 
@@ -139,7 +129,7 @@ class LevenshteinModel(EditModel):
             changed, text = edited != text, edited
             waiting = changed.any(-1)
             t = torch.full((len(lengths),), 1 - (step + 1) / sampling.steps)
-            yield show_round(step, t, text, sure, changed, batch.width, calls=calls)
+            yield editing.show_round(step, t, text, sure, changed, batch.width, calls=calls)
             if all_done(~waiting.any()):
                 return
 
@@ -149,11 +139,11 @@ class LevenshteinModel(EditModel):
         """Edit for one round: the text after it, and the probability of each word that was written, 1 for others."""
         if step:
             stays = self.answer(self.deletion, text, memory).squeeze(-1) <= 0
-            text = keep_words(text, (text != PAD) & (stays | (text == START) | (text == END)), PAD)
+            text = editing.keep_words(text, (text != PAD) & (stays | (text == START) | (text == END)), PAD)
         counts, bare = self.answer(self.insertion, text, memory), (text != PAD).sum(-1) == 2
         counts[:, 0, 0] = counts[:, 0, 0].masked_fill(bare, float("-inf"))  # no text may be empty
         counts = torch.where(text[:, 1:] != PAD, counts.argmax(-1), 0)
-        text = insert_holes(text, text != PAD, F.pad(counts, (0, 1)), self.hole, PAD)
+        text = editing.insert_holes(text, text != PAD, F.pad(counts, (0, 1)), self.hole, PAD)
         here, logits = text == self.hole, self.forbid(self.answer(self.network.head, text, memory))
         words = logits.argmax(-1)
         if temperature:
