@@ -26,15 +26,6 @@ class WeightState(NamedTuple):
     low_precision: Tensor | None
 
 
-def step_coefficients(
-    step: int, rate: float, betas: tuple[float, float], weight_decay: float, ema_weight: float
-) -> list[float]:
-    """Return the five numbers that differ between steps, which count from 0: learning rate, its product with weight
-    decay, 1 − β₁ᵗ, 1 − β₂ᵗ, and the share of the new weights in their average. The kernel reads them from memory, so
-    that a captured one can be replayed with new ones."""
-    return [rate, weight_decay * rate, *(1 - beta ** (step + 1) for beta in betas), ema_weight]
-
-
 class FusedAdamWEma:
     """Updates a group of weights, given by tensors that keep their addresses. Gradients are multiplied by `scale`, a
     number on the device."""
@@ -46,7 +37,7 @@ class FusedAdamWEma:
         self.weights = weights  # keeps the memory alive that the addresses refer to
         self.grads = [weight.grad for weight in weights]
         self.tables = [
-            (AddressTable.of(own, coefficients.device), low_precision)
+            (list_addresses(own, coefficients.device), low_precision)
             for low_precision in (False, True)
             if (own := [weight for weight in weights if (weight.low_precision is not None) == low_precision])
         ]
@@ -55,24 +46,17 @@ class FusedAdamWEma:
         for table, low_precision in self.tables:
             with torch.cuda.device_of(self.coefficients):
                 numbers = (self.coefficients, scale, *self.betas, self.eps)
-                _step[(len(table.blocks),)](*table, *numbers, LOW_PRECISION=low_precision, BLOCK=BLOCK, num_warps=WARPS)
+                _step[(len(table[-1]),)](*table, *numbers, LOW_PRECISION=low_precision, BLOCK=BLOCK, num_warps=WARPS)
 
 
-class AddressTable(NamedTuple):
-    """The addresses of each weight's tensors, and the block of numbers that each program updates."""
-
-    addresses: Tensor  # [weights, 6]
-    sizes: Tensor  # [weights]
-    blocks: Tensor  # [programs, 2]: the index of a weight, and its first number in the block
-
-    @staticmethod
-    def of(weights: Sequence[WeightState], device: torch.device) -> "AddressTable":
-        sizes = [weight.weight.numel() for weight in weights]
-        blocks = [(index, start) for index, size in enumerate(sizes) for start in range(0, size, BLOCK)]
-        addresses = [[0 if tensor is None else tensor.data_ptr() for tensor in weight] for weight in weights]
-        assert not any(address % 16 for row in addresses for address in row), "the kernel loads 16 bytes at a time"
-        rows = (addresses, sizes, blocks)
-        return AddressTable(*(torch.tensor(row, dtype=torch.int64, device=device) for row in rows))
+def list_addresses(weights: Sequence[WeightState], device: torch.device) -> list[Tensor]:
+    """The addresses of each weight's tensors [weights, 6], their sizes [weights], and the block of numbers that each
+    program updates [programs, 2]: the index of a weight, and its first number in the block."""
+    sizes = [weight.weight.numel() for weight in weights]
+    blocks = [(index, start) for index, size in enumerate(sizes) for start in range(0, size, BLOCK)]
+    addresses = [[0 if tensor is None else tensor.data_ptr() for tensor in weight] for weight in weights]
+    assert not any(address % 16 for row in addresses for address in row), "the kernel loads 16 bytes at a time"
+    return [torch.tensor(row, dtype=torch.int64, device=device) for row in (addresses, sizes, blocks)]
 
 
 @triton.jit
@@ -129,9 +113,11 @@ class FusedUpdate:
 
     def __call__(self, step: int, ema_weight: float, buffers: Hashable) -> None:
         """Apply the gradients of a step that lie in the memory called `buffers`: a capture reads fixed addresses."""
+        # Learning rate, its product with weight decay, 1 − β₁ᵗ, 1 − β₂ᵗ (steps count from 0), and the share of the new
+        # weights in their average: the kernel reads them from memory, so that a captured one can be replayed.
         rows = [
-            step_coefficients(step, group["lr"], group["betas"], group["weight_decay"], ema_weight)
-            for group in self.optimizer.param_groups
+            [one["lr"], one["weight_decay"] * one["lr"], *(1 - b ** (step + 1) for b in one["betas"]), ema_weight]
+            for one in self.optimizer.param_groups
         ]
         self._numbers.copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
         if buffers not in self._captured:

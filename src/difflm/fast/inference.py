@@ -280,8 +280,9 @@ class Inference(Runner):
 
     def _can_capture(self, batch: Batch) -> bool:
         """Whether a left-to-right model reads these texts by a captured pass: not too many at a time."""
-        few = batch.ids.numel() * self.model.vocabulary <= MAX_LOGITS
-        return few and self.captures_nats and batch.documents is None
+        if not self.captures_nats or batch.documents is not None:
+            return False
+        return batch.ids.numel() * self.model.vocabulary <= MAX_LOGITS
 
     def _pad(self, batch: Batch) -> Batch:
         """With rows of texts and sources as wide as a multiple of WIDTH, so that few shapes are captured."""

@@ -23,9 +23,9 @@ EPSILON = 1e-3  # of their log-linear noise, σ(t) = −log(1 − (1 − ε) t),
 
 @dataclass(frozen=True)
 class DitShape:
-    """Without `timed` the network's input is σ = 0, whatever the time is. `classes`: rows of a table of labels, which
-    texts here do not have; 0: no table. `block` as in `Shape`. With `gumbel`, loc and scale, its input is −λ of that
-    schedule instead of σ, and it reads its last estimate after the state."""
+    """Without `timed` the network's input is σ = 0, whatever the time is. `classes`: rows of a table of labels, 0:
+    none. `block` as in `Shape`. With `gumbel`, loc and scale, its input is −λ of that schedule instead of σ, and it
+    reads its last estimate after the state."""
 
     hidden: int
     layers: int
@@ -99,12 +99,22 @@ class Dit(Network):
         self.output_layer = OutputNorm(shape)
         self.head = nn.Linear(shape.hidden, words)
 
-    def forward(self, inputs: Tensor, t: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        inputs: Tensor,
+        t: Tensor,
+        mask: Tensor | None = None,
+        classes: Tensor | None = None,
+        turn: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """`classes` [B] are labels. `turn` are rotations of positions that do not simply follow each other."""
         with avoid_onednn(inputs.device, self.head.weight.dtype):
             c = F.silu(self.sigma_map(self.sigma_of(t)))
+            if classes is not None:
+                c = c + F.silu(self.cond_map["embedding_table"](classes))
             c = c if c.dim() == 3 else c.unsqueeze(1)
             length, device = inputs.shape[1], inputs.device
-            turn = compute_rotations(length, self.head_dim, device)
+            turn = turn or compute_rotations(length, self.head_dim, device)
             seen = who_sees_whom(mask, length, self.shape.block, device)
             x = inputs.to(self.head.weight.dtype)
             x = x if self.self_cond_proj is None else self.self_cond_proj(x)

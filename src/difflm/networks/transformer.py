@@ -279,7 +279,7 @@ class Transformer(WordHead):
             mask, causal = same_document(mask, causal), False
         if mask is not None and (mask.is_cuda or not self.training):
             mask = additive(mask, self.head.weight.dtype)
-        kept = [one if isinstance(one, Slots) else Growing(one) for one in caches or ()]
+        kept = [one if isinstance(one, Slots) else Growing(*one or ()) for one in caches or ()]
         none: list[None] = [None] * layers
         own = zip(modulations, [time] * layers, kept or none, memory or none, strict=True)
         x = self.blocks(x, [Context(mask, turn, causal, *parts) for parts in own])

@@ -40,7 +40,7 @@ class Tokens(Codec):
 
     def __init__(self, vocabulary: int, hidden: int, states: int) -> None:
         super().__init__(vocabulary)
-        self.dim, self.states = hidden, states
+        self.dim, self.states, self.view_dim = hidden, states, states
         self.bias = nn.Parameter(torch.zeros(vocabulary))
         self.raw = nn.Parameter(torch.randn(states, hidden))
 
@@ -65,10 +65,6 @@ class Tokens(Codec):
 
     def belief(self, answer: Tensor, x: Tensor, level: Levels, evidence: Tensor | None, process: Process) -> Belief:
         return Belief(*cast(DiscreteProcess, process).posterior_logits(answer, x, level.t), codec=self)
-
-    @property
-    def view_dim(self) -> int:  # type: ignore[override]
-        return self.states
 
     def view(self, x: Tensor, level: Levels) -> Tensor:
         """The noisy tokens as one-hot vectors, or mixtures of them as they are: guidance asks for their slopes."""

@@ -226,20 +226,10 @@ def written(now: StepState, words: Tensor, rank: Tensor, left: Tensor) -> Tensor
 
 # Rules with which a text without masks is finished.
 ORDERED = ("confidence", "entropy", "entropy-bound", "first-hitting", "margin", "threshold")
-DISCRETE_STEPS: Mapping[str, StepRule] = {
-    "ancestral": ancestral,
-    "confidence": confidence,
-    "entropy": entropy,
-    "entropy-bound": entropy_bound,
-    "first-hitting": first_hitting,
-    "gibbs": gibbs,
-    "leave-one-out": leave_one_out,
-    "margin": margin,
-    "prism": prism,
-    "remask": remask,
-    "self-correct": self_correct,
-    "threshold": threshold,
-    "truncated": truncated,
-}
+RULES = (
+    *(ancestral, confidence, entropy, entropy_bound, first_hitting, gibbs, leave_one_out, margin, prism, remask),
+    *(self_correct, threshold, truncated),
+)
+DISCRETE_STEPS: Mapping[str, StepRule] = {rule.__name__.replace("_", "-"): rule for rule in RULES}
 # For rules that also take steps without moving in time: how the grid of times is changed.
 GRIDS: Mapping[str, Callable[[Tensor], Tensor]] = {"self-correct": add_corrections, "leave-one-out": alternate}
