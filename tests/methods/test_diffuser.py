@@ -26,7 +26,7 @@ from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.diffuser.model import EditDiffusion, keep_best
 from difflm.methods.diffuser.process import PAPER_STEP, EditProcess
-from difflm.methods.levt.editing import (
+from difflm.methods.levt import (
     DELETE,
     INSERT,
     KEEP,

@@ -32,9 +32,8 @@ from difflm.fast.inference import Inference
 from difflm.generation.drafts import picture_url
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.glyph_diffusion.codec import Glyphs
+from difflm.methods.glyph_diffusion import Glyphs, PictureLengths
 from difflm.methods.glyph_diffusion.glyphs import BYTES, UNKNOWN, Spelling, builtin_font, draw_byte
-from difflm.methods.glyph_diffusion.lengths import PictureLengths
 from difflm.models.batching import pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 from difflm.player.page import Recording

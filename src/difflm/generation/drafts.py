@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from difflm.diffusion.samplers.loop import Frame
 from difflm.generation.jobs import GenerationJob
 from difflm.generation.reading import Reader
-from difflm.methods.levt.editing import EDITS
+from difflm.methods.levt import EDITS
 from difflm.models.batching import SampleBatch
 from difflm.player.frames import Draft
 

@@ -19,7 +19,7 @@ from difflm.diffusion.noise import fold_counter
 from difflm.diffusion.precision import avoid_onednn
 from difflm.errors import DifflmError
 from difflm.fast.accelerate import accelerate, prepare_blocks
-from difflm.fast.graph_capture import CapturedSteps
+from difflm.fast.cuda_graphs import CapturedSteps
 from difflm.fast.master_weights import Ema, MasterWeights
 from difflm.fast.sharding import (
     divide_like,

@@ -5,5 +5,5 @@ from difflm.diffusion.codecs.embedding import CentredEmbedding as CentredEmbeddi
 from difflm.diffusion.codecs.embedding import Embedding as Embedding
 from difflm.diffusion.codecs.embedding import FixedEmbedding as FixedEmbedding
 from difflm.diffusion.codecs.embedding import LearnedEmbedding as LearnedEmbedding
-from difflm.diffusion.codecs.simplex import Simplex as Simplex
+from difflm.diffusion.codecs.tokens import Simplex as Simplex
 from difflm.diffusion.codecs.tokens import Tokens as Tokens

@@ -70,7 +70,7 @@ class Frame:
     state: Tensor | None = None  # x_s itself
     calls: Tensor | None = None  # network calls so far, [B], if their number depends on the words
     clean: Tensor | None = None  # the estimate of x_0
-    edits: Tensor | None = None  # what the next step does with each token, [B, L]: see `EDITS` in editing.py
+    edits: Tensor | None = None  # what the next step does with each token, [B, L]: see `EDITS` in levt.py
     rows: RowStates | None = None  # from where its rows can go on among others, until the next step is taken
 
     @cached_property

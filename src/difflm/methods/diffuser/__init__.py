@@ -14,7 +14,7 @@ from difflm.data.tokenizers import END, PAD, SPECIALS
 from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.diffuser.model import EditDiffusion
 from difflm.methods.diffuser.process import EditProcess
-from difflm.methods.levt.editing import EDITS
+from difflm.methods.levt import EDITS
 from difflm.methods.parts import build_lengths, read_sizes
 from difflm.models.base import LanguageModel, Sampling
 from difflm.networks import EncoderDecoder, SourceSizes, Transformer

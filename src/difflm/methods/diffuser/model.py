@@ -17,9 +17,9 @@ from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.left_to_right import draw_by_inverse_cdf, truncate_logits
 from difflm.diffusion.samplers.loop import Frame, Steering
+from difflm.methods import levt as editing
 from difflm.methods.diffuser.process import EditProcess
-from difflm.methods.levt import editing
-from difflm.methods.levt.editing import DELETE, EDITS, INSERT, KEEP, REPLACE
+from difflm.methods.levt import DELETE, EDITS, INSERT, KEEP, REPLACE
 from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, source_of, start_from_frequencies
 from difflm.models.lengths import DrawnLength
 from difflm.networks import EncoderDecoder, Transformer
