@@ -17,7 +17,7 @@ from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt, Table
+from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.diffusion.word_bound import LEVELS, Chain, GaussianBound, NoisyWords
 from difflm.evaluation.language import score
@@ -25,7 +25,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities, LanguageModel
 from difflm.training.model_card import training_summary
 from difflm.training.validation import Validation
-from tests.support.oracles import ENTROPY, JOINT, ExactDenoiser, sphere
+from tests.support.oracles import ENTROPY, JOINT, ExactDenoiser, Table, sphere
 
 EACH = 150  # texts of each cell
 CELLS = torch.arange(9).repeat_interleave(EACH)

@@ -13,7 +13,7 @@ from difflm.diffusion.base import Belief, StepState, expand_levels
 from difflm.diffusion.codecs import Embedding, FixedEmbedding
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt, Table
+from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt
 from difflm.diffusion.samplers.loop import BanTokens, BoundDenoiser, Clamp, Draw, Frame, Sampler, Temperature
 from difflm.diffusion.samplers.steps import STEPS, ancestral, ddim, euler
 from difflm.methods.ar_diffusion import TwoLevelTimes
@@ -21,6 +21,7 @@ from tests.support.oracles import (
     GRIDS,
     JOINT,
     ExactDenoiser,
+    Table,
     cosine,
     denoise,
     frequencies,

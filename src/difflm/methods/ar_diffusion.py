@@ -143,13 +143,6 @@ class TwoLevelTimes(LowDiscrepancy):
         return self.times_at(u.unsqueeze(1) if u.dim() == 1 else u, width)
 
 
-def spread_indices(times: TwoLevelTimes, device: torch.device) -> Tensor:
-    """Indices from text to noise: evenly while the first word is clean, then evenly while none is."""
-    turn = times.canvas - 1
-    ends = torch.linspace(0, turn, LEVELS + 1, device=device, dtype=torch.float64)
-    return torch.cat([ends[:-1], torch.linspace(turn, times.last, LEVELS + 1, device=device, dtype=torch.float64)])
-
-
 @dataclass(frozen=True)
 class TwoLevelBound(Bound):
     """−log p(w) ≤ KL(q(x_I | w) ‖ prior) + Σ_i Σ_n ½ (SNR(f(n, i⁻)) − SNR(f(n, i))) ‖e_n − ê_n‖² + E[−log p(w | x_0)].
@@ -164,7 +157,10 @@ class TwoLevelBound(Bound):
         """With one index from each of `draws` strata, [B, draws]."""
         codec, times, noise = texts.denoiser.codec, cast(TwoLevelTimes, texts.times), texts.noise
         words, vectors = NoisyWords.of(texts.denoiser), codec.encode(texts.ids)
-        every = times.between_levels(spread_indices(times, vectors.device), vectors.shape[1]) / (times.chain - 1)
+        # Indices from text to noise: evenly while the first word is clean, then evenly while none is.
+        ways = (0, times.canvas - 1), (times.canvas - 1, times.last)
+        first, second = (torch.linspace(*way, LEVELS + 1, dtype=torch.float64, device=vectors.device) for way in ways)
+        every = times.between_levels(torch.cat([first[:-1], second]), vectors.shape[1]) / (times.chain - 1)
         alpha, sigma = words.noise_at(every)  # [I, L]
         snr = torch.cat([torch.full_like(every[:1], codec.x0_std**-2), (alpha / sigma) ** 2])
         lost = -snr.diff(dim=0)  # SNR that each step loses, [I, L]

@@ -6,7 +6,7 @@ but leaves no probability below zero, so that the mean word stays among the word
 
 from pydantic import Field
 
-from difflm.diffusion import codecs, denoiser, given
+from difflm.diffusion import codecs, denoiser
 from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import gaussian
@@ -38,12 +38,14 @@ class Cdcd(ReadsSources):
         codec = codecs.LearnedEmbedding(vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
         process = gaussian.Gaussian(gaussian.LinearSigma(self.sigma_min, self.sigma_max), exploding=True)
         return DiffusionModel(
-            denoiser.Denoiser(network, codec, process, reads or given.MaskStack(), denoiser.SelfConditioning("half")),
+            denoiser.Denoiser(
+                network, codec, process, reads or denoiser.MaskStack(), denoiser.SelfConditioning("half")
+            ),
             objective=Objective({"ce": 1.0}),
             times=LearnedWarp() if self.warp else LowDiscrepancy(),
             lengths=PadTokens(texts.longest),
             sampling=Sampling("euler", steps=200),
             bound=GaussianBound(),
             drop=denoiser.ConditionDrop(self.drop, scores=True),
-            noising=Noising(given=None if reads else given.PrefixOrSubset()),
+            noising=Noising(given=None if reads else denoiser.PrefixOrSubset()),
         )

@@ -7,7 +7,7 @@ estimate. A source, which the paper does not have, precedes the text without noi
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from difflm.data.texts import check_readable, read_lines
 from difflm.data.tokenizers import Tokenizer
-from difflm.diffusion import denoiser, given, timesteps
+from difflm.diffusion import denoiser, timesteps
 from difflm.diffusion.codecs.embedding import FixedEmbedding, Norm, Prediction
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import gaussian
@@ -89,11 +89,6 @@ class ReadoutEmbedding(FixedEmbedding):
         self.raw.copy_(table)
         self.head.copy_(self.table())
 
-    def set_vectors(self, ids: np.ndarray, vectors: np.ndarray) -> None:
-        """Copy the vectors [N, any number] of some tokens [N], along their main directions."""
-        found = main_directions(torch.from_numpy(vectors), self.dim).to(self.raw)
-        self.set_table(self.raw.index_copy(0, torch.from_numpy(ids).to(self.raw.device), found))
-
     @torch.no_grad()
     def read_pairs(self, pairs: Tensor) -> None:
         """Learn vectors from how often each token precedes each other one, [V, V]. Tokens that were not counted keep
@@ -149,7 +144,7 @@ class Sed(Sized):
         codec = ReadoutEmbedding.random(texts.vocabulary, dim, x0_std=0.01, reads_pairs=counts)
         network = Transformer(2 * dim if source else 3 * dim + 1, dim, read_sizes(self), time="addition")
         process = gaussian.Gaussian(gaussian.Cosine())
-        reads = denoiser.PartialNoising(source) if source else given.MaskStack()
+        reads = denoiser.PartialNoising(source) if source else denoiser.MaskStack()
         return DiffusionModel(
             denoiser.Denoiser(network, codec, process, reads, denoiser.SelfConditioning("both")),
             objective=Objective({"mse": 1.0, "rounding_ce": 1.0}),
@@ -158,10 +153,15 @@ class Sed(Sized):
             sampling=Sampling("ancestral", steps=1000),
             bound=GaussianBound(certain_below=CERTAIN),
             drop=None if source else denoiser.ConditionDrop(self.drop, self_condition=True),
-            noising=Noising(given=None if source else given.Spans()),
+            noising=Noising(given=None if source else denoiser.Spans()),
         )
 
     def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.vectors_file:
             words = ["".join(tokenizer.tokens([i])) for i in range(tokenizer.size)]
-            model.get_submodule("denoiser.codec").set_vectors(*read_word_vectors(self.vectors_file, words))  # type: ignore[operator]
+            codec, (ids, vectors) = (
+                cast(ReadoutEmbedding, model.denoiser.codec),
+                read_word_vectors(self.vectors_file, words),
+            )
+            found = main_directions(torch.from_numpy(vectors), codec.dim).to(codec.raw)
+            codec.set_table(codec.raw.index_copy(0, torch.from_numpy(ids).to(codec.raw.device), found))

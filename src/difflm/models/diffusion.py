@@ -15,8 +15,7 @@ from difflm.diffusion.base import Belief, Levels, Order, Process, State
 from difflm.diffusion.bounds import Bound, ScoredTexts, standard_error
 from difflm.diffusion.codecs import Simplex
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import ConditionDrop, Denoiser
-from difflm.diffusion.given import GivenPositions
+from difflm.diffusion.denoiser import ConditionDrop, Denoiser, GivenPositions
 from difflm.diffusion.noise import Noise, StepNoise
 from difflm.diffusion.objectives import Corrupted, Objective, cross_entropy
 from difflm.diffusion.samplers import loop

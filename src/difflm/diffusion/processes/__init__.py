@@ -7,5 +7,4 @@ from difflm.diffusion.processes.interpolating import Absorbing as Absorbing
 from difflm.diffusion.processes.interpolating import CosineAlpha as CosineAlpha
 from difflm.diffusion.processes.interpolating import Interpolating as Interpolating
 from difflm.diffusion.processes.interpolating import LinearAlpha as LinearAlpha
-from difflm.diffusion.processes.interpolating import PowerAlpha as PowerAlpha
 from difflm.diffusion.processes.interpolating import Uniform as Uniform

@@ -44,19 +44,6 @@ class LinearAlpha(AlphaSchedule):
 
 
 @dataclass(frozen=True)
-class PowerAlpha(AlphaSchedule):
-    """α = 1 − t^w (Shi et al., 2024)."""
-
-    w: float = 2.0
-
-    def alpha(self, t: Tensor) -> Tensor:
-        return 1 - t**self.w
-
-    def slope(self, t: Tensor) -> Tensor:
-        return -self.w * t ** (self.w - 1)
-
-
-@dataclass(frozen=True)
 class CosineAlpha(AlphaSchedule):
     """α = 1 − sin(πt/2): the cosine curve of masked models (Shi et al., 2024)."""
 

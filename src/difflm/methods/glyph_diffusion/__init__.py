@@ -43,10 +43,6 @@ class Glyphs(FixedEmbedding):
         self.cell = pictures.shape[1:]
         self.bias.requires_grad_(False)  # all templates are equally likely
 
-    def set_pictures(self, pictures: Tensor) -> None:
-        """Copy the pictures of a font file before training begins."""
-        self.raw.copy_(2 * pictures.flatten(1) - 1)
-
     def frozen(self) -> "Glyphs":
         return self
 
@@ -148,4 +144,4 @@ class GlyphDiffusion(ReadsSources):
         if self.font:
             spelling = Spelling.of(tokenizer, tokenizer.size, True)
             pictures = torch.from_numpy(spelling.draw(self.height, self.width, self.font))
-            model.get_submodule("denoiser.codec").set_pictures(pictures)  # type: ignore[operator]
+            model.denoiser.codec.raw.copy_(2 * pictures.flatten(1) - 1)
