@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.diffusion.base import Belief, cross_entropy
+from difflm.diffusion.base import cross_entropy
 from difflm.diffusion.bounds import ScoredTexts
 from difflm.diffusion.codecs import Embedding
 from difflm.diffusion.denoiser import Denoiser
@@ -188,11 +188,6 @@ class Pair:
     opinion: Tensor | None  # what context says of each word, on average, [B, L, V]
 
 
-def context_shares(belief: Belief) -> Tensor:
-    """The evidence of context for each word, as probabilities."""
-    return belief.context.softmax(-1)
-
-
 @dataclass(frozen=True)
 class Chain:
     """Texts, the vectors of their words, and the levels at which these are noised."""
@@ -252,7 +247,7 @@ class Chain:
             )
             mean = mean + nats(x, one, self.texts.ask(x, one.t, previous).clean) - torch.where(coin, each[0], each[1])
         told = self.words.separates_evidence
-        opinion = (context_shares(beliefs[0]) + context_shares(beliefs[1])) / 2 if told else None
+        opinion = (beliefs[0].context.softmax(-1) + beliefs[1].context.softmax(-1)) / 2 if told else None
         return Pair((draws[0], draws[1]), (states[0], states[1]), mean, opinion)
 
     def mix_opinions(self, opinions: list[Tensor]) -> Tensor:
@@ -305,4 +300,4 @@ class Chain:
             z = sigma * noise.normal(k, *shape, stream=12)
             for other in (alpha * self.vectors + z, alpha * self.vectors - z):
                 found = found + nats(settled + codec.score_words(other, alpha, sigma)) / (2 * FRESH)
-        return found, context_shares(belief)
+        return found, belief.context.softmax(-1)

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from difflm.data.batches import Batch
-from difflm.models.base import Losses
+from difflm.diffusion.denoiser import Denoiser
+from difflm.models.base import LanguageModel, Losses
+from difflm.models.length_predictor import LengthPredictor
 from difflm.runtime.tensors import storage_addresses
 
 _capture_lock = threading.RLock()
@@ -301,3 +303,40 @@ class CapturedSteps:
             other = next(iter(self._graphs.values()), None)
             self._graphs[batch.key] = CapturedGradients(self.gradients, self.weights, batch, self.sums or None, other)
         return self._graphs[batch.key]
+
+
+class CapturedLengths:
+    """`read_lengths` of a length policy, captured for the denoiser that was asked last if its network allows it."""
+
+    def __init__(self, policy: LengthPredictor) -> None:
+        self.policy = policy
+        self.reader: tuple[Denoiser, CapturedCalls] | None = None
+
+    def __call__(self, denoiser: Denoiser, source: Tensor, mask: Tensor) -> Tensor:
+        read = partial(LengthPredictor.read_lengths, self.policy, denoiser)
+        if not denoiser.network.capturable:
+            return read(source, mask)
+        found = self.reader  # other threads may replace it
+        if found is None or found[0] is not denoiser:
+            found = denoiser, CapturedCalls(read, nn.ModuleList((denoiser, self.policy)))
+            self.reader = found
+        return found[1](source, mask)
+
+    def clear_recorded(self) -> None:
+        found, self.reader = self.reader, None
+        if found is not None:
+            found[1].clear_recorded()
+
+    def __getstate__(self) -> dict[str, object]:
+        """What copies and pickles have: not what was captured, which would bring the denoiser with it."""
+        return {**self.__dict__, "reader": None}
+
+
+def capture_lengths(model: LanguageModel) -> CapturedLengths | None:
+    """Let the length policy of a model read sources by captured passes; None if it reads none."""
+    policy = model.lengths if model.capabilities.denoises else None
+    if not isinstance(policy, LengthPredictor):
+        return None
+    if not isinstance(policy.read_lengths, CapturedLengths):
+        policy.read_lengths = CapturedLengths(policy)  # type: ignore[method-assign]
+    return policy.read_lengths

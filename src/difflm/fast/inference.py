@@ -18,11 +18,9 @@ from difflm.diffusion.denoiser import Denoiser, cast_linears
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, RowStates, SamplerInputs, Steering
 from difflm.fast.accelerate import accelerate
-from difflm.fast.captured_lengths import capture_lengths
-from difflm.fast.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, is_capturing
-from difflm.fast.eight_bit import use_eight_bits
+from difflm.fast.cpu_layers import pack_layers, use_eight_bits
+from difflm.fast.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, capture_lengths, is_capturing
 from difflm.fast.joinable import JoinableSampler, continue_rows, frames_of_rows
-from difflm.fast.packed_weights import pack_layers
 from difflm.fast.recorded import RecordedDecoder, RecordedSampler, ask_few_places, can_capture, capture_key, recorder_of
 from difflm.fast.repairs import GROWTH, Repairs, expect_nearby, unwritten_log_probs
 from difflm.machine import is_on

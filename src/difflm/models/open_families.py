@@ -11,8 +11,7 @@ from torch import Tensor
 
 from difflm.errors import UsageError
 from difflm.models.sampling import Sampling
-from difflm.networks.dit import DitShape
-from difflm.networks.open_transformer import Shape
+from difflm.networks.open_transformer import DitShape, Shape
 
 Config = Mapping[str, Any]
 Names = str | float | Sequence[str | float]  # settings of a config, of which the first that is set counts; or a number

@@ -42,8 +42,7 @@ from difflm.models.open_families import (
     Family,
     Layout,
 )
-from difflm.networks.dit import Dit, DitShape
-from difflm.networks.open_transformer import OpenTransformer, Shape
+from difflm.networks.open_transformer import Dit, DitShape, OpenTransformer, Shape
 from difflm.runtime.files import Json, read_json
 from difflm.runtime.hub import fetch_from_hub
 from difflm.runtime.tensors import load_tensors
