@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,7 +14,7 @@ from difflm.data.encoders import is_pretrained
 from difflm.data.tokenizers import START, PretrainedTokenizer, Tokenizer
 from difflm.diffusion.denoiser import require_source
 from difflm.diffusion.samplers.loop import Caches, Memory
-from difflm.methods.base import ReadsSources, Sized, TextSpec, keep_config
+from difflm.methods.base import ReadsSources, Sized, TextSpec
 from difflm.methods.parts import read_sizes, read_source_sizes
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, Sampling
@@ -71,6 +71,7 @@ def causal_mask(shown: Tensor, queries: int) -> Tensor:
 
 
 class AutoregressiveTwin(Sized):
+    keeps = ("decoder", read_decoder, sizes_of)
     name = "autoregressive"
     reads_prompts, one_canvas, packs = True, True, True
 
@@ -81,11 +82,6 @@ class AutoregressiveTwin(Sized):
     "The directory of a Hugging Face model that writes from left to right; the sizes are its own."
     decoder: Json = {}  # noqa: RUF012 (pydantic copies it)
     "Its config, which a run keeps."
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_decoder(cls, values: object) -> object:
-        return keep_config(values, "decoder", read_decoder, sizes_of)
 
     def build(self, texts: TextSpec) -> LanguageModel:
         return self._compose(Autoregressive, texts)

@@ -288,16 +288,11 @@ class BlockDiffusion(DiffusionModel):
                 calls = calls + ~ended
             # In a text without masks all later words are known, so it is shown to its end.
             shown = torch.where(waiting, reached, tokens.shape[1]).unsqueeze(1)
-            yield replace(frame, tokens=hide_unwritten(tokens, shown), calls=calls)
+            over = ((tokens == END).cumsum(-1) - (tokens == END).long()) > 0
+            over = over | (torch.arange(tokens.shape[1], device=tokens.device) >= shown)
+            yield replace(frame, tokens=tokens.masked_fill(over, PAD), calls=calls)
             if all_ended(ended.all()):
                 return
-
-
-def hide_unwritten(tokens: Tensor, reached: Tensor) -> Tensor:
-    """Write PAD from `reached` [B, 1] on, where nothing is written yet, and after END."""
-    place = torch.arange(tokens.shape[1], device=tokens.device)
-    over = ((tokens == END).cumsum(-1) - (tokens == END).long()) > 0
-    return tokens.masked_fill(over | (place >= reached), PAD)
 
 
 @dataclass

@@ -10,7 +10,7 @@ second-order solver is actually first-order, because its history stays empty.
 
 from typing import cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import nn
 
 from difflm.data.tokenizers import Tokenizer
@@ -18,7 +18,7 @@ from difflm.diffusion.denoiser import ConditionDrop, Denoiser, SelfConditioning
 from difflm.diffusion.processes.gaussian import Cosine, Gaussian
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
-from difflm.methods.base import ReadsSources, Sized, TextSpec, keep_config
+from difflm.methods.base import ReadsSources, Sized, TextSpec
 from difflm.methods.ld4lg.hf_seq2seq import FrozenDecoder, FrozenEncoder, build_halves, read_seq2seq, take_weights
 from difflm.methods.ld4lg.model import Autoencoder, LatentDecoder, LatentDiffusion, Latents, TextEncoder
 from difflm.methods.parts import build_network
@@ -28,6 +28,7 @@ from difflm.runtime.files import Json
 
 
 class LatentMethod(Sized):
+    keeps = ("frozen", read_seq2seq, lambda _: {})
     task = "either"
 
     latents: int = 32  # vectors per text
@@ -38,11 +39,6 @@ class LatentMethod(Sized):
     "The directory of a Hugging Face encoder-decoder, which stays frozen between the texts and the latents."
     frozen: Json = Field(default_factory=dict)
     "Its config, which a run keeps."
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_frozen(cls, values: object) -> object:
-        return keep_config(values, "frozen", read_seq2seq)
 
     def build_halves(
         self, texts: TextSpec, out_dim: int, layers: int, reads_source: bool
