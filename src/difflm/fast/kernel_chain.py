@@ -90,15 +90,11 @@ class KernelChain:
     def pass_messages(self, logits: Tensor, inside: Tensor) -> "KernelMessages":
         """Messages for beliefs [B, L, V] about texts at the positions `inside` [B, L]."""
         log_q, joined, best, top, norm = kernels.group_tokens(
-            logits, inside, *self.tokens, *self.members, self.classes, self.unions
+            logits, inside, *self.tokens, *self.members, len(self.plain.class_begins), self.unions
         )
         last = torch.where(self.plain.accepting, 0.0, IMPOSSIBLE)
         later = kernels.scan_backward(joined, inside, last, *self.departures)
         return KernelMessages(self, logits, inside, log_q, joined[0], best, top, later, norm.sum(-1))
-
-    @property
-    def classes(self) -> int:
-        return len(self.plain.class_begins)
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,8 @@ class KernelMessages:
     def posterior_logits(self, logits: Tensor) -> Tensor:
         chain, later = self.chain, self.later[0]
         reached = kernels.scan_forward(self.joined, self.inside, later, *chain.arrivals)
-        factor = kernels.weigh_classes(reached, later, *chain.by_union, *chain.by_class, chain.classes, chain.unions)
+        sizes = len(chain.plain.class_begins), chain.unions
+        factor = kernels.weigh_classes(reached, later, *chain.by_union, *chain.by_class, *sizes)
         return kernels.tilt_tokens(logits, self.inside, self.top, factor, chain.plain.classes)
 
     def likeliest(self) -> Tensor:

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, model_validator
+
+from difflm.runtime.files import read_own_table
 
 if TYPE_CHECKING:  # what a method is can be read without torch
     from difflm.data.tokenizers import Tokenizer
     from difflm.models.base import LanguageModel
 
 Row = dict[str, Any]  # a method's line of the table
-LISTED: dict[str, Row] = yaml.safe_load((Path(__file__).parent / "methods.yaml").read_text(encoding="utf-8"))
+LISTED: dict[str, Row] = read_own_table("methods.yaml", __file__)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import autocast_to, require_source
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import cross_entropy
@@ -124,9 +123,6 @@ def close_slots(target: Tensor, mask: Tensor, found: Tensor, stop: int, pad: int
 
 class EditModel(WordModel):
     """A model that edits texts in rounds, on canvases with room for the longest one."""
-
-    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
-        return torch.full_like(noise.samples, self.longest)
 
     def words(self, row: list[int]) -> list[int]:
         return [token for token in row if token != PAD]

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.base import cross_entropy
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import autocast_to, require_source
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.precision import avoid_onednn
@@ -51,13 +50,10 @@ class Autoregressive(WordModel):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, sizes.hidden)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        self.network: Transformer
-        if network is not None:
-            self.network = network
-        elif source is not None and source.layers:
-            self.network = EncoderDecoder(sizes.hidden, vocabulary, sizes, source, time="none", causal=True)
-        else:
-            self.network = Transformer(sizes.hidden, vocabulary, sizes, time="none", causal=True)
+        own = sizes.hidden, vocabulary, sizes
+        if network is None and source is not None and source.layers:
+            network = EncoderDecoder(*own, source, time="none", causal=True)
+        self.network = network or Transformer(*own, time="none", causal=True)
         self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
         self.label_smoothing = label_smoothing
         self.capabilities = Capabilities(
@@ -175,9 +171,6 @@ class Autoregressive(WordModel):
     def nats(self, batch: Batch, noise: Noise | None = None, draws: int = 1) -> Tensor:
         nats, mask = self.batch_nats(batch)
         return (nats * mask).sum(-1)
-
-    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
-        return torch.full_like(noise.samples, self.longest)
 
     def calls(self, sampling: Sampling, words: int) -> int:
         """One per word and one for END, unless the canvas ends first; times the beams."""
