@@ -13,10 +13,9 @@ from torch import nn
 from difflm.app.cli import main
 from difflm.data.batches import Batch
 from difflm.diffusion.base import Network, StepState
-from difflm.diffusion.denoiser import Denoiser, SelfConditioning, autocast_to
+from difflm.diffusion.denoiser import Denoiser, SelfConditioning, autocast_to, avoid_onednn
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Mapped
 from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, SamplerInputs
 from difflm.diffusion.samplers.steps import euler, heun

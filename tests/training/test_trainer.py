@@ -11,7 +11,7 @@ import torch
 
 from difflm.app.bench import SMALL
 from difflm.data.batches import Batch
-from difflm.diffusion.precision import avoid_onednn
+from difflm.diffusion.denoiser import avoid_onednn
 from difflm.fast.accelerate import prepare_blocks
 from difflm.fast.master_weights import Ema, MasterWeights
 from difflm.methods import METHODS, TextSpec

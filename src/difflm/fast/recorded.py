@@ -10,9 +10,8 @@ from torch import Tensor, nn, zeros_like
 
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.base import Belief, Levels, stack_levels
-from difflm.diffusion.denoiser import autocast_to
+from difflm.diffusion.denoiser import autocast_to, avoid_onednn
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.processes.discrete import draw_states
 from difflm.diffusion.samplers.discrete_steps import ancestral, gibbs

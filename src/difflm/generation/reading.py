@@ -18,7 +18,7 @@ from difflm.fast.inference import Inference
 from difflm.generation.texts import Repaired, TokenBelief
 from difflm.models.base import LanguageModel
 from difflm.models.batching import pad_token_rows, source_condition
-from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
+from difflm.models.word_nats import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
 from difflm.runtime.files import Json
 from difflm.runtime.threads import check_process
 

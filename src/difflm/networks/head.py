@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.diffusion.base import Network
-from difflm.diffusion.precision import avoid_onednn
+from difflm.diffusion.denoiser import avoid_onednn
 from difflm.machine import is_on
 
 ALIGNED = 64  # the head's words are padded to a multiple of it: a GPU's matrix units cannot read other rows of logits

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch._functorch import config as functorch_config
 
 from difflm.data.batches import Batch, Stream, prefetch
-from difflm.diffusion.denoiser import autocast_to
+from difflm.diffusion.denoiser import autocast_to, avoid_onednn
 from difflm.diffusion.noise import fold_counter
-from difflm.diffusion.precision import avoid_onednn
 from difflm.errors import DifflmError
 from difflm.fast.accelerate import accelerate, prepare_blocks
 from difflm.fast.cuda_graphs import CapturedSteps
