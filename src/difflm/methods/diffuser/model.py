@@ -339,13 +339,9 @@ class EditDiffusion(editing.EditModel):
                 break
         tokens, fresh = tokens.flatten(0, 1), fresh.flatten(0, 1)
         stays = (tokens != PAD) & (tokens != self.slot)
-        cut = self.longest + 2
-        return (
-            editing.keep_words(tokens, stays, PAD)[:, :cut],
-            editing.keep_words(fresh.long(), stays, 0)[:, :cut].bool(),
-            log_p,
-            used,
-        )
+        written = editing.keep_words(tokens, stays, PAD), editing.keep_words(fresh.long(), stays, 0).bool()
+        text, new = (part[:, : self.longest + 2] for part in written)
+        return text, new, log_p, used
 
     def open_caches(self, memory: list[Memory], texts: int, width: int) -> list[Slots]:
         """Empty caches of the generator's layers, in the dtype that autocast gives to keys and values."""
