@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.diffusion.base import cross_entropy
+from difflm.diffusion.base import cross_entropy, expand_levels
 from difflm.diffusion.bounds import ScoredTexts
 from difflm.diffusion.codecs import Embedding
 from difflm.diffusion.denoiser import Denoiser
@@ -236,15 +236,12 @@ class Chain:
         each = [nats(x, one, belief.clean) for x, one, belief in zip(states, draws, beliefs, strict=True)]
         mean = (each[0] + each[1]) / 2
         if self.texts.denoiser.self_conditioning:
-            wide = coin.view(-1, 1, 1)
-            x = torch.where(wide, states[0], states[1])
-            previous = torch.where(wide, beliefs[0].clean, beliefs[1].clean)
-            one = Draw(
-                torch.where(coin, draws[0].t, draws[1].t),
-                torch.where(wide, draws[0].alpha, draws[1].alpha),
-                torch.where(wide, draws[0].sigma, draws[1].sigma),
-                torch.where(coin, draws[0].weight, draws[1].weight),
-            )
+
+            def choose(one: Tensor, other: Tensor) -> Tensor:
+                return torch.where(expand_levels(coin, one), one, other)
+
+            x, previous = choose(*states), choose(*(belief.clean for belief in beliefs))
+            one = Draw(*map(choose, *(vars(draw).values() for draw in draws)))
             mean = mean + nats(x, one, self.texts.ask(x, one.t, previous).clean) - torch.where(coin, each[0], each[1])
         told = self.words.separates_evidence
         opinion = (beliefs[0].context.softmax(-1) + beliefs[1].context.softmax(-1)) / 2 if told else None

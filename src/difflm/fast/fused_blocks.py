@@ -174,7 +174,8 @@ class FastGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return fast_gelu(x)
+        wide = x.float()
+        return in_dtype(wide * normal_distribution(wide)[0], x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -182,11 +183,6 @@ class FastGelu(torch.autograd.Function):
         wide = x.float()
         below, density = normal_distribution(wide)
         return (grad.float() * (below + wide * density)).to(x.dtype)
-
-
-def fast_gelu(x: Tensor) -> Tensor:
-    wide = x.float()
-    return in_dtype(wide * normal_distribution(wide)[0], x.dtype)
 
 
 def normal_distribution(x: Tensor) -> tuple[Tensor, Tensor]:

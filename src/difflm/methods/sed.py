@@ -78,11 +78,6 @@ class ReadoutEmbedding(FixedEmbedding):
         self.reads_pairs = reads_pairs
         self.head = nn.Parameter(self.table().clone())
 
-    @classmethod
-    def random(cls, vocabulary: int, dim: int, x0_std: float, reads_pairs: bool = False) -> "ReadoutEmbedding":
-        """Random vectors of length √dim."""
-        return cls(torch.randn(vocabulary, dim), norm="sphere", x0_std=x0_std, reads_pairs=reads_pairs)
-
     @torch.no_grad()
     def set_table(self, table: Tensor) -> None:
         """Copy a table before training begins."""
@@ -141,7 +136,8 @@ class Sed(Sized):
     def build(self, texts: TextSpec) -> LanguageModel:
         dim, counts = self.embedding_dim, self.vectors == "neighbours" and not self.vectors_file
         source = texts.source_longest
-        codec = ReadoutEmbedding.random(texts.vocabulary, dim, x0_std=0.01, reads_pairs=counts)
+        vectors = torch.randn(texts.vocabulary, dim)
+        codec = ReadoutEmbedding(vectors, norm="sphere", x0_std=0.01, reads_pairs=counts)
         network = Transformer(2 * dim if source else 3 * dim + 1, dim, read_sizes(self), time="addition")
         process = gaussian.Gaussian(gaussian.Cosine())
         reads = denoiser.PartialNoising(source) if source else denoiser.MaskStack()
