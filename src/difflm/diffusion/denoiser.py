@@ -177,15 +177,17 @@ class PartialNoising(Conditioning):
         if size > self.source_longest:
             raise UsageError(f"the sources have {size} tokens; at most {self.source_longest} fit.")
         source, there = (F.pad(part, (0, self.source_longest - size)) for part in given)
-        x, t = canvas.x, canvas.level.t
-        t = t.unsqueeze(1).expand(x.shape[:2]) if t.dim() == 1 else t
-        own = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if canvas.mask is None else canvas.mask
-        return Canvas(
-            torch.cat([clean_state(denoiser, source), x], 1),
-            denoiser.process.at(torch.cat([torch.zeros_like(source, dtype=t.dtype), t], 1)),
-            torch.cat([there, own], 1),
-            first=self.source_longest,
-        )
+        return put_before(denoiser, canvas, clean_state(denoiser, source), there)
+
+
+def put_before(denoiser: "Denoiser", canvas: Canvas, clean: Tensor, seen: Tensor) -> Canvas:
+    """The canvas behind clean states, which are `seen` [B, S] or not."""
+    x, t, mask = canvas.x, canvas.level.t, canvas.mask
+    t = t.unsqueeze(1).expand(x.shape[:2]) if t.dim() == 1 else t
+    times = torch.cat([torch.zeros_like(seen, dtype=t.dtype), t], 1)
+    own = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+    states, there = torch.cat([clean, x], 1), torch.cat([seen, own], 1)
+    return Canvas(states, denoiser.process.at(times), there, first=seen.shape[1])
 
 
 def clean_state(denoiser: "Denoiser", ids: Tensor) -> Tensor:

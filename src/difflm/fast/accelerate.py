@@ -40,7 +40,7 @@ def exchange_parts(model: nn.Module, kinds: Sequence[str]) -> None:
         if isinstance(part, Block | PostNormBlock | BertLayout):
             part.drop.__class__ = ByteDropout
         if isinstance(part, WordHead) and not isinstance(part.slopes, FusedSlopes):
-            part.slopes, part.multiply = FusedSlopes(part.slopes), multiply_matrices
+            part.slopes, part.multiply = FusedSlopes(part.slopes), multiply
         if isinstance(part, Trainable):
             part.draw = draw_at_once
         if faster := FASTER.get(type(part)):
@@ -48,6 +48,11 @@ def exchange_parts(model: nn.Module, kinds: Sequence[str]) -> None:
             part.kinds = kinds  # type: ignore[assignment]
             if faster is FusedBlock:
                 part.feed.of_block = True  # type: ignore[union-attr]
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """A plain function, since models are copied."""
+    return multiply_matrices(a, b)
 
 
 class FusedSlopes:

@@ -21,7 +21,7 @@ from difflm.diffusion.bounds import DiscreteBound
 from difflm.diffusion.codecs import Tokens
 from difflm.diffusion.codecs.embedding import Logits, SkipEmbedding
 from difflm.diffusion.condition import Condition
-from difflm.diffusion.denoiser import Canvas, Conditioning, Denoiser, SelfConditioning
+from difflm.diffusion.denoiser import Canvas, Conditioning, Denoiser, SelfConditioning, put_before
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Absorbing, Gaussian, Uniform
 from difflm.diffusion.processes.gaussian import Gumbel
@@ -69,14 +69,9 @@ class Prompt(Conditioning):
         """If the condition is dropped, the prompt is masked (Nie et al., 2025)."""
         if condition.source is None or condition.source_mask is None:
             return canvas
-        x, mask, t = canvas.x, canvas.mask, canvas.level.t
         before = torch.where(condition.source_mask, condition.source, denoiser.process.mask_id)
-        own = torch.ones(x.shape, dtype=torch.bool, device=x.device) if mask is None else mask
-        seen = torch.cat([torch.ones_like(condition.source_mask), own], 1)
         memory = () if condition.memory is None else (condition.memory,)
-        t = t.unsqueeze(1).expand(x.shape) if t.dim() == 1 else t
-        times = torch.cat([torch.zeros_like(before, dtype=t.dtype), t], 1)
-        return Canvas(torch.cat([before, x], 1), denoiser.process.at(times), seen, before.shape[1], memory)
+        return replace(put_before(denoiser, canvas, before, torch.ones_like(condition.source_mask)), memory=memory)
 
 
 class OpenDiffusion(DiffusionModel):
