@@ -1,6 +1,5 @@
 """What is given besides the state: a source and its memory, known words."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,13 +22,11 @@ class Condition:
 
     def __getitem__(self, rows: slice | Tensor | list[int]) -> "Condition":
         """The condition of some texts."""
-        return self.map(lambda value: value[rows])
+        return Condition(*[None if value is None else value[rows] for value in vars(self).values()])
 
     def to(self, device: torch.device) -> "Condition":
-        return self.map(lambda value: value.to(device, non_blocking=True))
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Condition":
-        return Condition(*(None if value is None else change(value) for value in vars(self).values()))
+        own = vars(self).values()
+        return Condition(*[None if value is None else value.to(device, non_blocking=True) for value in own])
 
     def null(self, rows: Tensor | None = None) -> "Condition":
         """The condition that classifier-free guidance compares with: no source and no given word; for some
