@@ -70,12 +70,12 @@ class Interpolating(DiscreteProcess):
     def mix(self, t: Tensor) -> Mix:
         alpha = self.keep.alpha(t)
         noise = 1 - alpha, torch.zeros_like(alpha)
-        return Mix(alpha, *(noise if self.masks else noise[::-1]))
+        return Mix(alpha, *(noise if self.mask_id >= 0 else noise[::-1]))
 
     def slopes(self, t: Tensor) -> Mix:
         slope = self.keep.slope(t)
         noise = -slope, torch.zeros_like(slope)
-        return Mix(slope, *(noise if self.masks else noise[::-1]))
+        return Mix(slope, *(noise if self.mask_id >= 0 else noise[::-1]))
 
     def transition(self, t: Tensor, s: Tensor) -> Mix:
         """q(x_t | x_s): α_{t|s} = α_t/α_s and (βπ)_{t|s} = (βπ)_t − α_{t|s} (βπ)_s."""
