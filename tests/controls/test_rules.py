@@ -96,5 +96,5 @@ def test_settled_words_are_certain():
         Belief(logits, state=codec.expectation(logits)), None, None
     )
     assert belief.tokens[:, [0, 2]].tolist() == [[1, 3]] * 2
-    assert belief.confidence[:, [0, 2]].tolist() == [[1, 1]] * 2
+    assert belief.confidence_in(belief.tokens)[:, [0, 2]].tolist() == [[1, 1]] * 2
     assert torch.equal(belief.logits[:, 1], logits[:, 1])

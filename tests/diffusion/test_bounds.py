@@ -10,23 +10,22 @@ from torch import Tensor
 from difflm.app.commands.evaluate import Scored
 from difflm.app.commands.info import recipes_by_method
 from difflm.data.tokenizers import Words
-from difflm.diffusion import bound_levels
+from difflm.diffusion import word_bound
 from difflm.diffusion.base import Belief, Times
-from difflm.diffusion.bound_levels import LEVELS, NoisyWords
 from difflm.diffusion.bounds import ScoredTexts, standard_error
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt, Table
+from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt
 from difflm.diffusion.timesteps import TimeSampler
-from difflm.diffusion.word_bound import Chain, GaussianBound
+from difflm.diffusion.word_bound import LEVELS, Chain, GaussianBound, NoisyWords
 from difflm.evaluation.language import score
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities, LanguageModel
 from difflm.training.model_card import training_summary
 from difflm.training.validation import Validation
-from tests.support.oracles import ENTROPY, JOINT, ExactDenoiser, sphere
+from tests.support.oracles import ENTROPY, JOINT, ExactDenoiser, Table, sphere
 
 EACH = 150  # texts of each cell
 CELLS = torch.arange(9).repeat_interleave(EACH)
@@ -74,7 +73,7 @@ def test_any_schedule_gives_the_same_bound():
 @pytest.mark.long
 def test_fewer_levels_bound_less_tightly(monkeypatch):
     """Each step's error is taken at its noisier end, an upper sum: with ten steps it is told."""
-    monkeypatch.setattr(bound_levels, "LEVELS", 10)
+    monkeypatch.setattr(word_bound, "LEVELS", 10)
     _, _, expected, spread = measure(ExactDenoiser(Gaussian(SHIFTED)), draws=10)
     assert expected - ENTROPY > 4 * spread
 
@@ -95,7 +94,7 @@ def test_noised_word_vectors_keep_the_bound(schedule, x0_std, certain_below):
 def test_the_bound_is_the_sum_of_the_chains_divergences(monkeypatch, exploding, x0_std):
     """A few levels, each visited once: prior, then KL(q(x_s|x_t, w) ‖ q(x_s|x_t, ŵ)) of two Gaussians by Bayes' rule,
     then rounding. A schedule that ends in noise makes the last step, to x_0 or to the word, count."""
-    monkeypatch.setattr(bound_levels, "LEVELS", 5 if x0_std else 6)
+    monkeypatch.setattr(word_bound, "LEVELS", 5 if x0_std else 6)
     monkeypatch.setattr(NoisyWords, "separates_evidence", False)  # plain squared errors
     process = Gaussian(Table((0.0, 1.0), (-1.0, -9.0)), exploding)
     denoiser = ExactDenoiser(process, sphere(x0_std))
@@ -147,7 +146,7 @@ class Hesitates(ExactDenoiser):
 def test_draws_are_an_unbiased_estimate_of_the_sum_over_all_levels(monkeypatch, draws, x0_std, of):
     """A chain of 40 steps of which every one is visited, against few draws of it; 1,350 texts and their spread. What
     self-conditioning changes is counted in full, though half of the draws hear their own answers."""
-    monkeypatch.setattr(bound_levels, "LEVELS", 39 if x0_std else 40)
+    monkeypatch.setattr(word_bound, "LEVELS", 39 if x0_std else 40)
     exact, asked = (kind(Gaussian(SHIFTED), sphere(x0_std)) for kind in (ExactDenoiser, of))
     with torch.no_grad():
         few = gaussian_bound(asked, IDS, MASK, Noise(11, torch.arange(len(IDS))), draws).mean(1).double()

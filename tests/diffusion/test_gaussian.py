@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from difflm.diffusion.base import expand_levels
 from difflm.diffusion.codecs.embedding import X0, Epsilon, V
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Cosine, LinearBeta, LogSnrShift, Sqrt, Table
+from difflm.diffusion.processes.gaussian import Cosine, LinearBeta, LogSnrShift, Sqrt
+from tests.support.oracles import Table
 
 PROCESSES = [
     Gaussian(schedule, exploding)

@@ -7,7 +7,7 @@ import torch
 
 from difflm.data.tokenizers import END, PAD, START
 from difflm.diffusion.condition import FREE, HIDDEN, Condition
-from difflm.diffusion.given import MaskStack, PrefixOrSubset, Spans
+from difflm.diffusion.denoiser import MaskStack, PrefixOrSubset, Spans
 from difflm.diffusion.noise import Noise
 from difflm.models.lengths import RandomPads
 

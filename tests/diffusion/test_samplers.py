@@ -13,14 +13,15 @@ from difflm.diffusion.base import Belief, StepState, expand_levels
 from difflm.diffusion.codecs import Embedding, FixedEmbedding
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt, Table
+from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt
 from difflm.diffusion.samplers.loop import BanTokens, BoundDenoiser, Clamp, Draw, Frame, Sampler, Temperature
 from difflm.diffusion.samplers.steps import STEPS, ancestral, ddim, euler
-from difflm.methods.ar_diffusion.times import TwoLevelTimes
+from difflm.methods.ar_diffusion import TwoLevelTimes
 from tests.support.oracles import (
     GRIDS,
     JOINT,
     ExactDenoiser,
+    Table,
     cosine,
     denoise,
     frequencies,
@@ -347,7 +348,9 @@ def test_clamp_never_takes_a_forbidden_word_and_its_tokens_are_the_words_it_took
     assert torch.equal(out.clean[0], codec.table()[closest].expand(3, -1))
     assert torch.equal(out.clean[1], clean[1])  # its time has not come
     assert out.tokens.tolist() == [[closest] * 3, [2] * 3]
-    assert torch.allclose(out.confidence, belief.logits.softmax(-1).gather(-1, out.tokens[..., None])[..., 0])
+    assert torch.allclose(
+        out.confidence_in(out.tokens), belief.logits.softmax(-1).gather(-1, out.tokens[..., None])[..., 0]
+    )
     assert Clamp(codec)(belief, clean, torch.zeros(2)).tokens.tolist() == [[1] * 3] * 2
     again = BanTokens(codec.token_mask((closest,)))(out, clean, torch.zeros(2))
     assert again.tokens.tolist() == [[2] * 3] * 2  # later logits speak again

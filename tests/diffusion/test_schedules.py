@@ -14,9 +14,9 @@ from difflm.diffusion.processes.gaussian import (
     LogSnrShift,
     Schedule,
     Sqrt,
-    Table,
     interpolate,
 )
+from tests.support.oracles import Table
 
 SCHEDULES = [
     LinearBeta(),

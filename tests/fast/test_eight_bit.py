@@ -10,7 +10,7 @@ from torch import nn
 
 from difflm.app.cli import main
 from difflm.diffusion.noise import Noise
-from difflm.fast.eight_bit import EightBitLinear, lacks_vnni, pack_weight
+from difflm.fast.cpu_layers import EightBitLinear, lacks_vnni, pack_weight
 from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
 from difflm.machine import eight_bit_engine, turn
@@ -70,7 +70,7 @@ def test_the_slow_product_is_the_fast_one(monkeypatch):
     torch.manual_seed(0)
     weight, x = torch.randn(40, 48), torch.randn(2, 9, 48)
     fast, scales = pack_weight(weight)
-    monkeypatch.setattr("difflm.fast.eight_bit.eight_bit_engine", lambda: None)
+    monkeypatch.setattr("difflm.fast.cpu_layers.eight_bit_engine", lambda: None)
     slow, same = pack_weight(weight)
     error = (fast(x) - slow(x)).abs() / (x.max() - x.min()) * 255
     assert torch.equal(scales, same) and float(error.mean()) < 0.05 and float(error.max()) < 3
@@ -85,7 +85,7 @@ def test_it_is_refused_where_torch_has_no_such_products(capsys):
 
 def test_nothing_warns():
     """Torch warns of each function once in a process."""
-    code = "import torch; from difflm.fast.eight_bit import EightBitLinear; "
+    code = "import torch; from difflm.fast.cpu_layers import EightBitLinear; "
     code += "print(EightBitLinear(torch.nn.Linear(8, 8).requires_grad_(False))(torch.ones(2, 3, 8)).shape)"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout and not done.stderr
@@ -93,7 +93,7 @@ def test_nothing_warns():
 
 AT_ONCE = """
 import torch
-from difflm.fast.eight_bit import EightBitLinear
+from difflm.fast.cpu_layers import EightBitLinear
 from difflm.runtime.threads import run_parallel
 torch.set_num_threads(2)
 layers = [torch.nn.Linear(384, 1536).requires_grad_(False) for _ in range(8)]

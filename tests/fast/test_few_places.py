@@ -12,7 +12,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.discrete import FINE, MANY, draw_states
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.diffusion.timesteps import StepSpan
-from difflm.fast import few_places, recorded
+from difflm.fast import recorded
 from difflm.fast.inference import Inference
 from difflm.models.base import TextBatch
 from tests.support.recorded import DEVICES, WORDS, Strict, build_model
@@ -23,7 +23,7 @@ WIDTH, ROWS, STEPS = 12, 5, 16
 @pytest.fixture
 def few(monkeypatch) -> None:
     """Small texts have few places, too."""
-    monkeypatch.setattr(few_places, "FEWEST", 1)
+    monkeypatch.setattr(recorded, "FEWEST", 1)
 
 
 def end_text(inference: Inference, watched: bool, seed: int = 3, full: bool = False, **asked: Any) -> Frame:
@@ -97,10 +97,10 @@ def test_no_step_has_more_places_than_were_counted(few, seed):
     inputs = model.sampler_inputs(model.denoiser, TextBatch(noise, lengths, WIDTH, sampling, Steering()))
     states = [torch.full((ROWS, WIDTH), WORDS)] + [frame.state for frame in inputs.frames()]
     written = [((a == WORDS) & (b != WORDS)).sum(-1).max() for a, b in pairwise(states)]
-    for drawn in (few_places.MAX_DRAWN, 1, 7 * 3 * ROWS * WIDTH):  # all steps at once, or few
+    for drawn in (recorded.MAX_DRAWN, 1, 7 * 3 * ROWS * WIDTH):  # all steps at once, or few
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(few_places, "MAX_DRAWN", drawn)
-            assert int(few_places.most_moved(inputs)) == max(written)
+            patch.setattr(recorded, "MAX_DRAWN", drawn)
+            assert int(recorded.most_moved(inputs)) == max(written)
 
 
 def test_whoever_needs_all_places_has_them(few):

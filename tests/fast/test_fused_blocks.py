@@ -10,10 +10,9 @@ from torch import library
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from difflm.fast import fused_functions
+from difflm.fast import fused_blocks
 from difflm.fast.accelerate import exchange_parts
-from difflm.fast.fused_blocks import FusedBlock
-from difflm.fast.fused_functions import SplitProjection, normal_distribution
+from difflm.fast.fused_blocks import FusedBlock, SplitProjection, normal_distribution
 from difflm.networks.rotary import compute_rotations, split_projection
 from difflm.networks.transformer import Sizes, Transformer
 
@@ -63,7 +62,7 @@ def test_a_compiled_projection_has_the_gradients_of_a_plain_one(monkeypatch):
         batch, heads, length, dim = q.shape
         return q.new_empty(batch, length, 3, heads, dim), q.new_empty(1, 3, heads, dim)
 
-    monkeypatch.setattr(fused_functions, "join_gradients", join_gradients, raising=False)
+    monkeypatch.setattr(fused_blocks, "join_gradients", join_gradients, raising=False)
     torch.manual_seed(0)
     given = [torch.randn(*size, requires_grad=True) for size in ((2, 5, 8), (24, 8), (24,))]
     turn, grads = compute_rotations(5, 4, torch.device("cpu")), [torch.randn(2, 2, 5, 4) for _ in range(3)]
@@ -90,16 +89,16 @@ class IdleCasts(TorchFunctionMode):
 @pytest.mark.parametrize(
     ("function", "shapes", "others"),
     [
-        (fused_functions.FastGelu, [(3, 8)], []),
-        (fused_functions.LinearGeluLinear, [(3, 8), (16, 8), (16,), (8, 16), (8,)], []),
-        (fused_functions.Product, [(3, 8), (4, 8), (4,)], []),
-        (fused_functions.SumAndNorm, [(3, 8), (3, 8), (8,), (8,), (8,)], [1e-5, torch.float32]),
+        (fused_blocks.FastGelu, [(3, 8)], []),
+        (fused_blocks.LinearGeluLinear, [(3, 8), (16, 8), (16,), (8, 16), (8,)], []),
+        (fused_blocks.Product, [(3, 8), (4, 8), (4,)], []),
+        (fused_blocks.SumAndNorm, [(3, 8), (3, 8), (8,), (8,), (8,)], [1e-5, torch.float32]),
         (SplitProjection, [(2, 5, 8), (24, 8), (24,), (5, 4), (5, 4)], [2]),
     ],
 )
 def test_no_result_comes_from_a_cast_that_changes_nothing(function, shapes, others, monkeypatch):
     """Compiled by torch 2.11, its gradient would be zero."""
-    monkeypatch.setattr(fused_functions, "apply_gelu", lambda x, bias: F.gelu(x + bias), raising=False)
+    monkeypatch.setattr(fused_blocks, "apply_gelu", lambda x, bias: F.gelu(x + bias), raising=False)
     context = SimpleNamespace(save_for_backward=lambda *_: None)
     with IdleCasts() as casts:
         out = function.forward(context, *(torch.randn(*shape) for shape in shapes), *others)
@@ -142,9 +141,9 @@ def test_compiled_blocks_join_their_sums(time, hands_on, dropout, reads_source, 
     """Three blocks, whose gradients are those of blocks that are not compiled; so is what dropout draws. Without
     Triton's interpreter, plain functions stand for the kernels."""
     if not INTERPRETED:
-        monkeypatch.setattr(fused_functions, "apply_gelu", lambda x, bias: F.gelu(x + bias), raising=False)
-        monkeypatch.setattr(fused_functions, "differentiate_gelu", differentiate_gelu, raising=False)
-        monkeypatch.setattr(fused_functions, "norm_gradients", norm_gradients, raising=False)
+        monkeypatch.setattr(fused_blocks, "apply_gelu", lambda x, bias: F.gelu(x + bias), raising=False)
+        monkeypatch.setattr(fused_blocks, "differentiate_gelu", differentiate_gelu, raising=False)
+        monkeypatch.setattr(fused_blocks, "norm_gradients", norm_gradients, raising=False)
     torch.manual_seed(0)
     network = Transformer(8, 8, Sizes(64, 3, 2, dropout), time, reads_source=reads_source)
     for part in network.parameters():

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from difflm.fast.cpu_layers import pack_layers
 from difflm.fast.inference import Inference, position_layers
-from difflm.fast.packed_weights import pack_layers
 from difflm.machine import turn
 from difflm.networks.transformer import Sizes, Transformer
 from tests.support.recorded import build_model

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from difflm.fast import products
-from difflm.fast.fused_functions import Product, apply_linear
+from difflm.fast.fused_blocks import Product, apply_linear
 from difflm.fast.products import Plan, multiply_matrices
 from difflm.machine import is_on
 

@@ -11,7 +11,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.fast import recorded
 from difflm.fast.inference import Inference
-from difflm.fast.recorded_blocks import RecordedBlocks
+from difflm.fast.recorded import RecordedBlocks
 from tests.support.recorded import DEVICES, WORDS, Strict, build_model
 
 WIDTH, ROWS = 20, 4

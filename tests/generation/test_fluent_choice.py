@@ -12,7 +12,7 @@ from difflm.evaluation.control import Protocol
 from difflm.evaluation.targets import Request, Target
 from difflm.generation import jobs, pipeline
 from difflm.generation.jobs import LABEL_WEIGHT, choose_by_classifiers
-from difflm.models.leave_one_out import leave_one_out_log_probs
+from difflm.models.word_nats import leave_one_out_log_probs
 from tests.support.oracles import JOINT, ExactDenoiser, cosine
 
 TAGS = Tags(tuple(["PROPN", "AUX", "DET", "ADJ", "NOUN", "ADP", "DET", "NOUN", "PUNCT"]))

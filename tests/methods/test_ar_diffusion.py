@@ -26,8 +26,7 @@ from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
 from difflm.fast.inference import Inference
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.ar_diffusion.network import TimeAttentionDecoder
-from difflm.methods.ar_diffusion.times import TwoLevelBound, TwoLevelTimes
+from difflm.methods.ar_diffusion import TimeAttentionDecoder, TimeContext, TwoLevelBound, TwoLevelTimes
 from difflm.models.diffusion import DiffusionModel, TrainedTexts
 from difflm.networks import Sizes, SourceSizes
 from tests.support.oracles import ENTROPY, JOINT, ExactDenoiser, denoise, sphere, word_vectors
@@ -104,7 +103,7 @@ def test_scores_are_those_of_the_paper():
     attention, (content, time) = made.blocks[0].attention, made.biases[:, :, 0]
     still = torch.ones(5, 8), torch.zeros(5, 8)
     mask = torch.arange(5) < torch.tensor([[5], [3]])
-    found = attention(x, told, made.biases, mask, still)
+    found = attention(x, TimeContext(mask, still, told=(told, made.biases)))
     q, k, v = attention.qkv(x).view(2, 5, 3, 2, 8).unbind(2)
     by_time = attention.time_key(told).view(2, 5, 2, 8)
     for text in range(2):

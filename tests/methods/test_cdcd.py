@@ -18,8 +18,7 @@ from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import FixedEmbedding, LearnedEmbedding
 from difflm.diffusion.codecs.embedding import X0, Logits
 from difflm.diffusion.condition import FREE, HIDDEN, UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.given import MaskStack
+from difflm.diffusion.denoiser import Denoiser, MaskStack
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective, cross_entropy
 from difflm.diffusion.processes import Gaussian

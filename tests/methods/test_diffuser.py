@@ -26,17 +26,17 @@ from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.diffuser.model import EditDiffusion, keep_best
 from difflm.methods.diffuser.process import PAPER_STEP, EditProcess
-from difflm.methods.levt.alignment import (
+from difflm.methods.levt import (
     DELETE,
     INSERT,
     KEEP,
     REPLACE,
     align,
+    between_ends,
     close_slots,
     name_edits,
     open_slots,
 )
-from difflm.methods.levt.editing import between_ends
 from difflm.player.frames import Draft, Packer
 from difflm.runtime.delayed_flag import DelayedFlag
 from tests.support.browsing import Opener, write

@@ -13,20 +13,25 @@ from torch import nn
 from difflm.app.cli import main
 from difflm.data.batches import Batch
 from difflm.diffusion.base import Network, StepState
-from difflm.diffusion.denoiser import Denoiser, SelfConditioning, autocast_to
+from difflm.diffusion.denoiser import Denoiser, SelfConditioning, autocast_to, avoid_onednn
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.precision import avoid_onednn
-from difflm.diffusion.processes import Mapped
-from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift
+from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Mapped
 from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, SamplerInputs
 from difflm.diffusion.samplers.steps import euler, heun
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.fast.inference import Inference
 from difflm.methods import TextSpec
-from difflm.methods.flow_map import FlowMap
-from difflm.methods.flow_map.jumps import JumpDenoiser, JumpLevels, TwoJumps, draw_jumps, first_share, jump_levels
-from difflm.methods.flow_map.model import FlowMapModel
+from difflm.methods.flow_map import (
+    FlowMap,
+    FlowMapModel,
+    JumpDenoiser,
+    JumpLevels,
+    TwoJumps,
+    draw_jumps,
+    first_share,
+    jump_levels,
+)
 from difflm.models.base import Sampling
 from difflm.models.lengths import DrawnLength
 from difflm.training.run import load_run

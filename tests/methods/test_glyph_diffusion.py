@@ -29,11 +29,11 @@ from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.language import evaluate_language
 from difflm.evaluation.options import Options
 from difflm.fast.inference import Inference
+from difflm.generation.drafts import picture_url
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.glyph_diffusion.codec import Glyphs
-from difflm.methods.glyph_diffusion.glyphs import BYTES, UNKNOWN, Spelling, builtin_font, draw_byte, picture_url
-from difflm.methods.glyph_diffusion.lengths import PictureLengths
+from difflm.methods.glyph_diffusion import Glyphs, PictureLengths
+from difflm.methods.glyph_diffusion.glyphs import BYTES, UNKNOWN, Spelling, builtin_font, draw_byte
 from difflm.models.batching import pad_token_rows
 from difflm.models.diffusion import DiffusionModel
 from difflm.player.page import Recording
@@ -193,7 +193,7 @@ def test_fonts_that_cannot_draw_the_texts_are_refused_in_one_line(tmp_path, comp
 
     assert "8 by 6 pixels; others need model.font" in refuse("", "model.height=9")
     with monkeypatch.context() as context:
-        context.setitem(__import__("sys").modules, "PIL", None)
+        context.setattr("difflm.methods.glyph_diffusion.glyphs.ImageFont", None)
         assert ".[font]" in refuse(text)
     font = font_file()
     assert "is not a font file" in refuse(text) and "is not a font file" in refuse(tmp_path / "none.ttf")

@@ -13,8 +13,7 @@ from difflm.data.tokenizers import END, PAD, START
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Steering
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.levt.alignment import align, insert_holes, keep_words
-from difflm.methods.levt.model import LevenshteinModel, between_ends
+from difflm.methods.levt import LevenshteinModel, align, between_ends, insert_holes, keep_words
 from difflm.models.batching import pad_token_rows
 from tests.support.oracles import longest_common
 from tests.support.pairs import reversals

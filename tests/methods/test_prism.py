@@ -11,10 +11,9 @@ from difflm.app.cli import main
 from difflm.data.batches import Batch
 from difflm.diffusion.base import Belief, StepState
 from difflm.diffusion.condition import FREE, UNCONDITIONAL
-from difflm.diffusion.denoiser import autocast_to
+from difflm.diffusion.denoiser import autocast_to, avoid_onednn
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Corrupted
-from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, DOUBTED
 from difflm.diffusion.samplers.loop import Sampler, SamplerInputs

@@ -14,8 +14,8 @@ from difflm.diffusion.condition import Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise, StepNoise
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Gaussian, Renoised
-from difflm.diffusion.processes.gaussian import Cosine
+from difflm.diffusion.processes import Gaussian
+from difflm.diffusion.processes.gaussian import Cosine, Renoised
 from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, SamplerInputs, Transform
 from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
 from difflm.diffusion.samplers.steps import VECTOR_STEPS

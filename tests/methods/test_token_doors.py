@@ -19,7 +19,7 @@ from difflm.evaluation.targets import Target
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
 from difflm.methods import METHODS
-from difflm.methods.d3pm.matrix import Matrix, nearest_rate
+from difflm.methods.d3pm import Matrix, nearest_rate
 from tests.support.tiny import train_quietly
 
 FAMILIES = ("masked", "uniform", "hybrid", "matrix")

@@ -17,7 +17,7 @@ from difflm.data.tokenizers import SPECIALS, Words
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
-from difflm.fast.captured_lengths import capture_lengths
+from difflm.fast.cuda_graphs import capture_lengths
 from difflm.fast.inference import Inference
 from difflm.methods import METHODS, TextSpec
 from difflm.models.batching import source_condition

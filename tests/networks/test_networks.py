@@ -19,8 +19,16 @@ from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine
 from difflm.fast.accelerate import exchange_parts
-from difflm.fast.fused_blocks import ByteDropout, FusedFeedForward, at_once, dropped
-from difflm.fast.fused_functions import FastGelu, LinearGeluLinear, SumAndNorm, add_and_norm
+from difflm.fast.fused_blocks import (
+    ByteDropout,
+    FastGelu,
+    FusedFeedForward,
+    LinearGeluLinear,
+    SumAndNorm,
+    add_and_norm,
+    at_once,
+    dropped,
+)
 from difflm.methods import TextSpec
 from difflm.methods.autoregressive import AutoregressiveTwin
 from difflm.methods.difflm import DiffLM
@@ -429,10 +437,9 @@ def test_a_sum_and_its_norm_have_the_gradients_of_the_plain_operations(shape, dt
 @pytest.mark.parametrize("y", [None, torch.ones(2, 3, 8)])
 def test_a_sum_and_its_norm_are_plain_ones_elsewhere(y):
     norm, x = nn.LayerNorm(8), torch.randn(2, 3, 8)
-    for kernel in (False, True):
-        total, normed = add_and_norm(norm, x, y, kernel)
-        assert torch.equal(total, x if y is None else x + y) and torch.equal(normed, norm(total))
-    total, normed = add_and_norm(norm, x, torch.ones(2, 3, 8), kernel=True, bias=norm.weight)
+    total, normed = add_and_norm(norm, x, y)
+    assert torch.equal(total, x if y is None else x + y) and torch.equal(normed, norm(total))
+    total, normed = add_and_norm(norm, x, torch.ones(2, 3, 8), bias=norm.weight)
     assert torch.equal(total, x + 2) and torch.equal(normed, norm(total))
 
 
@@ -442,7 +449,7 @@ def test_layers_that_are_not_compiled_for_a_gpu_are_the_usual_ones():
     fused = copy.deepcopy(plain)
     exchange_parts(fused, ["cpu"])
     assert type(fused) is FusedFeedForward and fused.state_dict().keys() == plain.state_dict().keys()
-    assert torch.equal(fused(x), plain(x)) and torch.equal(fused(x, kernel=True), plain(x))
+    assert torch.equal(fused(x), plain(x))
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

@@ -4,6 +4,7 @@ The nine cells p(x¹, x²) are written so that the two positions depend on each 
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import combinations
 
 import torch
@@ -16,7 +17,7 @@ from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift
+from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Schedule, interpolate
 from difflm.diffusion.samplers.loop import (
     BoundDenoiser,
     Denoise,
@@ -29,6 +30,23 @@ from difflm.diffusion.samplers.loop import (
 JOINT = torch.tensor([[0.07, 0.47, 0.05], [0.05, 0.01, 0.07], [0.19, 0.05, 0.04]], dtype=torch.float64)
 ENTROPY = 1.666863  # of the cells, nats
 DIM = 8
+
+
+@dataclass(frozen=True)
+class Table(Schedule):
+    """Straight lines between measured points (t, λ): any curve that was learned or read from elsewhere."""
+
+    times: tuple[float, ...]
+    log_snrs: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
+        falling = all(a > b for a, b in zip(self.log_snrs, self.log_snrs[1:], strict=False))
+        if len(self.times) != len(self.log_snrs) or len(self.times) < 2 or not rising or not falling:
+            raise ValueError("a table needs at least two points, times rising and log-SNR falling")
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        return interpolate(t, torch.tensor(self.times).to(t), torch.tensor(self.log_snrs).to(t))
 
 
 def word_vectors(words: int = 3, dim: int = DIM) -> Tensor:

@@ -11,10 +11,9 @@ import torch
 
 from difflm.app.bench import SMALL
 from difflm.data.batches import Batch
-from difflm.diffusion.precision import avoid_onednn
+from difflm.diffusion.denoiser import avoid_onednn
 from difflm.fast.accelerate import prepare_blocks
-from difflm.fast.ema import Ema
-from difflm.fast.master_weights import MasterWeights
+from difflm.fast.master_weights import Ema, MasterWeights
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Capabilities, Losses, Trainable
 from difflm.networks.bert import PostNormBlock

@@ -15,7 +15,7 @@ import torch
 from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.d3pm.matrix import Axes, Matrix
+from difflm.methods.d3pm import Axes, Matrix
 from difflm.models.base import LanguageModel
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.delayed_flag import DelayedFlag

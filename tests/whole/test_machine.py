@@ -14,8 +14,8 @@ import torch
 from difflm.controls.patterns.token_automata import TokenAutomaton, chain_of
 from difflm.diffusion.denoiser import autocast_to
 from difflm.errors import UsageError
+from difflm.fast.cpu_layers import lacks_vnni
 from difflm.fast.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunction, is_capturing
-from difflm.fast.eight_bit import lacks_vnni
 from difflm.fast.kernels import has_kernel
 from difflm.fast.products import is_tuned
 from difflm.generation.checks import fastest_dtype
@@ -157,7 +157,7 @@ def test_training_in_bfloat16_on_a_cpu_leaves_onednn_on(tmp_path: Path, recwarn:
 @BOTH
 @pytest.mark.parametrize("engine", ["x86", "onednn", None])
 def test_inputs_have_seven_bits_on_x86_without_vnni(on: bool, engine: str | None, monkeypatch) -> None:
-    monkeypatch.setattr("difflm.fast.eight_bit.eight_bit_engine", lambda: engine)
+    monkeypatch.setattr("difflm.fast.cpu_layers.eight_bit_engine", lambda: engine)
     with turn(vnni=on):
         assert lacks_vnni() == (engine == "x86" and not on)
 

@@ -27,8 +27,8 @@ from difflm import (
 from difflm.diffusion.processes import Absorbing
 from difflm.errors import rename_options, say_in_request, speak_command
 from difflm.generation.settings import Settings
-from difflm.models.leave_one_out import masked_logits
 from difflm.models.sampling import SETTINGS
+from difflm.models.word_nats import masked_logits
 from tests.support.oracles import JOINT
 from tests.support.tiny import write_grammar
 from tests.support.token_oracles import ExactTokens

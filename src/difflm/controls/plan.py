@@ -47,8 +47,8 @@ from difflm.diffusion.samplers.loop import BanTokens, Steering, Transform
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
-from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs
 from difflm.models.sampling import Sampling
+from difflm.models.word_nats import NEARLY_WRITTEN, leave_one_out_log_probs
 from difflm.runtime.files import Json
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text

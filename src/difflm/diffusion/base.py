@@ -104,11 +104,6 @@ class Belief:
         """Probabilities of all tokens, [B, L, V]: computed once for drawing and for displaying the confidence."""
         return self.logits.softmax(-1)
 
-    @property
-    def confidence(self) -> Tensor:
-        """Probability of the token at each position."""
-        return self.confidence_in(self.tokens)
-
     def confidence_in(self, tokens: Tensor) -> Tensor:
         """Probability of these tokens, [B, L]."""
         return self.shares.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
@@ -292,7 +287,7 @@ class Network(nn.Module):
 
     def equal_blocks(self) -> Sequence[nn.Module]:
         """Its parts that are alike, one after the other: a trainer compiles them one by one."""
-        return ()
+        return [*dict(self.named_children()).get("blocks", nn.ModuleList()).children()]
 
     def position_parts(self) -> Sequence[nn.Module]:
         """The parts of its blocks that read every position, with the layers that can compute in eight bits."""

@@ -42,7 +42,7 @@ class Bound(Protocol):
 
     def calls(self, denoiser: Denoiser, draws: int) -> int:
         """The number of network calls for this many draws."""
-        ...
+        return draws
 
 
 def standard_error(estimates: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def standard_error(estimates: Tensor) -> Tensor:
 EDGE = 1e-7  # of u: t = sin²(πu²/2) then begins at 2e-28 and ends where float64 still tells α from 0
 
 
-class DiscreteBound:
+class DiscreteBound(Bound):
     """Token diffusion in continuous time, or of a chain of as many steps as the time sampler has:
     −log p(x) ≤ KL(q(x_1 | x) ‖ prior) + ∫ E[ℓ_t] dt, or + Σ_i E[KL_i], whose step to t = 0 is the reconstruction."""
 
@@ -77,9 +77,6 @@ class DiscreteBound:
                     nats = process.step_nats(ids, z, belief, t, (t - 1 / steps).clamp(min=0))
                 found.append(weight * texts.sum_words(nats.double()))
         return prior + torch.stack(found, 1)
-
-    def calls(self, denoiser: Denoiser, draws: int) -> int:
-        return draws
 
     def time_of(self, u: Tensor, chain: int | None) -> tuple[Tensor, Tensor]:
         """A time and its weight for a number in [0, 1]."""

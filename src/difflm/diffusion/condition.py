@@ -1,13 +1,12 @@
-"""What is given besides the state: a source and its memory, known words, a label."""
+"""What is given besides the state: a source and its memory, known words."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 FREE = -1  # a position whose token is not given
 HIDDEN = -2  # a position whose token is given, and dropped by classifier-free guidance
-NO_LABEL = 0  # the label that classifier-free guidance drops to; real labels begin at 1
 
 
 @dataclass(frozen=True)
@@ -18,22 +17,19 @@ class Condition:
     source_mask: Tensor | None = None  # [B, S], True where the source has a token
     memory: Tensor | None = None  # [B, S, H]: the encoded source, computed once per generation
     given: Tensor | None = None  # [B, L] ids of known positions, HIDDEN where they are dropped, FREE elsewhere
-    label: Tensor | None = None  # [B]
     documents: Tensor | None = None  # [B, L] numbers of the documents of packed rows, −1 where there is none
     length_logits: Tensor | None = None  # [B, K]: text length minus source length, predicted
 
-    def __getitem__(self, rows: object) -> "Condition":
+    def __getitem__(self, rows: slice | Tensor | list[int]) -> "Condition":
         """The condition of some texts."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: None if value is None else value[rows] for name, value in own.items()})
+        return Condition(*[None if value is None else value[rows] for value in vars(self).values()])
 
     def to(self, device: torch.device) -> "Condition":
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {name: None if value is None else value.to(device, non_blocking=True) for name, value in own.items()}
-        return replace(self, **moved)
+        own = vars(self).values()
+        return Condition(*[None if value is None else value.to(device, non_blocking=True) for value in own])
 
     def null(self, rows: Tensor | None = None) -> "Condition":
-        """The condition that classifier-free guidance compares with: no source, no given word, no label; for some
+        """The condition that classifier-free guidance compares with: no source and no given word; for some
         texts, [B], or for all. Which positions were given stays known: their noisy state would reveal the words."""
 
         def drop(value: Tensor | None, empty: float) -> Tensor | None:
@@ -50,7 +46,6 @@ class Condition:
             source_mask=drop(self.source_mask, False),
             memory=drop(self.memory, 0.0),
             given=given,
-            label=drop(self.label, NO_LABEL),
         )
 
 

@@ -1,8 +1,10 @@
 """A network with its codec and its process, which predicts the clean text behind x_t. A condition reaches the network
 as clean positions of the canvas, before the text, or not at all."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
@@ -12,10 +14,48 @@ from torch.nn import functional as F
 
 from difflm.diffusion.base import Belief, Levels, Network, Process, Times, expand_levels
 from difflm.diffusion.codecs import Codec
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.precision import emulated
+from difflm.diffusion.condition import HIDDEN, UNCONDITIONAL, Condition
+from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
 from difflm.machine import is_on
+
+
+class OneDnn:
+    """Torch's matrix products on a CPU. Asked for bfloat16 on an ARM processor without it, torch tries oneDNN, fails,
+    and turns oneDNN off for the rest of the process: from then on float32 rounds differently, too. So it is off while
+    any thread computes in bfloat16 there, and on again afterwards."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.before = threading.Lock(), 0, True
+
+    @contextmanager
+    def avoided(self) -> Iterator[None]:
+        with self.lock:
+            self.before = self.before if self.inside else torch._C._get_mkldnn_enabled()
+            self.inside += 1
+            torch._C._set_mkldnn_enabled(False)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.inside -= 1
+                if not self.inside:
+                    torch._C._set_mkldnn_enabled(self.before)
+
+
+ONE_DNN = OneDnn()
+
+
+@contextmanager
+def emulated(dtype: torch.dtype) -> Iterator[None]:
+    with ONE_DNN.avoided(), torch.autocast("cpu", dtype=dtype):
+        yield
+
+
+def avoid_onednn(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """For products in `dtype` outside of autocast, and for gradients of those inside."""
+    lacking = device.type == "cpu" and dtype is torch.bfloat16 and not is_on("bfloat16")
+    return ONE_DNN.avoided() if lacking else nullcontext()
 
 
 def cast_linears(network: nn.Module, dtype: torch.dtype | None) -> nn.Module:
@@ -137,15 +177,17 @@ class PartialNoising(Conditioning):
         if size > self.source_longest:
             raise UsageError(f"the sources have {size} tokens; at most {self.source_longest} fit.")
         source, there = (F.pad(part, (0, self.source_longest - size)) for part in given)
-        x, t = canvas.x, canvas.level.t
-        t = t.unsqueeze(1).expand(x.shape[:2]) if t.dim() == 1 else t
-        own = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if canvas.mask is None else canvas.mask
-        return Canvas(
-            torch.cat([clean_state(denoiser, source), x], 1),
-            denoiser.process.at(torch.cat([torch.zeros_like(source, dtype=t.dtype), t], 1)),
-            torch.cat([there, own], 1),
-            first=self.source_longest,
-        )
+        return put_before(denoiser, canvas, clean_state(denoiser, source), there)
+
+
+def put_before(denoiser: "Denoiser", canvas: Canvas, clean: Tensor, seen: Tensor) -> Canvas:
+    """The canvas behind clean states, which are `seen` [B, S] or not."""
+    x, t, mask = canvas.x, canvas.level.t, canvas.mask
+    t = t.unsqueeze(1).expand(x.shape[:2]) if t.dim() == 1 else t
+    times = torch.cat([torch.zeros_like(seen, dtype=t.dtype), t], 1)
+    own = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+    states, there = torch.cat([clean, x], 1), torch.cat([seen, own], 1)
+    return Canvas(states, denoiser.process.at(times), there, first=seen.shape[1])
 
 
 def clean_state(denoiser: "Denoiser", ids: Tensor) -> Tensor:
@@ -234,3 +276,60 @@ def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractCont
     if device.type == "cpu" and dtype is torch.bfloat16 and not is_on("bfloat16"):
         return emulated(dtype)
     return torch.autocast(device.type, dtype=dtype)
+
+
+GIVEN = 27  # the random stream of positions
+
+
+class GivenPositions(ABC):
+    """Draws the positions that a training text is given; at least one is left to generate."""
+
+    @abstractmethod
+    def draw(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
+        """The given positions of texts of these lengths [B], [B, width]."""
+
+
+@dataclass(frozen=True)
+class PrefixOrSubset(GivenPositions):
+    """A prefix of uniform length for a share `prefix` of the texts, a random subset of uniform size for the others
+    (Dieleman et al., 2022)."""
+
+    prefix: float = 0.5
+
+    def draw(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
+        coin, size = noise.uniform(0, 2, stream=GIVEN).T.unsqueeze(-1)
+        place = torch.arange(width, device=lengths.device)
+        order = torch.where(coin < self.prefix, place / width, noise.uniform(1, width, stream=GIVEN))
+        order = torch.where(place < lengths.unsqueeze(1), order, 2.0)
+        return order.argsort(-1).argsort(-1) < (size * lengths.unsqueeze(1)).long()
+
+
+@dataclass(frozen=True)
+class Spans(GivenPositions):
+    """The text is cut into 1 to `most` spans, any number as likely, of which every second one is given: the even ones
+    or, by a coin, the odd ones. One span is all generated (Strudel et al., 2022)."""
+
+    most: int = 5
+
+    def draw(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
+        count, coin = noise.uniform(0, 2, stream=GIVEN).T.unsqueeze(-1)
+        spans = (count * self.most).long().minimum(lengths.unsqueeze(1) - 1) + 1
+        # Cuts that differ: the first few places of a random order.
+        place = torch.arange(width, device=lengths.device)
+        inside = place < lengths.unsqueeze(1)
+        order = torch.where(inside & (place > 0), noise.uniform(1, width, stream=GIVEN), 2.0)
+        cut = order.argsort(-1).argsort(-1) < spans - 1
+        return ((cut.cumsum(-1) + (coin < 0.5)) % 2 == 1) & (spans > 1) & inside
+
+
+class MaskStack(Conditioning):
+    """The network reads the noisy state, zero at given positions; their clean states, zero elsewhere; where they are;
+    and the last estimate (Dieleman et al., 2022; Strudel et al., 2022)."""
+
+    def place(self, denoiser: Denoiser, canvas: Canvas, condition: Condition) -> Canvas:
+        given, x = condition.given, canvas.x
+        if given is None:
+            return replace(canvas, given=(torch.zeros_like(x), torch.zeros_like(x[..., :1], dtype=torch.bool)))
+        shown, here = (given >= 0).unsqueeze(-1), ((given >= 0) | (given == HIDDEN)).unsqueeze(-1)
+        clean = torch.where(shown, clean_state(denoiser, given.clamp(min=0)), 0)
+        return replace(canvas, x=torch.where(here, 0, x), given=(clean, here))

@@ -77,12 +77,6 @@ class TokenChain:
             found.append(flow)
         return torch.stack(found, 1)
 
-    def find_likeliest(self, messages: "Messages") -> Tensor:
-        """The classes [B, L, 1] of the likeliest way to be accepted (Viterbi, 1967)."""
-        ways = pick(messages.later[1, :, 1:], self.next_states) + pick(messages.log_q[1], self.next_classes)
-        choice = ways.argmax(-1)
-        return self.classes_at(self.follow(choice), choice)
-
     def draw_classes(self, messages: "Messages", u: Tensor) -> tuple[Tensor, Tensor]:
         """Classes [B, L, 1] that are drawn by uniform numbers [B, L]; and where each number lies in the share of its
         class, [B, L], which is another uniform number."""
@@ -162,7 +156,9 @@ class Messages:
         return torch.where(self.inside, tokens, FREE)
 
     def likeliest(self) -> Tensor:
-        """The likeliest text that is accepted, [B, L]; the likeliest tokens outside."""
-        kinds = self.chain.find_likeliest(self)
-        other = (self.chain.classes != kinds) & self.inside.unsqueeze(-1)
+        """The likeliest text that is accepted (Viterbi, 1967), [B, L]; the likeliest tokens outside."""
+        chain = self.chain
+        choice = (pick(self.later[1, :, 1:], chain.next_states) + pick(self.log_q[1], chain.next_classes)).argmax(-1)
+        kinds = chain.classes_at(chain.follow(choice), choice)
+        other = (chain.classes != kinds) & self.inside.unsqueeze(-1)
         return self.log_p.masked_fill(other, IMPOSSIBLE).argmax(-1)

@@ -46,11 +46,13 @@ def exchange_parts(model: nn.Module, kinds: Sequence[str]) -> None:
         if faster := FASTER.get(type(part)):
             part.__class__ = faster
             part.kinds = kinds  # type: ignore[assignment]
+            if faster is FusedBlock:
+                part.feed.of_block = True  # type: ignore[union-attr]
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    product: Tensor = multiply_matrices(a, b)
-    return product
+    """A plain function, since models are copied."""
+    return multiply_matrices(a, b)
 
 
 class FusedSlopes:

@@ -1,4 +1,4 @@
-"""CUDA-graph capture of steps that repeat: a thousand kernel launches become one."""
+"""CUDA-graph capture of steps that repeat, in training and in sampling: a thousand kernel launches become one."""
 
 import gc
 import threading
@@ -9,7 +9,12 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 
+from difflm.data.batches import Batch
+from difflm.diffusion.denoiser import Denoiser
+from difflm.models.base import LanguageModel, Losses
+from difflm.models.length_predictor import LengthPredictor
 from difflm.runtime.tensors import storage_addresses
 
 _capture_lock = threading.RLock()
@@ -48,8 +53,10 @@ class CapturedFunction:
         if self.device.type != "cuda":
             return self.function() if self.calls <= self.warmup else self._replay_on_cpu()
         if self.calls <= self.warmup:
-            return self._warm_up()
-        self.graph = self.graph or self._capture()
+            return run_aside(self.function)
+        if self.graph is None:
+            other, self.share_pool_with = self.share_pool_with, None
+            self.graph = capture_graph(self.function, other.graph if other else None)
         self.graph.replay()
 
     def close(self) -> None:
@@ -63,23 +70,6 @@ class CapturedFunction:
             self.function()
         finally:
             _stand_in.capturing = before
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        graph, other = torch.cuda.CUDAGraph(), self.share_pool_with
-        pool = other.graph.pool() if other and other.graph else None
-        # Thread-local, since other threads may use the device meanwhile, such as a server's that draws lengths.
-        with exclusive_capture(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            self.function()
-        self.share_pool_with = None
-        return graph
-
-    def _warm_up(self) -> None:
-        """Run on a side stream, as capture will: libraries initialise their state per stream."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.function()
-        torch.cuda.current_stream().wait_stream(side)
 
 
 def is_capturing() -> bool:
@@ -100,6 +90,24 @@ def exclusive_capture() -> Iterator[None]:
                 gc.enable()
 
 
+def run_aside(function: Callable[[], None]) -> None:
+    """Run on a side stream, as capture will: libraries initialise their state per stream."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def capture_graph(function: Callable[[], None], other: torch.cuda.CUDAGraph | None) -> torch.cuda.CUDAGraph:
+    """Capture a function, in the memory of another graph if there is one."""
+    graph, pool = torch.cuda.CUDAGraph(), None if other is None else other.pool()
+    # Thread-local, since other threads may use the device meanwhile, such as a server's that draws lengths.
+    with exclusive_capture(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        function()
+    return graph
+
+
 @torch.no_grad()
 def compile_whole(function: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
     """Compile a capturable function as one graph, including gradients taken inside it: all operations between two
@@ -114,8 +122,7 @@ def compile_whole(function: Callable[[], None], state: Sequence[Tensor]) -> Call
     torch._foreach_copy_([*state], before)  # a second step after the only one would read beyond the levels
     traced = make_fx(lambda: function())()
     torch._foreach_copy_([*state], before)
-    compiled: Callable[[], None] = torch.compile(traced, dynamic=False, fullgraph=True)
-    return compiled
+    return torch.compile(traced, dynamic=False, fullgraph=True)
 
 
 class Closable(Protocol):
@@ -216,3 +223,120 @@ class CapturedCalls:
     def clear_recorded(self) -> None:
         """Free what was captured; the next calls capture again."""
         self.pool.clear()
+
+
+Gradients = Callable[[Batch], Losses]  # gradients are left in .grad
+
+
+class CapturedGradients:
+    """Replays `gradients` on new inputs of the shapes it was captured with.
+
+    Random numbers come from the default generator, whose seed is read again at every replay. Gradients are written to
+    the graph's own memory, which every replay overwrites; given `sums` of the weights' shapes, they are added to these
+    instead. Everything else shares the memory of `other`, a graph that never runs at the same time.
+    """
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        weights: Sequence[Parameter],
+        batch: Batch,
+        sums: Sequence[Tensor] | None = None,
+        other: "CapturedGradients | None" = None,
+    ) -> None:
+        self.batch, self.weights = batch.map(lambda tensor: tensor.clone()), weights
+
+        def warm_up() -> None:
+            for _ in range(3):
+                self._clear()
+                gradients(self.batch)
+
+        def work() -> None:
+            found = gradients(self.batch)
+            terms = {name: value.detach() for name, value in found.terms.items()}
+            self.losses = Losses(found.total.detach(), terms, found.count)
+
+        run_aside(warm_up)  # compilation and lazy initialisation must not happen during capture
+        # A weight that the loss does not depend on has no gradient, not one of zero.
+        has_grad = [weight.grad is not None for weight in weights]
+        self._clear()
+        torch.cuda.empty_cache()  # memory of the side stream cannot be used by other streams
+        for weight, total, has in zip(weights, sums or (), has_grad, strict=bool(sums)):
+            weight.grad = total if has else None
+        self.graph: torch.cuda.CUDAGraph = capture_graph(work, other.graph if other else None)
+        self.grads = [weight.grad for weight in weights]
+        self._clear()
+
+    def _clear(self) -> None:
+        for weight in self.weights:
+            weight.grad = None
+
+    def __call__(self, batch: Batch) -> Losses:
+        for own, new in zip(self.batch.arrays(), batch.arrays(), strict=True):
+            own.copy_(new, non_blocking=True)
+        self.graph.replay()
+        for weight, grad in zip(self.weights, self.grads, strict=True):
+            weight.grad = grad
+        return self.losses
+
+
+class CapturedSteps:
+    """`gradients` as CUDA graphs, one for each shape of a batch. With `summed`, those of several batches are added."""
+
+    def __init__(self, gradients: Gradients, weights: Sequence[Parameter], summed: bool) -> None:
+        self.gradients, self.weights = gradients, weights
+        self.sums = [torch.zeros_like(weight) for weight in weights] if summed else []
+        self._graphs: dict[Hashable, CapturedGradients] = {}
+
+    def begin(self) -> None:
+        """Begin a step."""
+        if self.sums:
+            torch._foreach_zero_(self.sums)
+
+    def name_memory(self, batch: Batch) -> Hashable:
+        """Name the memory that the gradients of a step lie in whose last batch is this one."""
+        return 0 if self.sums else batch.key
+
+    def capture(self, batch: Batch) -> Gradients:
+        """The graph of a batch's shape; it is made for the first such batch."""
+        if batch.key not in self._graphs:
+            other = next(iter(self._graphs.values()), None)
+            self._graphs[batch.key] = CapturedGradients(self.gradients, self.weights, batch, self.sums or None, other)
+        return self._graphs[batch.key]
+
+
+class CapturedLengths:
+    """`read_lengths` of a length policy, captured for the denoiser that was asked last if its network allows it."""
+
+    def __init__(self, policy: LengthPredictor) -> None:
+        self.policy = policy
+        self.reader: tuple[Denoiser, CapturedCalls] | None = None
+
+    def __call__(self, denoiser: Denoiser, source: Tensor, mask: Tensor) -> Tensor:
+        read = partial(LengthPredictor.read_lengths, self.policy, denoiser)
+        if not denoiser.network.capturable:
+            return read(source, mask)
+        found = self.reader  # other threads may replace it
+        if found is None or found[0] is not denoiser:
+            found = denoiser, CapturedCalls(read, nn.ModuleList((denoiser, self.policy)))
+            self.reader = found
+        return found[1](source, mask)
+
+    def clear_recorded(self) -> None:
+        found, self.reader = self.reader, None
+        if found is not None:
+            found[1].clear_recorded()
+
+    def __getstate__(self) -> dict[str, object]:
+        """What copies and pickles have: not what was captured, which would bring the denoiser with it."""
+        return {**self.__dict__, "reader": None}
+
+
+def capture_lengths(model: LanguageModel) -> CapturedLengths | None:
+    """Let the length policy of a model read sources by captured passes; None if it reads none."""
+    policy = model.lengths if model.capabilities.denoises else None
+    if not isinstance(policy, LengthPredictor):
+        return None
+    if not isinstance(policy.read_lengths, CapturedLengths):
+        policy.read_lengths = CapturedLengths(policy)  # type: ignore[method-assign]
+    return policy.read_lengths

@@ -1,13 +1,98 @@
-"""The update of captured steps: clipping, AdamW and averaging as one kernel. It imports Triton."""
+"""The update of captured steps: clipping, AdamW, the moving average of weights and their copies in bfloat16 as one
+kernel, every number read and written once. It imports Triton."""
 
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor, nn
 
 from difflm.fast.cuda_graphs import CapturedFunction
-from difflm.fast.kernels.fused_adamw import FusedAdamWEma, WeightState, step_coefficients
 from difflm.fast.master_weights import MasterWeights, Weight
+
+BLOCK, WARPS = 1024, 8  # weights per program, four a thread: with more, too few programs are resident at a time
+
+
+class WeightState(NamedTuple):
+    """A weight with its gradient, its two moments, its moving average, and its bfloat16 copy if it has one."""
+
+    grad: Tensor
+    weight: Tensor
+    first: Tensor
+    second: Tensor
+    average: Tensor
+    low_precision: Tensor | None
+
+
+class FusedAdamWEma:
+    """Updates a group of weights, given by tensors that keep their addresses. Gradients are multiplied by `scale`, a
+    number on the device."""
+
+    def __init__(
+        self, weights: Sequence[WeightState], coefficients: Tensor, betas: tuple[float, float], eps: float
+    ) -> None:
+        self.coefficients, self.betas, self.eps = coefficients, betas, eps  # coefficients: [5] float32
+        self.weights = weights  # keeps the memory alive that the addresses refer to
+        self.grads = [weight.grad for weight in weights]
+        self.tables = [
+            (list_addresses(own, coefficients.device), low_precision)
+            for low_precision in (False, True)
+            if (own := [weight for weight in weights if (weight.low_precision is not None) == low_precision])
+        ]
+
+    def __call__(self, scale: Tensor) -> None:
+        for table, low_precision in self.tables:
+            with torch.cuda.device_of(self.coefficients):
+                numbers = (self.coefficients, scale, *self.betas, self.eps)
+                _step[(len(table[-1]),)](*table, *numbers, LOW_PRECISION=low_precision, BLOCK=BLOCK, num_warps=WARPS)
+
+
+def list_addresses(weights: Sequence[WeightState], device: torch.device) -> list[Tensor]:
+    """The addresses of each weight's tensors [weights, 6], their sizes [weights], and the block of numbers that each
+    program updates [programs, 2]: the index of a weight, and its first number in the block."""
+    sizes = [weight.weight.numel() for weight in weights]
+    blocks = [(index, start) for index, size in enumerate(sizes) for start in range(0, size, BLOCK)]
+    addresses = [[0 if tensor is None else tensor.data_ptr() for tensor in weight] for weight in weights]
+    assert not any(address % 16 for row in addresses for address in row), "the kernel loads 16 bytes at a time"
+    return [torch.tensor(row, dtype=torch.int64, device=device) for row in (addresses, sizes, blocks)]
+
+
+@triton.jit
+def _step(  # type: ignore[no-untyped-def]
+    addresses, sizes, blocks, coefficients, scale, beta_1, beta_2, eps, LOW_PRECISION: tl.constexpr, BLOCK: tl.constexpr
+):
+    program = tl.program_id(0)
+    index = tl.load(blocks + 2 * program)
+    start = tl.multiple_of(tl.load(blocks + 2 * program + 1), BLOCK)
+    offsets = start + tl.arange(0, BLOCK)
+    valid = offsets < tl.load(sizes + index)
+    row = addresses + 6 * index
+    fp32: tl.constexpr = tl.pointer_type(tl.float32)
+    bf16: tl.constexpr = tl.pointer_type(tl.bfloat16)
+    # Every tensor begins at a multiple of 16 bytes; told so, the compiler loads 16 bytes at a time.
+    grads = tl.multiple_of(tl.load(row), 16).to(bf16 if LOW_PRECISION else fp32)
+    weights, averages = tl.multiple_of(tl.load(row + 1), 16).to(fp32), tl.multiple_of(tl.load(row + 4), 16).to(fp32)
+    firsts, seconds = tl.multiple_of(tl.load(row + 2), 16).to(fp32), tl.multiple_of(tl.load(row + 3), 16).to(fp32)
+
+    grad = tl.load(grads + offsets, valid).to(tl.float32) * tl.load(scale)
+    first = tl.load(firsts + offsets, valid)
+    first += (1 - beta_1) * (grad - first)
+    second = beta_2 * tl.load(seconds + offsets, valid) + (1 - beta_2) * grad * grad
+    tl.store(firsts + offsets, first, valid)
+    tl.store(seconds + offsets, second, valid)
+
+    update = (first / tl.load(coefficients + 2)) / (tl.sqrt(second / tl.load(coefficients + 3)) + eps)
+    weight = tl.load(weights + offsets, valid)
+    weight -= tl.load(coefficients + 1) * weight + tl.load(coefficients) * update
+    tl.store(weights + offsets, weight, valid)
+
+    average = tl.load(averages + offsets, valid)
+    tl.store(averages + offsets, average + tl.load(coefficients + 4) * (weight - average), valid)
+    if LOW_PRECISION:
+        copies = tl.multiple_of(tl.load(row + 5), 16).to(bf16)
+        tl.store(copies + offsets, weight.to(tl.bfloat16), valid)
 
 
 class FusedUpdate:
@@ -28,9 +113,11 @@ class FusedUpdate:
 
     def __call__(self, step: int, ema_weight: float, buffers: Hashable) -> None:
         """Apply the gradients of a step that lie in the memory called `buffers`: a capture reads fixed addresses."""
+        # Learning rate, its product with weight decay, 1 − β₁ᵗ, 1 − β₂ᵗ (steps count from 0), and the share of the new
+        # weights in their average: the kernel reads them from memory, so that a captured one can be replayed.
         rows = [
-            step_coefficients(step, group["lr"], group["betas"], group["weight_decay"], ema_weight)
-            for group in self.optimizer.param_groups
+            [one["lr"], one["weight_decay"] * one["lr"], *(1 - b ** (step + 1) for b in one["betas"]), ema_weight]
+            for one in self.optimizer.param_groups
         ]
         self._numbers.copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
         if buffers not in self._captured:

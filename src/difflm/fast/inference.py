@@ -18,14 +18,10 @@ from difflm.diffusion.denoiser import Denoiser, cast_linears
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, RowStates, SamplerInputs, Steering
 from difflm.fast.accelerate import accelerate
-from difflm.fast.captured_lengths import capture_lengths
-from difflm.fast.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, is_capturing
-from difflm.fast.eight_bit import use_eight_bits
-from difflm.fast.few_places import ask_few_places
+from difflm.fast.cpu_layers import pack_layers, use_eight_bits
+from difflm.fast.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, capture_lengths, is_capturing
 from difflm.fast.joinable import JoinableSampler, continue_rows, frames_of_rows
-from difflm.fast.packed_weights import pack_layers
-from difflm.fast.recorded import RecordedDecoder, RecordedSampler, can_capture, capture_key
-from difflm.fast.recorded_blocks import recorder_of
+from difflm.fast.recorded import RecordedDecoder, RecordedSampler, ask_few_places, can_capture, capture_key, recorder_of
 from difflm.fast.repairs import GROWTH, Repairs, expect_nearby, unwritten_log_probs
 from difflm.machine import is_on
 from difflm.models.autoregressive import Autoregressive
@@ -66,9 +62,9 @@ class Inference(Runner):
         self._joinable: GraphPool[JoinableSampler] = GraphPool(MAX_RECORDED)
         self._decoder_copies: dict[tuple[torch.dtype | None, bool, torch.device], Autoregressive] = {}
         self._decoders: GraphPool[RecordedDecoder] = GraphPool(MAX_DECODERS)
-        self._readers: dict[int, CapturedCalls] = {}  # by the number of a batch's tensors
+        self._read_nats = CapturedCalls(lambda *own: cast(Autoregressive, model).nats(Batch(*own)), model)
         self._repairs: GraphPool[Repairs] = GraphPool(MAX_DECODERS)
-        self._expectations: dict[tuple[int, int], CapturedCalls] = {}  # by the copy and the number of a batch's tensors
+        self._expectations: CapturedCalls | None = None  # of the copy
         self._lock = threading.Lock()
 
     @property
@@ -117,9 +113,9 @@ class Inference(Runner):
     def _renew(self, source: Denoiser, dtype: torch.dtype | None) -> None:
         self._recorded.clear()
         self._joinable.clear()
-        for calls in self._expectations.values():
-            calls.clear_recorded()
-        self._expectations.clear()
+        if self._expectations is not None:
+            self._expectations.clear_recorded()
+        self._expectations = None
         self._copy = DenoiserCopy(source, dtype, self.compiled)
 
     @torch.no_grad()  # as a decorator it applies while a frame is computed, not while the caller reads it
@@ -162,12 +158,8 @@ class Inference(Runner):
 
     def decode(self, part: PrefixModel, batch: TextBatch) -> Iterator[Frame]:
         """Yield frames of texts that are written from left to right, with captured steps if there are no rules."""
-        model, texts, sampling, steering = (
-            cast(Autoregressive, part),
-            len(batch.lengths),
-            batch.sampling,
-            batch.steering,
-        )
+        model, texts = cast(Autoregressive, part), len(batch.lengths)
+        sampling, steering = batch.sampling, batch.steering
         if sampling.beams and texts > (most := max(1, MAX_BEAM_ROWS // sampling.beams)):
             yield join_frames([*self._search_in_parts(model, batch, most)])
             return
@@ -210,7 +202,11 @@ class Inference(Runner):
                 self._decoders.clear()
                 self._repairs.clear()
             if key not in self._decoder_copies:
-                self._decoder_copies[key] = prepare_decoder(model, dtype, compiled)
+                made = copy.deepcopy(model).requires_grad_(False).eval().to(dtype=dtype)  # not cast for every word
+                made.set_compute_dtype(None)
+                for block in made.network.equal_blocks() if compiled else ():
+                    block.compile(dynamic=False)
+                self._decoder_copies[key] = made
             decoder = self._decoder_copies[key]
             torch._foreach_copy_(module_tensors(decoder), module_tensors(model))
         return decoder
@@ -238,9 +234,7 @@ class Inference(Runner):
         if model.training:
             model.eval()
         given = padded.ids, padded.lengths, padded.source, padded.source_lengths
-        there = [one for one in given if one is not None]
-        read = self._readers.setdefault(len(there), CapturedCalls(lambda *own: model.nats(Batch(*own)), model))
-        nats = read(*there)
+        nats = self._read_nats(*(one for one in given if one is not None))
         return nats, torch.zeros_like(nats)
 
     @torch.no_grad()
@@ -279,32 +273,28 @@ class Inference(Runner):
         call = partial(unwritten_log_probs, denoiser, model.lengths)
         if not self.records_steps(device) or denoiser is model.denoiser:
             return call(*given)
-        calls = CapturedCalls(call, denoiser, MAX_DECODERS)
-        return self._expectations.setdefault((id(denoiser), len(given)), calls)(*given)
+        calls = self._expectations = self._expectations or CapturedCalls(call, denoiser, MAX_DECODERS)
+        return calls(*given)
 
     def _can_capture(self, batch: Batch) -> bool:
         """Whether a left-to-right model reads these texts by a captured pass: not too many at a time."""
-        return (
-            self.captures_nats and batch.documents is None and batch.ids.numel() * self.model.vocabulary <= MAX_LOGITS
-        )
+        if not self.captures_nats or batch.documents is not None:
+            return False
+        return batch.ids.numel() * self.model.vocabulary <= MAX_LOGITS
 
     def _pad(self, batch: Batch) -> Batch:
         """With rows of texts and sources as wide as a multiple of WIDTH, so that few shapes are captured."""
-        ids, source = pad_width(batch.ids, self.model.max_words), batch.source
-        return replace(
-            batch, ids=ids, source=None if source is None else pad_width(source, self.model.capabilities.source_limit)
-        )
+        most, source = self.model.capabilities.source_limit, batch.source
+        source = None if source is None else pad_width(source, most)
+        return replace(batch, ids=pad_width(batch.ids, self.model.max_words), source=source)
 
     def clear_recorded(self) -> None:
         """Free what was captured for earlier requests; the next one captures again."""
-        self._recorded.clear()
-        self._joinable.clear()
-        self._decoders.clear()
-        self._repairs.clear()
-        for reader in [*self._readers.values(), *self._expectations.values()]:
-            reader.clear_recorded()
-        if self._lengths is not None:
-            self._lengths.clear_recorded()
+        for pool in (self._recorded, self._joinable, self._decoders, self._repairs):
+            pool.clear()
+        for calls in (self._read_nats, self._expectations, self._lengths):
+            if calls is not None:
+                calls.clear_recorded()
 
 
 def pad_width(ids: Tensor, most: int) -> Tensor:
@@ -341,16 +331,16 @@ class DenoiserCopy:
     def sync_weights(self, source: Denoiser) -> None:
         """Copy the source's current weights. Whether they changed cannot be checked: a captured training step leaves no
         other trace. The copying is captured too, as long as the weights stay at their addresses."""
+
+        @torch.no_grad()
+        def work() -> None:
+            mine, new = zip(*self.pairs(source), strict=True)
+            torch._foreach_copy_(mine, new)
+
         there = storage_addresses(source)
         if self._copying is None or self._copying[0] != there:
-            device = source.codec.bias.device
-            self._copying = there, CapturedFunction(partial(self._copy_weights, source), device, warmup=1)
+            self._copying = there, CapturedFunction(work, source.codec.bias.device, warmup=1)
         self._copying[1]()
-
-    @torch.no_grad()
-    def _copy_weights(self, source: Denoiser) -> None:
-        mine, new = zip(*self.pairs(source), strict=True)
-        torch._foreach_copy_(mine, new)
 
     def pairs(self, source: Denoiser) -> list[tuple[Tensor, Tensor]]:
         """Its weights, each with the source's. They are accessed as `data`, whose changes autograd does not track:
@@ -447,13 +437,3 @@ def position_layers(network: Transformer) -> Iterator[nn.Module]:
 
 def is_on_gpu(network: Network) -> bool:
     return next(network.parameters()).is_cuda
-
-
-def prepare_decoder(model: Autoregressive, dtype: torch.dtype | None, compiled: bool) -> Autoregressive:
-    """A copy of the model with all weights in `dtype`, so that they are not cast for every word."""
-    decoder = copy.deepcopy(model).requires_grad_(False).eval().to(dtype=dtype)
-    decoder.set_compute_dtype(None)
-    if compiled:
-        for block in decoder.network.equal_blocks():
-            block.compile(dynamic=False)
-    return decoder

@@ -23,8 +23,7 @@ WARP = "times."  # the prefix of the weights of a learned time warp
 
 def local_part(tensor: Any) -> Tensor:
     """The rows of a sharded tensor that this process holds, in the same memory; other tensors unchanged."""
-    part: Tensor = tensor.detach().to_local() if is_divided(tensor) else tensor
-    return part
+    return tensor.detach().to_local() if is_divided(tensor) else tensor
 
 
 def is_divided(tensor: object) -> bool:

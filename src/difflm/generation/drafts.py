@@ -1,14 +1,18 @@
 """The drafts of a batch at one step."""
 
+import base64
+import struct
+import zlib
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from difflm.diffusion.samplers.loop import Frame
 from difflm.generation.jobs import GenerationJob
 from difflm.generation.reading import Reader
-from difflm.methods.glyph_diffusion.glyphs import picture_url
-from difflm.methods.levt.alignment import EDITS
+from difflm.methods.levt import EDITS
 from difflm.models.batching import SampleBatch
 from difflm.player.frames import Draft
 
@@ -44,3 +48,16 @@ def read_drafts(lm: Reader, job: GenerationJob, batch: SampleBatch, frame: Frame
         return drafts
     pictures = map(picture_url, drawn[own].cpu().numpy())
     return [replace(draft, picture=one) for draft, one in zip(drafts, pictures, strict=True)]
+
+
+def picture_url(grey: NDArray[np.uint8]) -> str:
+    """A picture [rows, columns] as the data URL of a PNG with sixteen greys."""
+    rows, columns = grey.shape
+    nibbles = np.pad(grey >> 4, ((0, 0), (0, columns % 2)))
+    lines = np.pad(nibbles[:, ::2] << 4 | nibbles[:, 1::2], ((0, 0), (1, 0)))  # a 0 before each: it is not filtered
+    header = struct.pack(">2I5B", columns, rows, 4, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
+    parts = [
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    ]
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()

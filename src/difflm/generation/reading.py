@@ -25,8 +25,8 @@ from difflm.generation.checks import check_device, check_dtype, check_eight_bits
 from difflm.generation.texts import Repaired, TokenBelief
 from difflm.models.base import LanguageModel
 from difflm.models.batching import pad_token_rows, source_condition
-from difflm.models.leave_one_out import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
 from difflm.models.open_models import find_open_model, load_open_model
+from difflm.models.word_nats import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
 from difflm.runtime.files import OF_WEIGHTS, Json, explain_write_errors, write_checked
 from difflm.runtime.hub import fetch_from_hub, is_hub_name, push_to_hub
 from difflm.runtime.threads import check_process

@@ -4,12 +4,9 @@ when the method is asked for.
 Methods of other packages join through the entry points `difflm.methods`, or by `difflm.methods.register`.
 """
 
-from importlib import resources
-
-import yaml
-
 from difflm.methods.base import LISTED, Method, Row
 from difflm.methods.base import TextSpec as TextSpec
+from difflm.runtime.files import read_own_table
 from difflm.runtime.registry import Registry
 
 OWN = {name: f"{__name__}.{row['class']}" for name, row in LISTED.items()}
@@ -25,7 +22,4 @@ def list_methods() -> dict[str, Row]:
 
 def read_measured() -> dict[str, dict[str, float]]:
     """What was measured of each method: `measured.yaml`."""
-    found: dict[str, dict[str, float]] = yaml.safe_load(
-        resources.files(__name__).joinpath("measured.yaml").read_text(encoding="utf-8")
-    )
-    return found
+    return read_own_table("measured.yaml", __file__)

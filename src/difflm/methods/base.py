@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from difflm.runtime.files import read_own_table
 
 if TYPE_CHECKING:  # what a method is can be read without torch
     from difflm.data.tokenizers import Tokenizer
     from difflm.models.base import LanguageModel
 
 Row = dict[str, Any]  # a method's line of the table
-LISTED: dict[str, Row] = yaml.safe_load((Path(__file__).parent / "methods.yaml").read_text(encoding="utf-8"))
+LISTED: dict[str, Row] = read_own_table("methods.yaml", __file__)
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Method(BaseModel):
     begins_with: ClassVar[tuple[str, ...]] = ()  # other methods whose networks it can start from (init=RUN)
     bound: ClassVar[bool] = True  # whether its likelihood is exact or a true bound
     unbound_by: ClassVar[str] = ""  # the setting without which it has one
+    # The field for the config of its pretrained model; what reads that of a directory, and what sizes it says.
+    keeps: ClassVar[tuple[str, Callable[[str], Row], Callable[[Row], Row]] | None] = None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: object) -> None:
@@ -54,6 +56,18 @@ class Method(BaseModel):
         for key, value in LISTED.get(vars(cls).get("name", ""), {}).items():
             if key != "class" and key not in vars(cls):
                 setattr(cls, key, value)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_config(cls, values: object) -> object:
+        """Settings with the config of the pretrained model: read of its directory, unless a run has kept it."""
+        if cls.keeps is None or not isinstance(values, dict) or not values.get("pretrained"):
+            return values
+        key, read, sizes = cls.keeps
+        if values.get(key):
+            return values
+        config = read(str(values["pretrained"]))
+        return {**values, key: config, **sizes(config)}
 
     @classmethod
     def describe(cls) -> Row:
@@ -82,12 +96,16 @@ class Method(BaseModel):
         return ""
 
 
-def keep_config(
-    values: object, key: str, read: Callable[[str], Row], sizes: Callable[[Row], Row] = lambda _: {}
-) -> object:
-    """Settings of a method, with the config of its pretrained model under `key`, and the sizes that the config says:
-    read of the model's directory, unless a run has kept them."""
-    if isinstance(values, dict) and values.get("pretrained") and not values.get(key):
-        config = read(str(values["pretrained"]))
-        return {**values, key: config, **sizes(config)}
-    return values
+class Sized(Method):
+    """A method of a Transformer, whose sizes are those of Vaswani et al. (2017) unless it says otherwise."""
+
+    hidden: int = 512
+    layers: int = 6
+    heads: int = 8
+    dropout: float = 0.1
+
+
+class ReadsSources(Sized):
+    """The same where texts may have sources, which an encoder of so many layers reads."""
+
+    encoder_layers: int = 6

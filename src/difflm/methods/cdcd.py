@@ -6,28 +6,25 @@ but leaves no probability below zero, so that the mean word stays among the word
 
 from pydantic import Field
 
-from difflm.diffusion import codecs, denoiser, given
+from difflm.diffusion import codecs, denoiser
 from difflm.diffusion.codecs.embedding import Logits
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import gaussian
 from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
 from difflm.diffusion.word_bound import GaussianBound
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel, Noising
 from difflm.models.lengths import PadTokens
 
 
-class Cdcd(Method):
+class Cdcd(ReadsSources):
     name, task = "cdcd", "either"
 
     embedding_dim: int = 256
     hidden: int = 1024
     layers: int = 8
-    encoder_layers: int = 6  # of a source's encoder, where texts have sources
-    heads: int = 8
-    dropout: float = 0.1
     sigma_min: float = Field(default=1.0, gt=0)  # 0.1 where vectors are short
     sigma_max: float = Field(default=300.0, gt=0)
     warp: bool = True
@@ -41,12 +38,14 @@ class Cdcd(Method):
         codec = codecs.LearnedEmbedding(vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
         process = gaussian.Gaussian(gaussian.LinearSigma(self.sigma_min, self.sigma_max), exploding=True)
         return DiffusionModel(
-            denoiser.Denoiser(network, codec, process, reads or given.MaskStack(), denoiser.SelfConditioning("half")),
+            denoiser.Denoiser(
+                network, codec, process, reads or denoiser.MaskStack(), denoiser.SelfConditioning("half")
+            ),
             objective=Objective({"ce": 1.0}),
             times=LearnedWarp() if self.warp else LowDiscrepancy(),
             lengths=PadTokens(texts.longest),
             sampling=Sampling("euler", steps=200),
             bound=GaussianBound(),
             drop=denoiser.ConditionDrop(self.drop, scores=True),
-            noising=Noising(given=None if reads else given.PrefixOrSubset()),
+            noising=Noising(given=None if reads else denoiser.PrefixOrSubset()),
         )

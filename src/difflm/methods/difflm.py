@@ -13,22 +13,21 @@ from difflm.diffusion.codecs import embedding
 from difflm.diffusion.denoiser import CleanGiven, ConditionDrop, Denoiser, SelfConditioning
 from difflm.diffusion.processes import gaussian
 from difflm.diffusion.word_bound import GaussianBound
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import Lengths, build_lengths, build_network
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel, ModelParts, Noising
 
 
-class DiffLM(Method):
+class DiffLM(ReadsSources):
     name, task = "difflm", "either"
 
     embedding_dim: int = 64
     hidden: int = 384
     layers: int = 8
-    encoder_layers: int = 4  # of a source's encoder, where texts have sources
+    encoder_layers: int = 4
     lengths: Lengths = "predicted"  # of texts with sources
     heads: int = 6
-    dropout: float = 0.1
     log_snr_shift: float = -4.0
     evidence: bool = True
     warp: bool = True

@@ -11,26 +11,20 @@ from pydantic import Field
 from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Sqrt
+from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
 from difflm.diffusion.timesteps import Uniform
 from difflm.diffusion.word_bound import GaussianBound
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel, Noising
 from difflm.models.length_predictor import LengthPredictor
 
 
-class Difformer(Method):
+class Difformer(ReadsSources):
     name, task = "difformer", "seq2seq"
 
     embedding_dim: int = 128
-    hidden: int = 512
-    layers: int = 6
-    encoder_layers: int = 6
-    heads: int = 8
-    dropout: float = 0.1
     norm: Literal["none", "sphere", "layer"] = "layer"
     noise_factor: float = Field(default=4.0, gt=0)  # of training alone
 

@@ -11,8 +11,7 @@ from difflm.diffusion.base import Times, expand_levels
 from difflm.diffusion.codecs import CentredEmbedding, Embedding, LearnedEmbedding
 from difflm.diffusion.denoiser import Denoiser, PartialNoising
 from difflm.diffusion.noise import Noise, Step
-from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Schedule, Sqrt
+from difflm.diffusion.processes.gaussian import Gaussian, Schedule, Sqrt
 from difflm.methods.base import TextSpec
 from difflm.methods.diffusion_lm import X0_STD, DiffusionLM, compose_chain
 from difflm.models.base import LanguageModel, Sampling

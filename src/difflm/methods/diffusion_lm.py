@@ -4,15 +4,13 @@ Where the paper and the released code differ we choose on purpose and say so: do
 """
 
 from difflm.diffusion.bounds import Bound
-from difflm.diffusion.codecs import LearnedEmbedding
-from difflm.diffusion.codecs.embedding import X0
+from difflm.diffusion.codecs.embedding import X0, LearnedEmbedding
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Sqrt, first_level_std
+from difflm.diffusion.processes.gaussian import Gaussian, Sqrt, first_level_std
 from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform
 from difflm.diffusion.word_bound import GaussianBound
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import Sized, TextSpec
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import PadTokens
@@ -26,14 +24,13 @@ CERTAIN = 0.1
 BOUND = GaussianBound(certain_below=CERTAIN)
 
 
-class DiffusionLM(Method):
+class DiffusionLM(Sized):
     name = "diffusion-lm"
 
     embedding_dim: int = 16
     hidden: int = 768
     layers: int = 12
     heads: int = 12
-    dropout: float = 0.1
 
     def build(self, texts: TextSpec) -> LanguageModel:
         dim = self.embedding_dim

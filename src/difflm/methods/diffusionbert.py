@@ -8,7 +8,7 @@ import math
 from typing import Any, Literal, cast
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from difflm.data.tokenizers import Tokenizer
@@ -18,7 +18,7 @@ from difflm.diffusion.processes import Absorbing, DiscreteProcess
 from difflm.diffusion.processes.discrete import gather_tokens, keep_visible
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
-from difflm.methods.base import TextSpec, keep_config
+from difflm.methods.base import TextSpec
 from difflm.methods.d3pm import LAMBDA
 from difflm.methods.tokens import TokenMethod
 from difflm.models.base import LanguageModel
@@ -87,6 +87,7 @@ class Spindle(Absorbing):
 
 
 class DiffusionBert(TokenMethod):
+    keeps = ("encoder", read_encoder, sizes_of)
     name = "diffusionbert"
     begins_with = ()  # its encoder is of another make
 
@@ -101,11 +102,6 @@ class DiffusionBert(TokenMethod):
     "Whether to begin with that encoder's weights, or with its shape alone."
     encoder: Json = {}  # noqa: RUF012 (pydantic copies it)
     "Its config, which a run keeps."
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_encoder(cls, values: object) -> object:
-        return keep_config(values, "encoder", read_encoder, sizes_of)
 
     @property
     def word_width(self) -> int:

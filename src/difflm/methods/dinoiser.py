@@ -13,11 +13,10 @@ from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import SigmaTime
+from difflm.diffusion.processes.gaussian import Gaussian, SigmaTime
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.diffusion.word_bound import GaussianBound
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel
@@ -74,15 +73,10 @@ class ClippedTimes(LowDiscrepancy):
         return t, torch.ones_like(t)
 
 
-class Dinoiser(Method):
+class Dinoiser(ReadsSources):
     name, task = "dinoiser", "seq2seq"
 
     embedding_dim: int = 16
-    hidden: int = 512
-    layers: int = 6
-    encoder_layers: int = 6
-    heads: int = 8
-    dropout: float = 0.1
     clip: bool = True  # training times, by the distances of words
 
     def build(self, texts: TextSpec) -> LanguageModel:

@@ -8,23 +8,19 @@ references are never used for choosing. The encoder starts without BERT's weight
 
 from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Sqrt
-from difflm.methods.base import Method, TextSpec
+from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
+from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.diffusion_lm import X0_STD, compose_chain
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling
 
 
-class Genie(Method):
+class Genie(ReadsSources):
     name, task = "genie", "seq2seq"
 
     embedding_dim: int = 128
     hidden: int = 768
-    layers: int = 6
-    encoder_layers: int = 6
     heads: int = 12
-    dropout: float = 0.1
 
     def build(self, texts: TextSpec) -> LanguageModel:
         dim = self.embedding_dim

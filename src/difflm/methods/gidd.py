@@ -7,9 +7,8 @@ from pydantic import Field
 from torch import Tensor
 
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Interpolating
 from difflm.diffusion.processes.discrete import expand_to
-from difflm.diffusion.processes.interpolating import Mix
+from difflm.diffusion.processes.interpolating import Interpolating, Mix
 from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
 from difflm.models.base import LanguageModel

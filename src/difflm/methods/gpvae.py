@@ -18,8 +18,8 @@ from difflm.diffusion.denoiser import require_source
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Memory, Steering
 from difflm.methods.base import TextSpec
-from difflm.methods.ld4lg.autoencoder import Autoencoder
-from difflm.methods.ld4lg.base import LatentMethod
+from difflm.methods.ld4lg import LatentMethod
+from difflm.methods.ld4lg.model import Autoencoder
 from difflm.models.base import LanguageModel, Losses, Sampling, source_of
 
 LATENTS = 27  # the random stream of latents

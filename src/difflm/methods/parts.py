@@ -1,29 +1,16 @@
 """What many methods compose in the same way: a network that may read a source, and lengths."""
 
 from collections.abc import Callable
-from typing import Literal, Protocol, TypeVar, Unpack
+from typing import Literal, TypeVar, Unpack
 
 from difflm.diffusion.denoiser import CrossAttention
-from difflm.methods.base import TextSpec
+from difflm.methods.base import ReadsSources, Sized, TextSpec
 from difflm.models.length_predictor import LengthPredictor
 from difflm.models.lengths import DrawnFromSource, DrawnLength
 from difflm.networks import EncoderDecoder, Sizes, SourceSizes, Transformer
 from difflm.networks.transformer import Settings
 
 Reader = TypeVar("Reader", bound=EncoderDecoder)
-
-
-class Sized(Protocol):
-    """A method with the sizes of a Transformer among its fields."""
-
-    hidden: int
-    layers: int
-    heads: int
-    dropout: float
-
-
-class ReadsSources(Sized, Protocol):
-    encoder_layers: int
 
 
 def read_sizes(method: Sized) -> Sizes:

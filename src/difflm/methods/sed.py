@@ -7,7 +7,7 @@ estimate. A source, which the paper does not have, precedes the text without noi
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -17,14 +17,13 @@ from torch.nn import functional as F
 
 from difflm.data.texts import check_readable, read_lines
 from difflm.data.tokenizers import Tokenizer
-from difflm.diffusion import denoiser, given, timesteps
-from difflm.diffusion.codecs import FixedEmbedding
-from difflm.diffusion.codecs.embedding import Norm, Prediction
+from difflm.diffusion import denoiser, timesteps
+from difflm.diffusion.codecs.embedding import FixedEmbedding, Norm, Prediction
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import gaussian
 from difflm.diffusion.word_bound import GaussianBound
 from difflm.errors import DifflmError, UsageError
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import Sized, TextSpec
 from difflm.methods.diffusion_lm import CERTAIN
 from difflm.methods.parts import read_sizes
 from difflm.models.base import LanguageModel, Sampling
@@ -79,21 +78,11 @@ class ReadoutEmbedding(FixedEmbedding):
         self.reads_pairs = reads_pairs
         self.head = nn.Parameter(self.table().clone())
 
-    @classmethod
-    def random(cls, vocabulary: int, dim: int, x0_std: float, reads_pairs: bool = False) -> "ReadoutEmbedding":
-        """Random vectors of length √dim."""
-        return cls(torch.randn(vocabulary, dim), norm="sphere", x0_std=x0_std, reads_pairs=reads_pairs)
-
     @torch.no_grad()
     def set_table(self, table: Tensor) -> None:
         """Copy a table before training begins."""
         self.raw.copy_(table)
         self.head.copy_(self.table())
-
-    def set_vectors(self, ids: np.ndarray, vectors: np.ndarray) -> None:
-        """Copy the vectors [N, any number] of some tokens [N], along their main directions."""
-        found = main_directions(torch.from_numpy(vectors), self.dim).to(self.raw)
-        self.set_table(self.raw.index_copy(0, torch.from_numpy(ids).to(self.raw.device), found))
 
     @torch.no_grad()
     def read_pairs(self, pairs: Tensor) -> None:
@@ -131,7 +120,7 @@ def main_directions(vectors: Tensor, dim: int, power: float = 1.0) -> Tensor:
     return F.pad(found, (0, dim - found.shape[1]))
 
 
-class Sed(Method):
+class Sed(Sized):
     name, task = "sed", "either"
     one_canvas = True
 
@@ -139,7 +128,6 @@ class Sed(Method):
     hidden: int = 896
     layers: int = 12
     heads: int = 14
-    dropout: float = 0.1
     vectors: Literal["neighbours", "random"] = "neighbours"
     vectors_file: str = ""  # lines of a word and its numbers, as GloVe's; a run keeps them
     drop: float = Field(default=0.1, ge=0, lt=1)  # share of texts learned without their given words
@@ -148,10 +136,11 @@ class Sed(Method):
     def build(self, texts: TextSpec) -> LanguageModel:
         dim, counts = self.embedding_dim, self.vectors == "neighbours" and not self.vectors_file
         source = texts.source_longest
-        codec = ReadoutEmbedding.random(texts.vocabulary, dim, x0_std=0.01, reads_pairs=counts)
+        vectors = torch.randn(texts.vocabulary, dim)
+        codec = ReadoutEmbedding(vectors, norm="sphere", x0_std=0.01, reads_pairs=counts)
         network = Transformer(2 * dim if source else 3 * dim + 1, dim, read_sizes(self), time="addition")
         process = gaussian.Gaussian(gaussian.Cosine())
-        reads = denoiser.PartialNoising(source) if source else given.MaskStack()
+        reads = denoiser.PartialNoising(source) if source else denoiser.MaskStack()
         return DiffusionModel(
             denoiser.Denoiser(network, codec, process, reads, denoiser.SelfConditioning("both")),
             objective=Objective({"mse": 1.0, "rounding_ce": 1.0}),
@@ -160,10 +149,15 @@ class Sed(Method):
             sampling=Sampling("ancestral", steps=1000),
             bound=GaussianBound(certain_below=CERTAIN),
             drop=None if source else denoiser.ConditionDrop(self.drop, self_condition=True),
-            noising=Noising(given=None if source else given.Spans()),
+            noising=Noising(given=None if source else denoiser.Spans()),
         )
 
     def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.vectors_file:
             words = ["".join(tokenizer.tokens([i])) for i in range(tokenizer.size)]
-            model.get_submodule("denoiser.codec").set_vectors(*read_word_vectors(self.vectors_file, words))  # type: ignore[operator]
+            codec, (ids, vectors) = (
+                cast(ReadoutEmbedding, model.denoiser.codec),
+                read_word_vectors(self.vectors_file, words),
+            )
+            found = main_directions(torch.from_numpy(vectors), codec.dim).to(codec.raw)
+            codec.set_table(codec.raw.index_copy(0, torch.from_numpy(ids).to(codec.raw.device), found))

@@ -15,10 +15,9 @@ from difflm.data.tokenizers import PAD
 from difflm.diffusion.base import Process, Times
 from difflm.diffusion.codecs import LearnedEmbedding
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
-from difflm.diffusion.processes import Gaussian, GaussianLevels
-from difflm.diffusion.processes.gaussian import LOWEST_LOG_SNR, Schedule, Sqrt
+from difflm.diffusion.processes.gaussian import LOWEST_LOG_SNR, Gaussian, GaussianLevels, Schedule, Sqrt
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.diffusion_lm import CHAIN, X0_STD, compose_chain
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling
@@ -136,15 +135,10 @@ def interpolate_rows(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
     return y0 + (x - x0) / (x1 - x0) * (y1 - y0)
 
 
-class SeqDiffuSeq(Method):
+class SeqDiffuSeq(ReadsSources):
     name, task = "seqdiffuseq", "seq2seq"
 
     embedding_dim: int = 128
-    hidden: int = 512
-    layers: int = 6
-    encoder_layers: int = 6
-    heads: int = 8
-    dropout: float = 0.1
     adapt_first: int = 800  # the update at which the schedule is first moved; 60,000 in the paper's far longer training
     adapt_every: int = 800  # 20,000 there
 

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from difflm.diffusion.codecs import Simplex
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Renoised
-from difflm.diffusion.processes.gaussian import Cosine
+from difflm.diffusion.processes.gaussian import Cosine, Renoised
 from difflm.diffusion.timesteps import BlockTimes
 from difflm.methods.base import TextSpec
 from difflm.methods.parts import build_network

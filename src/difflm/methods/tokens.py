@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import ClassVar, Literal, TypedDict, Unpack
 
-from pydantic import model_validator
 from torch import nn
 
 from difflm.data.tokenizers import Tokenizer
@@ -14,7 +13,7 @@ from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import DiscreteProcess
 from difflm.diffusion.timesteps import LowDiscrepancy, TimeSampler
 from difflm.errors import UsageError
-from difflm.methods.base import Method, TextSpec, keep_config
+from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import Lengths, build_lengths, build_network
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel, Noising
@@ -35,16 +34,15 @@ class TokenParts(TypedDict, total=False):
     noising: Noising
 
 
-class TokenMethod(Method):
+class TokenMethod(ReadsSources):
     task: ClassVar[Literal["seq2seq", "either"]] = "either"
     begins_with: ClassVar[tuple[str, ...]] = ("autoregressive", "encoder-decoder")
 
     hidden: int = 384
     layers: int = 8
-    encoder_layers: int = 4  # of a source's encoder, where texts have sources
+    encoder_layers: int = 4
     lengths: Lengths = "predicted"  # of texts with sources
     heads: int = 6
-    dropout: float = 0.1
 
     @property
     def word_width(self) -> int:
@@ -79,6 +77,7 @@ class TokenMethod(Method):
 class DecoderStart(TokenMethod):
     """A masked method that can start from a left-to-right model whose attention is gradually opened."""
 
+    keeps = ("decoder", read_decoder, sizes_of)
     pretrained: str = ""
     "The directory of a left-to-right model of Llama's, Qwen's or GPT-2's shape (init=DIR); the sizes are its own."
     decoder: Json = {}  # noqa: RUF012 (pydantic copies it)
@@ -87,11 +86,6 @@ class DecoderStart(TokenMethod):
     "Of such a model: whether a position still speaks of the next one."
     anneal: int = 0
     "Of such a model: updates after which positions see all that follow them; 0: from the first."
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_decoder(cls, values: object) -> object:
-        return keep_config(values, "decoder", read_decoder, sizes_of)
 
     def positions(self, texts: TextSpec) -> int:
         """Of the canvases that such a model reads."""

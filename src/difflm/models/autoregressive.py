@@ -11,13 +11,12 @@ from torch.nn import functional as F
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.base import cross_entropy
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import autocast_to, require_source
+from difflm.diffusion.denoiser import autocast_to, avoid_onednn, require_source
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
-from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, WordModel, start_from_frequencies
+from difflm.models.base import Capabilities, Losses, Runner, TextBatch, WordModel, source_of, start_from_frequencies
 from difflm.models.lengths import words_before_end
+from difflm.models.sampling import Sampling
 from difflm.networks import EncoderDecoder, Sizes, SourceSizes, Transformer
 from difflm.networks.documents import NOTHING, document_ends
 from difflm.networks.head import weigh_nats
@@ -50,13 +49,10 @@ class Autoregressive(WordModel):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, sizes.hidden)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        self.network: Transformer
-        if network is not None:
-            self.network = network
-        elif source is not None and source.layers:
-            self.network = EncoderDecoder(sizes.hidden, vocabulary, sizes, source, time="none", causal=True)
-        else:
-            self.network = Transformer(sizes.hidden, vocabulary, sizes, time="none", causal=True)
+        own = sizes.hidden, vocabulary, sizes
+        if network is None and source is not None and source.layers:
+            network = EncoderDecoder(*own, source, time="none", causal=True)
+        self.network = network or Transformer(*own, time="none", causal=True)
         self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
         self.label_smoothing = label_smoothing
         self.capabilities = Capabilities(
@@ -148,26 +144,19 @@ class Autoregressive(WordModel):
         """The inputs of a batch [B, L], the word that follows each, the mask of those that have a loss, and the
         sources' memory, unless it is given: an encoder reads the sources, or they are prompts before the texts."""
         if batch.documents is not None:
-            return *self.lay_out_documents(batch.ids, batch.documents), None
-        if batch.source is None or batch.source_lengths is None:
-            inputs, memory = start_words(batch.ids), self.encode_source(None, None)
+            # Documents of packed rows contain their END, but for one that is cut off at the end of a row, whose rest is
+            # a document of the next row.
+            first = document_ends(batch.documents)[0] == torch.arange(batch.ids.shape[1], device=batch.ids.device)
+            inputs = F.pad(batch.ids[:, :-1], (1, 0)).masked_fill(first, START)
+            return inputs, batch.ids, batch.documents != NOTHING, None
+        source, lengths = batch.source, batch.source_lengths
+        if source is None or lengths is None or self.network.encodes_sources:
+            inputs, memory = start_words(batch.ids), memory or self.encode_source(*source_of(batch))
             return inputs, *following_words(inputs, batch.lengths + 1), memory
-        position, lengths = torch.arange(batch.source.shape[1], device=batch.ids.device), batch.source_lengths
-        if self.network.encodes_sources:
-            inputs = start_words(batch.ids)
-            if memory is None:
-                memory = self.encode_source(batch.source, position < lengths.unsqueeze(1))
-            return inputs, *following_words(inputs, batch.lengths + 1), memory
-        inputs = join_rows(batch.source, lengths, batch.ids)
+        inputs = join_rows(source, lengths, batch.ids)
         targets, mask = following_words(inputs, lengths + batch.lengths)
         position = torch.arange(inputs.shape[1], device=inputs.device)
         return inputs, targets, mask & (position >= lengths.unsqueeze(1) - 1), None  # from the prompt's START on
-
-    def lay_out_documents(self, ids: Tensor, documents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same for packed rows, whose documents contain their END. A document that is cut off at the end of a row
-        has no END there, and its rest is a document of the next row."""
-        first = document_ends(documents)[0] == torch.arange(ids.shape[1], device=ids.device)
-        return F.pad(ids[:, :-1], (1, 0)).masked_fill(first, START), ids, documents != NOTHING
 
     def forward(self, batch: Batch) -> Losses:
         inputs, targets, mask, memory = self.lay_out(batch)
@@ -181,9 +170,6 @@ class Autoregressive(WordModel):
     def nats(self, batch: Batch, noise: Noise | None = None, draws: int = 1) -> Tensor:
         nats, mask = self.batch_nats(batch)
         return (nats * mask).sum(-1)
-
-    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
-        return torch.full_like(noise.samples, self.longest)
 
     def calls(self, sampling: Sampling, words: int) -> int:
         """One per word and one for END, unless the canvas ends first; times the beams."""

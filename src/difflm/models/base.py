@@ -273,8 +273,10 @@ class WordModel(LanguageModel):
     banned: Tensor
 
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
-        """Run the network in `dtype`; weights stay as they are."""
         self.precision = dtype
+
+    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
+        return torch.full_like(noise.samples, self.longest)
 
     def ban_tokens(self, ids: Sequence[int]) -> None:
         """Set `banned` [V], the tokens that no text contains."""

@@ -154,17 +154,12 @@ def pad_batch(rows: Sequence[Row], width: int, device: torch.device, size: int =
     if sources := [row.source for row in chosen if row.source]:
         told = source_condition(sources, -(-max(map(len, sources)) // WIDTH) * WIDTH)
         condition = told.to(device)
-    return SampleBatch(
-        seeds,
-        samples,
-        lengths,
-        width,
-        rows,
-        token_rows(width, FREE, known).to(device, non_blocking=True) if any(known) else None,
-        token_rows(width, PAD, begin).to(device, non_blocking=True) if any(begin) else None,
-        condition,
-        [row.span for row in chosen if row.span] or None,
+    given, noised = (
+        token_rows(width, empty, ids).to(device, non_blocking=True) if any(ids) else None
+        for empty, ids in ((FREE, known), (PAD, begin))
     )
+    spans = [row.span for row in chosen if row.span] or None
+    return SampleBatch(seeds, samples, lengths, width, rows, given, noised, condition, spans)
 
 
 def token_rows(width: int, empty: int, rows: Sequence[Mapping[int, int]]) -> Tensor:

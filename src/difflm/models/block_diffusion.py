@@ -114,8 +114,7 @@ class BlockDenoiser(Denoiser):
         with torch.autocast(x.device.type, enabled=False):
             vectors = torch.cat(self.codec.inputs(x, level, self.codec.evidence(x, level)), -1)
             vectors = vectors + self.places.repeat(x.shape[1] // self.size, 1)
-        hidden: Tensor = self.network.input(vectors)
-        return hidden
+        return self.network.input(vectors)
 
     def read_words(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The same for clean words, and their times, which are 0."""
@@ -289,16 +288,11 @@ class BlockDiffusion(DiffusionModel):
                 calls = calls + ~ended
             # In a text without masks all later words are known, so it is shown to its end.
             shown = torch.where(waiting, reached, tokens.shape[1]).unsqueeze(1)
-            yield replace(frame, tokens=hide_unwritten(tokens, shown), calls=calls)
+            over = ((tokens == END).cumsum(-1) - (tokens == END).long()) > 0
+            over = over | (torch.arange(tokens.shape[1], device=tokens.device) >= shown)
+            yield replace(frame, tokens=tokens.masked_fill(over, PAD), calls=calls)
             if all_ended(ended.all()):
                 return
-
-
-def hide_unwritten(tokens: Tensor, reached: Tensor) -> Tensor:
-    """Write PAD from `reached` [B, 1] on, where nothing is written yet, and after END."""
-    place = torch.arange(tokens.shape[1], device=tokens.device)
-    over = ((tokens == END).cumsum(-1) - (tokens == END).long()) > 0
-    return tokens.masked_fill(over | (place >= reached), PAD)
 
 
 @dataclass
@@ -310,7 +304,7 @@ class BlockwiseDenoiser:
     back: Tensor | None = None  # [B], how far back each text attends, if less than the window
     memory: list[Memory] | None = None
 
-    syncs_with_device: ClassVar[bool] = True  # its work differs between calls: see `fast/recorded_blocks.py`
+    syncs_with_device: ClassVar[bool] = True  # its work differs between calls: see `RecordedBlocks`
 
     def __post_init__(self) -> None:
         self.calls = self.done = 0

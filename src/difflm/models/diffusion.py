@@ -15,27 +15,11 @@ from difflm.diffusion.base import Belief, Levels, Order, Process, State
 from difflm.diffusion.bounds import Bound, ScoredTexts, standard_error
 from difflm.diffusion.codecs import Simplex
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import ConditionDrop, Denoiser
-from difflm.diffusion.given import GivenPositions
+from difflm.diffusion.denoiser import ConditionDrop, Denoiser, GivenPositions
 from difflm.diffusion.noise import Noise, StepNoise
 from difflm.diffusion.objectives import Corrupted, Objective, cross_entropy
+from difflm.diffusion.samplers import loop
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, GRIDS, ORDERED
-from difflm.diffusion.samplers.loop import (
-    BanTokens,
-    BoundDenoiser,
-    Clamp,
-    ClipPixels,
-    Denoise,
-    Draw,
-    Frame,
-    ImposeTokens,
-    Sampler,
-    SamplerInputs,
-    Steering,
-    TakeLikeliest,
-    Temperature,
-    Transform,
-)
 from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
 from difflm.diffusion.samplers.steps import VECTOR_STEPS
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
@@ -418,7 +402,7 @@ class DiffusionModel(DenoisingModel):
         twice = [sampling.sampler == "heun", bool(sampling.contrast and self.drop.share)]
         return steps * 2 ** sum(twice) * self.denoiser.passes
 
-    def sampler_inputs(self, denoiser: Denoiser, batch: TextBatch) -> SamplerInputs:
+    def sampler_inputs(self, denoiser: Denoiser, batch: TextBatch) -> loop.SamplerInputs:
         """What the loop needs: the time grid, the step rule, transforms in their order, noise, the bound denoiser."""
         lengths, width, sampling, steering = batch.lengths, batch.width, batch.sampling, batch.steering
         codec, device = denoiser.codec, lengths.device
@@ -430,32 +414,32 @@ class DiffusionModel(DenoisingModel):
         if sampling.stop_at:  # as many steps, which end there
             grid = grid + sampling.stop_at * (1 - grid / grid[0])
         banned = codec.token_mask(self.lengths.forbidden)
-        transforms: list[Transform] = [ClipPixels()] if codec.state == "pixels" else [BanTokens(banned)]
-        transforms += [Temperature(sampling.temperature)] if sampling.temperature not in (0, 1) else []
+        transforms: list[loop.Transform] = [loop.ClipPixels()] if codec.state == "pixels" else [loop.BanTokens(banned)]
+        transforms += [loop.Temperature(sampling.temperature)] if sampling.temperature not in (0, 1) else []
         uniform = StepNoise(noise, counter, width, stream=2)
         if "vectors" in self.capabilities.settings and sampling.draw:
-            transforms.append(Draw(codec, uniform))
+            transforms.append(loop.Draw(codec, uniform))
         if "vectors" in self.capabilities.settings and sampling.clamp:
             # Otherwise words are the network's prediction; with rules, the nearest words, which rules can change.
             rounds = not codec.predicts_tokens and not steering.rules
-            transforms.append(Clamp(codec, sampling.clamp_below, banned, rounds))
+            transforms.append(loop.Clamp(codec, sampling.clamp_below, banned, rounds))
         transforms += [TopP(sampling.top_p)] if codec.holds_tokens and sampling.top_p < 1 else []
         transforms += steering.rules
         if "simplex" in self.capabilities.settings:
             transforms += self.projection(cast(Simplex, codec), sampling, uniform)
-        transforms += [] if steering.known is None else [ImposeTokens(codec, steering.known)]
+        transforms += [] if steering.known is None else [loop.ImposeTokens(codec, steering.known)]
         if codec.holds_tokens:  # positions outside the text are not masks to be written
             known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
-            transforms += [TakeLikeliest()] if sampling.temperature == 0 else []
+            transforms += [loop.TakeLikeliest()] if sampling.temperature == 0 else []
             before = self.count_before(steering) if sampling.block else None
             order = Order(sampling.block, before, sampling.sure)
         rules = DISCRETE_STEPS if codec.holds_tokens else VECTOR_STEPS
-        return SamplerInputs(
+        return loop.SamplerInputs(
             self.bind_denoiser(denoiser, mask, sampling, steering),
             denoiser.process,
             # One time per text, if the grid has the same for all.
             (grid.unsqueeze(1) if grid.dim() == 1 else grid).expand(-1, len(lengths), *grid.shape[2:]),
-            Sampler(rules[sampling.sampler], transforms, steering.guide, sampling.told_time, order),
+            loop.Sampler(rules[sampling.sampler], transforms, steering.guide, sampling.told_time, order),
             noise,
             mask,
             codec.state_shape(width),
@@ -465,30 +449,32 @@ class DiffusionModel(DenoisingModel):
             known,
         )
 
-    def count_before(self, steering: Steering) -> Tensor | None:
+    def count_before(self, steering: loop.Steering) -> Tensor | None:
         """Positions before the canvas [B, 1], if blocks are counted from there; None: from the first free position."""
         return None
 
-    def projection(self, codec: Simplex, sampling: Sampling, uniform: StepNoise) -> list[Transform]:
+    def projection(self, codec: Simplex, sampling: Sampling, uniform: StepNoise) -> list[loop.Transform]:
         """Transforms from a belief to the clean state that the next state is drawn from: its mean, or words."""
-        kinds: dict[str, list[Transform]] = {
+        kinds: dict[str, list[loop.Transform]] = {
             "mean": [],
             "greedy": [Greedy(codec)],
             "sample": [Sample(codec, uniform)],
             "multi-hot": [MultiHot()],
         }
-        top: list[Transform] = [TopP(sampling.projection_top_p)] if sampling.projection_top_p < 1 else []
+        top: list[loop.Transform] = [TopP(sampling.projection_top_p)] if sampling.projection_top_p < 1 else []
         return top + kinds[sampling.projection]
 
-    def bind_denoiser(self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: Steering) -> Denoise:
+    def bind_denoiser(
+        self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: loop.Steering
+    ) -> loop.Denoise:
         """With a contrast w, w (log p(· | known words) − log p(· | none of them)) is added to log p: classifier-free
         guidance (Ho & Salimans, 2022; Nie et al., 2025) with the known words as the label. It costs a second call."""
         condition = Condition(steering.source, steering.source_mask, given=steering.known)
         condition = denoiser.prepare(condition)
         if self.drop.share:
             drop = self.drop
-            return BoundDenoiser(denoiser, mask, condition, sampling.contrast, drop.self_condition, drop.scores)
-        bound = BoundDenoiser(denoiser, mask, condition)
+            return loop.BoundDenoiser(denoiser, mask, condition, sampling.contrast, drop.self_condition, drop.scores)
+        bound = loop.BoundDenoiser(denoiser, mask, condition)
         if not sampling.contrast or steering.known is None:
             return bound
         known, mask_id = steering.known >= 0, self.process.mask_id
@@ -499,7 +485,7 @@ class DiffusionModel(DenoisingModel):
 
         return contrast
 
-    def follow_frames(self, frames: Iterator[Frame], batch: TextBatch, runner: Runner) -> Iterator[Frame]:
+    def follow_frames(self, frames: Iterator[loop.Frame], batch: TextBatch, runner: Runner) -> Iterator[loop.Frame]:
         """Count the network calls of a token model for each text; the frames end when no mask is left."""
         if not self.denoiser.codec.holds_tokens:
             yield from frames
@@ -522,7 +508,7 @@ class DiffusionModel(DenoisingModel):
     def words(self, row: list[int]) -> list[int]:
         return self.lengths.words(row)
 
-    def draw_pictures(self, frame: Frame) -> Tensor | None:
+    def draw_pictures(self, frame: loop.Frame) -> Tensor | None:
         return None if frame.clean is None else self.denoiser.codec.picture(frame.clean[:, : self.longest])
 
     def reconstruct(self, batch: Batch) -> Tensor:

@@ -58,8 +58,7 @@ class LengthPredictor(DrawnLength):
         there = condition.source_mask.unsqueeze(-1)
         mean = (states * there).sum(1) / there.sum(1).clamp(min=1)
         mean = (mean if self.shapes_encoder else mean.detach()).to(self.head.weight.dtype)  # bfloat16 in training
-        logits: Tensor = self.head(mean).float()
-        return logits
+        return self.head(mean).float()
 
     def fit_loss(self, lengths: Tensor, condition: Condition) -> Tensor | None:
         assert condition.source_mask is not None

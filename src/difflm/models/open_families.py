@@ -3,16 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from torch import Tensor
 
 from difflm.errors import UsageError
 from difflm.models.sampling import Sampling
-from difflm.networks.dit import DitShape
-from difflm.networks.open_transformer import Shape
+from difflm.networks.open_transformer import DitShape, Shape
+from difflm.runtime.files import read_own_table
 
 Config = Mapping[str, Any]
 Names = str | float | Sequence[str | float]  # settings of a config, of which the first that is set counts; or a number
@@ -137,7 +135,7 @@ class Family:
         return 0
 
 
-TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TABLE = read_own_table("open_families.yaml", __file__)
 
 
 def build_layout(layout: str, sizes: Config | None = None, fixed: Config | None = None) -> Layout:

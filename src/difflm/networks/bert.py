@@ -19,8 +19,7 @@ class PostNormBlock(nn.Module):
         y = self.attention(x, context)
         # Under autocast norms answer in float32; kept so wide, sums between layers would cost three times the memory.
         x = self.norm_1(x + self.drop(y)).to(y.dtype)
-        out: Tensor = self.norm_2(x + self.drop(self.feed(x))).to(y.dtype)
-        return out
+        return self.norm_2(x + self.drop(self.feed(x))).to(y.dtype)
 
 
 class BertLayout(Network):
@@ -46,13 +45,8 @@ class BertLayout(Network):
         context = Context(None if mask is None else additive(mask, x.dtype))
         for block in self.blocks:
             x = block(x, context)
-        out: Tensor = self.output(x)
-        return out
-
-    def equal_blocks(self) -> list[nn.Module]:
-        return [*self.blocks]
+        return self.output(x)
 
     def entry(self, x: Tensor, told: Tensor) -> Tensor:
         """Time and learned positions, added and normalised."""
-        out: Tensor = self.drop(self.norm(x + self.positions.weight[: x.shape[1]] + told).to(x.dtype))
-        return out
+        return self.drop(self.norm(x + self.positions.weight[: x.shape[1]] + told).to(x.dtype))

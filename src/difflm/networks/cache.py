@@ -9,14 +9,12 @@ Cache = tuple[Tensor, Tensor]  # keys and values of one layer, [B, heads, L, hea
 Memory = tuple[Tensor, Tensor, Tensor]  # keys and values of a source for one layer, and its mask [B, 1, 1, S]
 
 
+@dataclass
 class Growing:
     """Keys and values of one layer, which grow by those of the words that are read next."""
 
-    def __init__(self, before: Cache | None) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-        if before is not None:
-            self.keys, self.values = before
+    keys: Tensor | None = None
+    values: Tensor | None = None
 
     def put(self, keys: Tensor, values: Tensor) -> Cache:
         if self.keys is not None and self.values is not None:

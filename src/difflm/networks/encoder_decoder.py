@@ -57,16 +57,10 @@ class EncoderDecoder(Transformer):
         return [(keys, values, seen) for keys, values in layers.unbind()]
 
     def forward(  # type: ignore[override]
-        self,
-        inputs: Tensor,
-        t: Tensor | None,
-        mask: Tensor | None = None,
-        memory: Tensor | None = None,
-        source_mask: Tensor | None = None,
-        answers: bool = True,
+        self, inputs: Tensor, t: Tensor | None, mask: Tensor | None, memory: Tensor, seen: Tensor, answers: bool = True
     ) -> Tensor:
-        assert memory is not None and source_mask is not None, "an encoder-decoder reads a source"
-        return super().forward(inputs, t, mask, self.split_memory(memory, source_mask), answers)
+        """`memory` is that of `encode`, under the mask `seen` of the sources."""
+        return super().forward(inputs, t, mask, self.split_memory(memory, seen), answers)
 
 
 class StagedDecoder(EncoderDecoder):
@@ -89,20 +83,13 @@ class StagedDecoder(EncoderDecoder):
         turn = compute_rotations(x.shape[1], self.head_dim, x.device)
         if mask is not None and (mask.is_cuda or not self.training):
             mask = additive(mask, self.head.weight.dtype)
-        out: Tensor = self.blocks(x, [Context(mask, turn, memory=source) for source in memory[part]], part)
-        return out
+        return self.blocks(x, [Context(mask, turn, memory=source) for source in memory[part]], part)
 
     def forward(  # type: ignore[override]
-        self,
-        inputs: Tensor,
-        t: Tensor | None,
-        mask: Tensor | None = None,
-        memory: Tensor | None = None,
-        source_mask: Tensor | None = None,
+        self, inputs: Tensor, t: Tensor | None, mask: Tensor | None, memory: Tensor, seen: Tensor
     ) -> Tensor:
         """The words of the last stage, where all of them read the same text."""
-        assert memory is not None and source_mask is not None, "an encoder-decoder reads a source"
-        states, layers = None, self.split_memory(memory, source_mask)
+        states, layers = None, self.split_memory(memory, seen)
         for stage in range(len(self.stages)):
             states = self.run_stage(stage, states, inputs, mask, layers)
         assert states is not None

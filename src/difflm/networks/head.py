@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.diffusion.base import Network
-from difflm.diffusion.precision import avoid_onednn
+from difflm.diffusion.denoiser import avoid_onednn
 from difflm.machine import is_on
 
 ALIGNED = 64  # the head's words are padded to a multiple of it: a GPU's matrix units cannot read other rows of logits
@@ -53,13 +53,11 @@ class WordHead(Network):
 
     def finish_states(self, x: Tensor) -> Tensor:
         """Last states as the head reads them."""
-        out: Tensor = self.norm(x)
-        return out
+        return self.norm(x)
 
     def answer(self, x: Tensor) -> Tensor:
         """Logits of last states, each at its own position."""
-        out: Tensor = self.head(self.finish_states(x))
-        return out
+        return self.head(self.finish_states(x))
 
 
 def weigh_nats(
@@ -76,8 +74,7 @@ def weigh_nats(
         given = states.to(dtype), head.weight.to(dtype), bias.to(dtype), targets, weights.float(), smoothing
         if not torch.is_grad_enabled():
             return plain_nats(*given)
-        found: tuple[Tensor, Tensor] = WeighedNats.apply(*given, network)
-        return found
+        return WeighedNats.apply(*given, network)
 
 
 def pad_words(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

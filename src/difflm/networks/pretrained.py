@@ -210,8 +210,7 @@ class PretrainedEncoder(Network):
             else:
                 self._told = told
         out: Tensor = self.body(inputs_embeds=x, attention_mask=there.long()).logits
-        logits: Tensor = self.head(out[:, before : before + length])
-        return logits
+        return self.head(out[:, before : before + length])
 
     @torch.no_grad()
     def take_weights(self, table: Tensor, folder: str, words: Sequence[str]) -> None:

@@ -60,11 +60,11 @@ class Context:
     memory: Memory | None = None
 
 
-def sinusoid(t: Tensor, dim: int) -> Tensor:
-    """Cosines then sines of 1000·t at `dim`/2 geometric frequencies (Vaswani et al., 2017)."""
+def sinusoid(t: Tensor, dim: int, scale: float = 1000.0) -> Tensor:
+    """Cosines then sines of `scale`·t at `dim`/2 geometric frequencies (Vaswani et al., 2017)."""
     half = dim // 2
     frequencies = torch.exp(-math.log(10_000.0) * torch.arange(half, device=t.device, dtype=torch.float32) / half)
-    angles = 1000.0 * t.float().unsqueeze(-1) * frequencies
+    angles = scale * t.float().unsqueeze(-1) * frequencies
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
@@ -95,8 +95,7 @@ class Attention(nn.Module):
         q, k, v = split_projection(self.qkv(x).unflatten(-1, (3, self.heads, -1)), context.turn)
         if context.cache is not None:
             k, v = context.cache.put(k, v)
-        out: Tensor = self.out(self.weigh_values(q, k, v, context).transpose(1, 2).flatten(2))
-        return out
+        return self.out(self.weigh_values(q, k, v, context).transpose(1, 2).flatten(2))
 
     def weigh_values(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         mask, dropout = context.mask, self.dropout if self.training else 0.0
@@ -119,8 +118,7 @@ class SourceAttention(nn.Module):
         y = F.scaled_dot_product_attention(
             q, keys.to(q.dtype), values.to(q.dtype), attn_mask=mask, dropout_p=self.dropout if self.training else 0.0
         )
-        out: Tensor = self.out(y.transpose(1, 2).reshape(x.shape))
-        return out
+        return self.out(y.transpose(1, 2).reshape(x.shape))
 
 
 class FeedForward(nn.Sequential):
@@ -208,9 +206,6 @@ class Transformer(WordHead):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def equal_blocks(self) -> list[nn.Module]:
-        return [*self.blocks]
-
     def position_parts(self) -> list[nn.Module]:
         return [part for block in cast(Iterable[Block], self.blocks) for part in (block.attention, block.feed)]
 
@@ -284,7 +279,7 @@ class Transformer(WordHead):
             mask, causal = same_document(mask, causal), False
         if mask is not None and (mask.is_cuda or not self.training):
             mask = additive(mask, self.head.weight.dtype)
-        kept = [one if isinstance(one, Slots) else Growing(one) for one in caches or ()]
+        kept = [one if isinstance(one, Slots) else Growing(*one or ()) for one in caches or ()]
         none: list[None] = [None] * layers
         own = zip(modulations, [time] * layers, kept or none, memory or none, strict=True)
         x = self.blocks(x, [Context(mask, turn, causal, *parts) for parts in own])

@@ -14,14 +14,12 @@ from torch import Tensor
 from torch._functorch import config as functorch_config
 
 from difflm.data.batches import Batch, Stream, prefetch
-from difflm.diffusion.denoiser import autocast_to
+from difflm.diffusion.denoiser import autocast_to, avoid_onednn
 from difflm.diffusion.noise import fold_counter
-from difflm.diffusion.precision import avoid_onednn
 from difflm.errors import DifflmError
 from difflm.fast.accelerate import accelerate, prepare_blocks
-from difflm.fast.ema import Ema
-from difflm.fast.graph_capture import CapturedSteps
-from difflm.fast.master_weights import MasterWeights
+from difflm.fast.cuda_graphs import CapturedSteps
+from difflm.fast.master_weights import Ema, MasterWeights
 from difflm.fast.sharding import (
     divide_like,
     gather_observations,

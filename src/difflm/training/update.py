@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from difflm.fast.ema import Ema
 from difflm.fast.kernels import has_kernel
-from difflm.fast.master_weights import MasterWeights
+from difflm.fast.master_weights import Ema, MasterWeights
 from difflm.fast.sharding import WARP
 from difflm.training.checkpoints import part_tensors
 from difflm.training.recipe import Recipe

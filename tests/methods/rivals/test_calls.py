@@ -15,8 +15,8 @@ from difflm.diffusion.condition import FREE
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import generation_to_json
 from difflm.methods.rivals.delorean import DeloreanSearch
+from difflm.methods.rivals.gaps import SoftTexts
 from difflm.methods.rivals.prefix_classifier import PrefixClassifier
-from difflm.methods.rivals.soft_texts import SoftTexts
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
 from difflm.networks import Sizes

@@ -23,14 +23,13 @@ from difflm.methods.rivals.cold import (
     ColdSearch,
     fluency_energy,
     phrase_energy,
-    read_reversed,
     run_langevin,
     straight_through,
 )
 from difflm.methods.rivals.delorean import Delorean, DeloreanSearch
+from difflm.methods.rivals.gaps import SoftTexts
 from difflm.methods.rivals.pplm import Pplm, PplmRule, add_delta, bag_nats
 from difflm.methods.rivals.prefix_classifier import PrefixClassifier
-from difflm.methods.rivals.soft_texts import SoftTexts
 from difflm.models.autoregressive import BANNED, Autoregressive
 from difflm.models.base import Sampling
 from difflm.networks import Sizes
@@ -323,17 +322,6 @@ def test_the_energy_of_phrases_is_their_expected_count(twin):
     assert torch.allclose(g, by_hand, atol=1e-5)
 
 
-def test_texts_are_read_from_right_to_left(twin):
-    """As plain reading of the reversed words, whatever the length of the text beside."""
-    ids = torch.tensor([[A, C, D, END, PAD], [E, B, C, A, END]])
-    canvas = SoftTexts(twin, ids)
-    found = read_reversed(canvas, canvas.given)
-    answers, _ = twin.read(torch.tensor([[START, D, C, A]]))
-    assert torch.allclose(found[0, :4], answers[0, [2, 1, 0, 3]], atol=1e-5)
-    answers, _ = twin.read(torch.tensor([[START, A, C, B, E]]))
-    assert torch.allclose(found[1], answers[0, [3, 2, 1, 0, 4]], atol=1e-5)
-
-
 # -- as decoders ------------------------------------------------------------------------------------------------------
 
 VOCABULARY_WORDS = Words(["START", "END", "UNK", "PAD", "a", "b", "c", "d", "."])
@@ -445,7 +433,7 @@ def test_no_inner_loop_waits_for_the_device(twin):
         bool(gaps.free.any())
     with Asynchronous():
         DeloreanSearch(passes=2, iterations=2).decode(gaps)
-        ColdSearch(steps=3).decode(gaps, noise, torch.tensor([[[D, FREE]]]), gaps)
+        ColdSearch(steps=3).decode(gaps, noise, torch.tensor([[[D, FREE]]]))
         rule = PplmRule(twin, bag(D))
         last(left_to_right(twin, noise, 6, SAMPLING, [rule]))
         plan = Pplm(twin, LABELLED, [Label("topic", "yes"), Contains("b c")], [untrained_classifier()])

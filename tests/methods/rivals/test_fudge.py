@@ -16,8 +16,8 @@ from difflm.controls.guidance import GuidanceSettings
 from difflm.data.batches import Batch
 from difflm.data.labels import NOTHING, Labelling
 from difflm.data.tokenizers import END, PAD, START, Words
+from difflm.diffusion.denoiser import avoid_onednn
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.precision import avoid_onednn
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import UsageError

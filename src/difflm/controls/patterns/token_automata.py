@@ -395,7 +395,7 @@ def chain_of(automaton: TokenAutomaton, device: "torch.device") -> "TokenChain |
     plain = plain_chain(automaton, device)
     if device.type != "cuda" or not is_on("triton"):
         return plain
-    from difflm.fast.automaton_lists import accelerate_chain
+    from difflm.fast.kernel_chain import accelerate_chain
 
     return accelerate_chain(plain, automaton.edges, automaton.classes, len(automaton.table))
 

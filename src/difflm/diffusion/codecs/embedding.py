@@ -1,7 +1,6 @@
 """Words as vectors, the state of the continuous family, and what a network predicts of a noisy one."""
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,26 +14,23 @@ from difflm.diffusion.processes.gaussian import GaussianLevels
 Norm = Literal["none", "sphere", "layer"]
 
 
-class Prediction(ABC):
-    """`target` is what the network should predict; `clean` is the inverse: the clean state for a prediction."""
+class Prediction:
+    """`target` is what the network should predict, by default x_0; `clean` is the inverse: the clean state for a
+    prediction."""
 
     of_words = False  # whether the network predicts logits of words
     evidence = False  # whether the codec adds what x_t shows at each position
 
-    @abstractmethod
-    def target(self, clean: Tensor, noise: Tensor, level: GaussianLevels) -> Tensor: ...
-
-    @abstractmethod
-    def clean(self, answer: Tensor, x_t: Tensor, level: GaussianLevels) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class X0(Prediction):
     def target(self, clean: Tensor, noise: Tensor, level: GaussianLevels) -> Tensor:
         return clean
 
     def clean(self, answer: Tensor, x_t: Tensor, level: GaussianLevels) -> Tensor:
         return answer
+
+
+@dataclass(frozen=True)
+class X0(Prediction):
+    """The clean state itself."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +84,9 @@ class Embedding(Codec):
         self, vocabulary: int, dim: int, norm: Norm = "none", x0_std: float = 0.0, prediction: Prediction | None = None
     ) -> None:
         super().__init__(vocabulary)
-        self.dim, self.norm, self.x0_std = dim, norm, x0_std
+        self.dim, self.view_dim, self.norm, self.x0_std = dim, 2 * dim, norm, x0_std
         self.prediction = prediction or X0()
+        self.predicts_tokens, self.adds_evidence = self.prediction.of_words, self.prediction.evidence
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def table(self) -> Tensor:
@@ -117,10 +114,6 @@ class Embedding(Codec):
         """Word vectors [B, L, D], without x0 noise."""
         return F.embedding(ids, self.table())
 
-    @property
-    def adds_evidence(self) -> bool:  # type: ignore[override]
-        return self.prediction.evidence
-
     def evidence(self, x: Tensor, level: GaussianLevels) -> Tensor | None:  # type: ignore[override]
         return self.log_likelihood(x, level) if self.prediction.evidence else None
 
@@ -139,19 +132,11 @@ class Embedding(Codec):
         state = self.prediction.clean(answer, x, level)
         return Belief(self.readout(state), codec=self, state=state)
 
-    @property
-    def view_dim(self) -> int:  # type: ignore[override]
-        return 2 * self.dim
-
     def view(self, x: Tensor, level: GaussianLevels) -> Tensor:  # type: ignore[override]
         """The state at unit scale, and the mean word of its evidence."""
         return torch.cat(self.inputs(x, level, self.log_likelihood(x, level)), -1)
 
     # -- vectors and words --------------------------------------------------------------------------------------
-
-    @property
-    def predicts_tokens(self) -> bool:  # type: ignore[override]
-        return self.prediction.of_words
 
     def word_noise(self, level: GaussianLevels) -> tuple[Tensor, Tensor]:
         """α and σ of q(x_t | w): the spread of x_0 around its word adds to the process's own."""

@@ -1,4 +1,4 @@
-"""Words as themselves: the state of the discrete family."""
+"""Words as themselves, the state of the discrete family, and as points of a simplex: a number for every word."""
 
 from typing import Any, cast
 
@@ -40,7 +40,7 @@ class Tokens(Codec):
 
     def __init__(self, vocabulary: int, hidden: int, states: int) -> None:
         super().__init__(vocabulary)
-        self.dim, self.states = hidden, states
+        self.dim, self.states, self.view_dim = hidden, states, states
         self.bias = nn.Parameter(torch.zeros(vocabulary))
         self.raw = nn.Parameter(torch.randn(states, hidden))
 
@@ -66,10 +66,6 @@ class Tokens(Codec):
     def belief(self, answer: Tensor, x: Tensor, level: Levels, evidence: Tensor | None, process: Process) -> Belief:
         return Belief(*cast(DiscreteProcess, process).posterior_logits(answer, x, level.t), codec=self)
 
-    @property
-    def view_dim(self) -> int:  # type: ignore[override]
-        return self.states
-
     def view(self, x: Tensor, level: Levels) -> Tensor:
         """The noisy tokens as one-hot vectors, or mixtures of them as they are: guidance asks for their slopes."""
         return x if x.is_floating_point() else one_hot_states(x, self.states, torch.float32)
@@ -79,3 +75,39 @@ class Tokens(Codec):
 
     def expectation(self, logits: Tensor) -> Tensor:
         return logits
+
+
+class Simplex(Codec):
+    """A word is +1 in its own component and −1 in all others, [B, L, V]: the almost-one-hot logits ±K of Han et al.
+    (2023) in units of K, so that noise of variance 1 is theirs of K². The network reads softmax(K x) as a mixture of
+    word vectors."""
+
+    state: State = "simplex"
+
+    def __init__(self, vocabulary: int, dim: int, scale: float = 5.0) -> None:
+        super().__init__(vocabulary)
+        self.dim, self.scale, self.view_dim = dim, scale, vocabulary
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+        self.raw = nn.Parameter(torch.randn(vocabulary, dim))
+
+    def table(self) -> Tensor:
+        return self.raw
+
+    def state_shape(self, width: int) -> tuple[int, ...]:
+        return width, self.vocabulary
+
+    def encode(self, ids: Tensor) -> Tensor:
+        return 2 * one_hot_states(ids, self.vocabulary, self.raw.dtype) - 1
+
+    def inputs(self, x: Tensor, level: Levels, evidence: Tensor | None) -> tuple[Tensor, ...]:
+        return (self.view(x, level) @ self.raw,)
+
+    def belief(self, answer: Tensor, x: Tensor, level: Levels, evidence: Tensor | None, process: Process) -> Belief:
+        return Belief(answer, codec=self)
+
+    def view(self, x: Tensor, level: Levels) -> Tensor:
+        """The point of the simplex that the state represents."""
+        return (self.scale * x).softmax(-1)
+
+    def expectation(self, logits: Tensor) -> Tensor:
+        return 2 * logits.softmax(-1) - 1

@@ -8,7 +8,6 @@ means α = 1. Ratios are formed from differences of λ, which float32 keeps exac
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import cast
 
 import torch
@@ -93,23 +92,6 @@ class SigmaTime(Schedule):
 
 
 @dataclass(frozen=True)
-class Table(Schedule):
-    """Straight lines between measured points (t, λ): any curve that was learned or read from elsewhere."""
-
-    times: tuple[float, ...]
-    log_snrs: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        rising = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
-        falling = all(a > b for a, b in zip(self.log_snrs, self.log_snrs[1:], strict=False))
-        if len(self.times) != len(self.log_snrs) or len(self.times) < 2 or not rising or not falling:
-            raise ValueError("a table needs at least two points, times rising and log-SNR falling")
-
-    def log_snr(self, t: Tensor) -> Tensor:
-        return interpolate(t, _points(self.times, t.device, t.dtype), _points(self.log_snrs, t.device, t.dtype))
-
-
-@dataclass(frozen=True)
 class LogSnrShift(Schedule):
     """The same curve with every noise level moved: λ(t) + shift. Wider states need more noise to be a task at all,
     since each dimension is one more witness of the word (Hoogeboom et al., 2023, for images)."""
@@ -137,12 +119,6 @@ def first_level_std(schedule: Sqrt, chain: int) -> float:
     """√(1 − ᾱ) after the first step of a chain, 0.121 for 2,000 steps: the spread of x_0 around its word in the code of
     Li et al. (2022), which divides ᾱ by its value at t = 0."""
     return math.sqrt(1 - (1 - math.sqrt(1 / chain + schedule.s)) / (1 - math.sqrt(schedule.s)))
-
-
-@lru_cache(maxsize=64)
-def _points(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Kept, since a copy from the host at every step of sampling would make a GPU wait."""
-    return torch.tensor(values, device=device, dtype=dtype)
 
 
 def interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
@@ -225,6 +201,6 @@ class Renoised(Gaussian):
 
 
 class Mapped(Gaussian):
-    """The same for beliefs of two times, by which one step jumps along the flow (methods/flow_map/jumps.py)."""
+    """The same for beliefs of two times, by which one step jumps along the flow (methods/flow_map.py)."""
 
     steps = ("jump", *Gaussian.steps)

@@ -6,7 +6,6 @@ Shi et al., 2024), for uniform noise that of Schiff et al. (2024), and score ent
 """
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,16 +13,8 @@ import torch
 from torch import Tensor
 
 from difflm.diffusion.base import Belief, Times
-from difflm.diffusion.processes.discrete import (
-    CERTAIN,
-    DiscreteProcess,
-    certain_logits,
-    draw_words,
-    expand_to,
-    gather_tokens,
-    keep_visible,
-    one_hot_states,
-)
+from difflm.diffusion.processes import discrete
+from difflm.diffusion.processes.discrete import DiscreteProcess, expand_to, gather_tokens
 
 
 class AlphaSchedule:
@@ -53,19 +44,6 @@ class LinearAlpha(AlphaSchedule):
 
 
 @dataclass(frozen=True)
-class PowerAlpha(AlphaSchedule):
-    """α = 1 − t^w (Shi et al., 2024)."""
-
-    w: float = 2.0
-
-    def alpha(self, t: Tensor) -> Tensor:
-        return 1 - t**self.w
-
-    def slope(self, t: Tensor) -> Tensor:
-        return -self.w * t ** (self.w - 1)
-
-
-@dataclass(frozen=True)
 class CosineAlpha(AlphaSchedule):
     """α = 1 − sin(πt/2): the cosine curve of masked models (Shi et al., 2024)."""
 
@@ -85,11 +63,19 @@ class Mix(NamedTuple):
 
 
 class Interpolating(DiscreteProcess):
-    @abstractmethod
-    def mix(self, t: Tensor) -> Mix: ...
+    """Noise is masks, if there are any, or random words, unless a subclass mixes both."""
 
-    @abstractmethod
-    def slopes(self, t: Tensor) -> Mix: ...
+    keep: AlphaSchedule
+
+    def mix(self, t: Tensor) -> Mix:
+        alpha = self.keep.alpha(t)
+        noise = 1 - alpha, torch.zeros_like(alpha)
+        return Mix(alpha, *(noise if self.mask_id >= 0 else noise[::-1]))
+
+    def slopes(self, t: Tensor) -> Mix:
+        slope = self.keep.slope(t)
+        noise = -slope, torch.zeros_like(slope)
+        return Mix(slope, *(noise if self.mask_id >= 0 else noise[::-1]))
 
     def transition(self, t: Tensor, s: Tensor) -> Mix:
         """q(x_t | x_s): α_{t|s} = α_t/α_s and (βπ)_{t|s} = (βπ)_t − α_{t|s} (βπ)_s."""
@@ -126,7 +112,7 @@ class Interpolating(DiscreteProcess):
         alpha, mask, uniform = (expand_to(value, x, x) for value in self.transition(t.double(), s.double()))
         towards = uniform / self.words
         towards = torch.where((z == self.mask_id).unsqueeze(-1), mask, towards)
-        here = one_hot_states(z, self.states, x.dtype)
+        here = discrete.one_hot_states(z, self.states, x.dtype)
         joint = (alpha * here + towards) * self.spread(self.mix(s.double()), x)
         return joint / joint.sum(-1, keepdim=True)
 
@@ -135,7 +121,7 @@ class Interpolating(DiscreteProcess):
         alpha, _, uniform = (expand_to(share, z, like) for share in self.mix(t.double()))
         # The current word is likelier by this much than any other.
         gain = torch.log1p(alpha * self.words / uniform.clamp(min=torch.finfo(like.dtype).tiny))
-        gain = gain.clamp(max=CERTAIN).expand(z.shape)
+        gain = gain.clamp(max=discrete.CERTAIN).expand(z.shape)
         gain = gain.masked_fill(z == self.mask_id, 0.0)
         return torch.zeros_like(like).scatter(-1, z.clamp(max=self.words - 1).unsqueeze(-1), gain.unsqueeze(-1))
 
@@ -164,7 +150,10 @@ class Interpolating(DiscreteProcess):
     def contrast(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         """KL(q ‖ p) + r − log r − 1, [B, L]."""
         log_x = belief.context.log_softmax(-1)
-        log_p, log_q = self.log_marginal(log_x, t), self.log_marginal(certain_logits(ids, self.words, log_x.dtype), t)
+        log_p, log_q = (
+            self.log_marginal(log_x, t),
+            self.log_marginal(discrete.certain_logits(ids, self.words, log_x.dtype), t),
+        )
         kl = torch.where(log_q > float("-inf"), log_q.exp() * (log_q - log_p), 0.0).sum(-1)
         log_r = gather_tokens(log_q, z) - gather_tokens(log_p, z)
         return kl + torch.expm1(log_r) - log_r
@@ -173,7 +162,8 @@ class Interpolating(DiscreteProcess):
         """The same integrand as score entropy, inflow · Σ_y [s_y − r_y log s_y + r_y (log r_y − 1)] over y ≠ z, with
         r = q(y | x)/q(z | x) and s = p(y)/p(z) for p = αx_θ + βπ."""
         log_p, log_q = (
-            self.log_marginal(x, t) for x in (belief.context.log_softmax(-1), certain_logits(ids, self.words, t.dtype))
+            self.log_marginal(x, t)
+            for x in (belief.context.log_softmax(-1), discrete.certain_logits(ids, self.words, t.dtype))
         )
         log_s, log_r = (values - gather_tokens(values, z).unsqueeze(-1) for values in (log_p, log_q))
         r = log_r.exp()
@@ -209,14 +199,6 @@ class Absorbing(Interpolating):
         super().__init__(words, words + 1)
         self.mask_id, self.keep = words, keep or LinearAlpha()
 
-    def mix(self, t: Tensor) -> Mix:
-        alpha = self.keep.alpha(t)
-        return Mix(alpha, 1 - alpha, torch.zeros_like(alpha))
-
-    def slopes(self, t: Tensor) -> Mix:
-        slope = self.keep.slope(t)
-        return Mix(slope, -slope, torch.zeros_like(slope))
-
     def corrupt(self, clean: Tensor, t: Times, noise: Tensor) -> Tensor:
         """The general formula without random words."""
         return torch.where(noise[..., 0] < self.survival(clean, self.at(t).t), clean, self.mask_id)
@@ -225,7 +207,7 @@ class Absorbing(Interpolating):
         return expand_to(self.keep.alpha(t.double()), ids, t).expand(ids.shape)
 
     def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
-        return keep_visible(logits, z, self.mask_id), None
+        return discrete.keep_visible(logits, z, self.mask_id), None
 
     def revealed(self, t: Tensor, s: Tensor, x: Tensor) -> Tensor:
         """The chance that a mask at t is a word at s: (α_s − α_t)/(1 − α_t), shaped like x [B, L, words]."""
@@ -252,7 +234,7 @@ class Absorbing(Interpolating):
     def draw_step(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor, fresh: Tensor) -> Tensor:
         """A draw from `back` without its sums over all states."""
         waits = (z == self.mask_id) & ~self.moves(z, t, s, fresh)
-        return torch.where(waits, z, draw_words(belief, fresh))
+        return torch.where(waits, z, discrete.draw_words(belief, fresh))
 
     def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         time = t.double()
@@ -284,11 +266,3 @@ class Uniform(Interpolating):
     def __init__(self, words: int, keep: AlphaSchedule | None = None) -> None:
         super().__init__(words, words)
         self.keep = keep or LinearAlpha()
-
-    def mix(self, t: Tensor) -> Mix:
-        alpha = self.keep.alpha(t)
-        return Mix(alpha, torch.zeros_like(alpha), 1 - alpha)
-
-    def slopes(self, t: Tensor) -> Mix:
-        slope = self.keep.slope(t)
-        return Mix(slope, torch.zeros_like(slope), -slope)

@@ -26,8 +26,7 @@ SETTLED, COLD = 0.01, 0.1  # the time at which a written text is corrected, and 
 def ancestral(now: StepState) -> Tensor:
     """Draw x_s ~ p(x_s | x_t), over as many levels of the chain as lie between (Austin et al., 2021)."""
     fresh = now.noise()
-    x_s: Tensor = now.process.draw_step(now.x, now.belief, now.t, now.s, fresh)
-    return x_s
+    return now.process.draw_step(now.x, now.belief, now.t, now.s, fresh)
 
 
 def truncated(now: StepState) -> Tensor:
@@ -181,8 +180,7 @@ def keep_likeliest(logits: Tensor, count: int) -> Tensor:
 
 
 def masked(now: StepState) -> Tensor:
-    there: Tensor = now.x == now.process.mask_id
-    return there
+    return now.x == now.process.mask_id
 
 
 def moving(now: StepState) -> Tensor:
@@ -203,8 +201,7 @@ def moving(now: StepState) -> Tensor:
 
 def ends(now: StepState) -> Tensor:
     """Texts, or their current blocks, that have reached their last time, [B]."""
-    up: Tensor = (expand_to(now.s <= 0, now.x, now.x == now.x) | ~moving(now)).all(-1)
-    return up
+    return (expand_to(now.s <= 0, now.x, now.x == now.x) | ~moving(now)).all(-1)
 
 
 def fewest_left(now: StepState) -> Tensor:
@@ -229,20 +226,10 @@ def written(now: StepState, words: Tensor, rank: Tensor, left: Tensor) -> Tensor
 
 # Rules with which a text without masks is finished.
 ORDERED = ("confidence", "entropy", "entropy-bound", "first-hitting", "margin", "threshold")
-DISCRETE_STEPS: Mapping[str, StepRule] = {
-    "ancestral": ancestral,
-    "confidence": confidence,
-    "entropy": entropy,
-    "entropy-bound": entropy_bound,
-    "first-hitting": first_hitting,
-    "gibbs": gibbs,
-    "leave-one-out": leave_one_out,
-    "margin": margin,
-    "prism": prism,
-    "remask": remask,
-    "self-correct": self_correct,
-    "threshold": threshold,
-    "truncated": truncated,
-}
+RULES = (
+    *(ancestral, confidence, entropy, entropy_bound, first_hitting, gibbs, leave_one_out, margin, prism, remask),
+    *(self_correct, threshold, truncated),
+)
+DISCRETE_STEPS: Mapping[str, StepRule] = {rule.__name__.replace("_", "-"): rule for rule in RULES}
 # For rules that also take steps without moving in time: how the grid of times is changed.
 GRIDS: Mapping[str, Callable[[Tensor], Tensor]] = {"self-correct": add_corrections, "leave-one-out": alternate}

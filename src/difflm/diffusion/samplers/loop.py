@@ -70,7 +70,7 @@ class Frame:
     state: Tensor | None = None  # x_s itself
     calls: Tensor | None = None  # network calls so far, [B], if their number depends on the words
     clean: Tensor | None = None  # the estimate of x_0
-    edits: Tensor | None = None  # what the next step does with each token, [B, L]: see `EDITS` in alignment.py
+    edits: Tensor | None = None  # what the next step does with each token, [B, L]: see `EDITS` in levt.py
     rows: RowStates | None = None  # from where its rows can go on among others, until the next step is taken
 
     @cached_property
@@ -140,7 +140,7 @@ class SamplerInputs:
     step_counter: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
     warp: TimeSampler | None = None
     known: Tensor | None = None  # [B, L] tokens that are in every state, FREE elsewhere; None: a state has no tokens
-    places: int = 0  # positions per text for which a step computes logits (`fast/few_places.py`); 0: all
+    places: int = 0  # positions per text for which a step computes logits (`fast/recorded.py`); 0: all
 
     def draw_noise(self, step: int | Tensor) -> Tensor:
         """Random numbers of a step, or of several, [N, 1], at once."""

@@ -27,7 +27,7 @@ def ddim(now: StepState, eta: float = 0.0) -> Tensor:
     return out + eta * std * now.noise() if eta else out
 
 
-def half_ddim(now: StepState) -> Tensor:
+def ddim_half(now: StepState) -> Tensor:
     """DDIM with η = ½: half the fresh noise of the ancestral step."""
     return ddim(now, eta=0.5)
 
@@ -95,12 +95,7 @@ def clean_weight(now: StepState) -> Tensor:
 
 
 STEPS: Mapping[str, StepRule] = {
-    "ancestral": ancestral,
-    "ddim": ddim,
-    "ddim-half": half_ddim,
-    "dpm-solver": dpm_solver,
-    "euler": euler,
-    "heun": heun,
+    rule.__name__.replace("_", "-"): rule for rule in (ancestral, ddim, ddim_half, dpm_solver, euler, heun)
 }
 VECTOR_STEPS: Mapping[str, StepRule] = {**STEPS, "jump": euler, "renoise": renoise}
-ETA: Mapping[StepRule, float] = {ancestral: 1.0, half_ddim: 0.5, renoise: 1.0}  # of each rule that draws noise
+ETA: Mapping[StepRule, float] = {ancestral: 1.0, ddim_half: 0.5, renoise: 1.0}  # of each rule that draws noise

@@ -1,6 +1,9 @@
 """Triton kernels."""
 
+from collections.abc import Callable
+
 import torch
+from torch import library
 
 from difflm.machine import is_on
 
@@ -10,3 +13,15 @@ TRITON = is_on("triton")
 def has_kernel(device: torch.device) -> bool:
     """Whether our own kernels run there."""
     return device.type == "cuda" and is_on("kernels")
+
+
+def operator(fake: Callable[..., object]) -> Callable[[Callable[..., object]], library.CustomOpDef]:
+    """Make an operation of a function that changes no tensor, which compilers do not look into; `fake` returns tensors
+    of the shapes of its answers."""
+
+    def register(function: Callable[..., object]) -> library.CustomOpDef:
+        made = library.custom_op(f"difflm::{function.__name__}", mutates_args=())(function)
+        made.register_fake(fake)
+        return made
+
+    return register

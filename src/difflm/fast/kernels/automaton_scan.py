@@ -12,7 +12,9 @@ Classes that lead from one state to another are one union, whose chance is known
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, library
+from torch import Tensor
+
+from difflm.fast.kernels import operator
 
 IMPOSSIBLE = tl.constexpr(-1e30)
 UNLIKELY = tl.constexpr(1e5)
@@ -28,7 +30,14 @@ def options(items: Tensor, lanes: int) -> dict[str, int]:
     return {"R": rows, "N": wide, "num_warps": min(16, max(1, rows * wide // (32 * lanes)))}
 
 
-@library.custom_op("difflm::group_tokens", mutates_args=())
+@operator(
+    lambda logits, inside, tokens, marks, members, member_marks, classes, unions: (
+        logits.new_empty(2, *logits.shape[:2], classes + 2, dtype=torch.float32),
+        logits.new_empty(2, *logits.shape[:2], unions, dtype=torch.float32),
+        logits.new_empty(*logits.shape[:2], classes + 1, dtype=torch.int64),
+        *(logits.new_empty(logits.shape[:2], dtype=torch.float32) for _ in range(2)),
+    )
+)
 def group_tokens(
     logits: Tensor,
     inside: Tensor,
@@ -57,24 +66,7 @@ def group_tokens(
     return log_q, joined, best, top, norm
 
 
-@group_tokens.register_fake
-def _(
-    logits: Tensor,
-    inside: Tensor,
-    tokens: Tensor,
-    marks: Tensor,
-    members: Tensor,
-    member_marks: Tensor,
-    classes: int,
-    unions: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    batch, length, _ = logits.shape
-    log_q = logits.new_empty(2, batch, length, classes + 2, dtype=torch.float32)
-    joined, best = log_q.new_empty(2, batch, length, unions), log_q[0, ..., 1:].to(torch.int64)
-    return log_q, joined, best, log_q[0, ..., 0].clone(), log_q[0, ..., 0].clone()
-
-
-@library.custom_op("difflm::scan_backward", mutates_args=())
+@operator(lambda joined, inside, last, *_: joined.new_empty(2, joined.shape[1], joined.shape[2] + 1, len(last)))
 def scan_backward(joined: Tensor, inside: Tensor, last: Tensor, departures: Tensor, marks: Tensor) -> Tensor:
     """Messages [2, B, L + 1, S] from the last ones, [S]: of sums in the first half, of maxima in the second. `joined`
     are chances of unions, [2, B, L, unions]; transitions (union, end) are sorted by where they begin."""
@@ -88,12 +80,7 @@ def scan_backward(joined: Tensor, inside: Tensor, last: Tensor, departures: Tens
     return out
 
 
-@scan_backward.register_fake
-def _(joined: Tensor, inside: Tensor, last: Tensor, departures: Tensor, marks: Tensor) -> Tensor:
-    return joined.new_empty(2, joined.shape[1], joined.shape[2] + 1, len(last))
-
-
-@library.custom_op("difflm::scan_forward", mutates_args=())
+@operator(lambda joined, inside, later, *_: joined.new_empty(*joined.shape[:2], later.shape[-1]))
 def scan_forward(joined: Tensor, inside: Tensor, later: Tensor, arrivals: Tensor, marks: Tensor) -> Tensor:
     """P(state | accepted) before each position, [B, L, S], from state 0 on. `joined` [B, L, unions] and the messages
     `later` [B, L + 1, S] are those of sums; transitions (begin, union) are sorted by where they end."""
@@ -108,12 +95,7 @@ def scan_forward(joined: Tensor, inside: Tensor, later: Tensor, arrivals: Tensor
     return out
 
 
-@scan_forward.register_fake
-def _(joined: Tensor, inside: Tensor, later: Tensor, arrivals: Tensor, marks: Tensor) -> Tensor:
-    return joined.new_empty(*joined.shape[:2], later.shape[-1])
-
-
-@library.custom_op("difflm::weigh_classes", mutates_args=())
+@operator(lambda reached, *given: reached.new_empty(*reached.shape[:2], given[-2]))
 def weigh_classes(
     reached: Tensor,
     later: Tensor,
@@ -137,21 +119,7 @@ def weigh_classes(
     return out
 
 
-@weigh_classes.register_fake
-def _(
-    reached: Tensor,
-    later: Tensor,
-    by_union: Tensor,
-    marks: Tensor,
-    by_class: Tensor,
-    class_marks: Tensor,
-    classes: int,
-    unions: int,
-) -> Tensor:
-    return reached.new_empty(*reached.shape[:2], classes)
-
-
-@library.custom_op("difflm::tilt_tokens", mutates_args=())
+@operator(lambda logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format))
 def tilt_tokens(logits: Tensor, inside: Tensor, top: Tensor, factor: Tensor, classes: Tensor) -> Tensor:
     """Logits [B, L, V] with the factor of each token's class added, `inside` the text."""
     batch, length, size = logits.shape
@@ -162,12 +130,7 @@ def tilt_tokens(logits: Tensor, inside: Tensor, top: Tensor, factor: Tensor, cla
     return out
 
 
-@tilt_tokens.register_fake
-def _(logits: Tensor, inside: Tensor, top: Tensor, factor: Tensor, classes: Tensor) -> Tensor:
-    return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
-@library.custom_op("difflm::trace_classes", mutates_args=())
+@operator(lambda log_q, *_: (log_q.new_empty(log_q.shape[:2], dtype=torch.int64), log_q.new_empty(log_q.shape[:2])))
 def trace_classes(
     log_q: Tensor, later: Tensor, next_states: Tensor, next_classes: Tensor, u: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -184,14 +147,7 @@ def trace_classes(
     return kinds, rest
 
 
-@trace_classes.register_fake
-def _(
-    log_q: Tensor, later: Tensor, next_states: Tensor, next_classes: Tensor, u: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    return log_q.new_empty(log_q.shape[:2], dtype=torch.int64), log_q.new_empty(log_q.shape[:2])
-
-
-@library.custom_op("difflm::draw_in_class", mutates_args=())
+@operator(lambda logits, *_: logits.new_empty(logits.shape[:2], dtype=torch.int64))
 def draw_in_class(logits: Tensor, top: Tensor, classes: Tensor, kinds: Tensor, u: Tensor) -> Tensor:
     """Tokens [B, L] of these classes [B, L], by uniform numbers [B, L] and beliefs [B, L, V]."""
     batch, length, size = logits.shape
@@ -200,11 +156,6 @@ def draw_in_class(logits: Tensor, top: Tensor, classes: Tensor, kinds: Tensor, u
     with torch.cuda.device_of(logits):
         _draw[(batch * length,)](*given, size, W=triton.next_power_of_2(size), num_warps=4 if size < 4096 else 16)
     return out
-
-
-@draw_in_class.register_fake
-def _(logits: Tensor, top: Tensor, classes: Tensor, kinds: Tensor, u: Tensor) -> Tensor:
-    return logits.new_empty(logits.shape[:2], dtype=torch.int64)
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------------

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, library
+from torch import Tensor
+
+from difflm.fast.kernels import operator
 
 
-@library.custom_op("difflm::attend", mutates_args=())
+@operator(lambda qkv, *_: qkv.new_empty(*qkv.shape[:2], *qkv.shape[3:]))
 def attend(
     qkv: Tensor,  # [B, L, 3, heads, D]
     mask: Tensor | None,  # added to the scores of each key, [B, L]
@@ -32,13 +34,7 @@ def attend(
     return out
 
 
-@attend.register_fake
-def _(qkv: Tensor, *rest: object) -> Tensor:
-    batch, length, _, heads, dim = qkv.shape
-    return qkv.new_empty(batch, length, heads, dim)
-
-
-@library.custom_op("difflm::attend_back", mutates_args=())
+@operator(lambda grad, qkv, *_: torch.empty_like(qkv))
 def attend_back(
     grad: Tensor,
     qkv: Tensor,
@@ -57,11 +53,6 @@ def attend_back(
     with torch.cuda.device_of(qkv):
         _backward[(batch * heads,)](*inputs, out, heads, length, dim**-0.5, dropout, **options)
     return out
-
-
-@attend_back.register_fake
-def _(grad: Tensor, qkv: Tensor, *rest: object) -> Tensor:
-    return torch.empty_like(qkv)
 
 
 def _save_inputs(ctx: Any, inputs: tuple[object, ...], output: Tensor) -> None:

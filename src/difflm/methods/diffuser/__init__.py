@@ -11,22 +11,18 @@ start from another model's text is --edit TEXT.
 from pydantic import Field
 
 from difflm.data.tokenizers import END, PAD, SPECIALS
-from difflm.methods.base import Method, TextSpec
+from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.diffuser.model import EditDiffusion
 from difflm.methods.diffuser.process import EditProcess
-from difflm.methods.levt.alignment import EDITS
+from difflm.methods.levt import EDITS
 from difflm.methods.parts import build_lengths, read_sizes
 from difflm.models.base import LanguageModel, Sampling
 from difflm.networks import EncoderDecoder, SourceSizes, Transformer
 
 
-class DiffusER(Method):
+class DiffusER(ReadsSources):
     name, task = "diffuser", "either"
 
-    hidden: int = 512
-    layers: int = 6
-    encoder_layers: int = 6
-    heads: int = 8
     dropout: float = 0.3
     span: float = Field(default=3.0, ge=0, le=20)
     "The mean number of words of an edit; 8 for summaries in the paper."

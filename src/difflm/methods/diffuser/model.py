@@ -17,28 +17,9 @@ from difflm.diffusion.objectives import cross_entropy
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.left_to_right import draw_by_inverse_cdf, truncate_logits
 from difflm.diffusion.samplers.loop import Frame, Steering
+from difflm.methods import levt as editing
 from difflm.methods.diffuser.process import EditProcess
-from difflm.methods.levt.alignment import (
-    DELETE,
-    EDITS,
-    INSERT,
-    KEEP,
-    REPLACE,
-    align,
-    close_slots,
-    keep_words,
-    name_edits,
-    open_slots,
-)
-from difflm.methods.levt.editing import (
-    EditModel,
-    between_ends,
-    fit_width,
-    inner_words,
-    masked_mean,
-    show_round,
-    sum_means,
-)
+from difflm.methods.levt import DELETE, EDITS, INSERT, KEEP, REPLACE
 from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, source_of, start_from_frequencies
 from difflm.models.lengths import DrawnLength
 from difflm.networks import EncoderDecoder, Transformer
@@ -63,7 +44,7 @@ class Revision:
     log_p: Tensor  # of all edits of a text, [R]
 
 
-class EditDiffusion(EditModel):
+class EditDiffusion(editing.EditModel):
     """START words END on a canvas. A round of editing calls the tagger once, and the generator for each word of the new
     text, including the kept ones, since what it writes must follow them.
 
@@ -134,7 +115,7 @@ class EditDiffusion(EditModel):
     def read_edited(self, text: Tensor, edits: Tensor, source: Sequence[Memory] | None) -> list[Memory]:
         """The generator's memory: the source, then the text with its edits, without deleted words."""
         stays = (text != PAD) & (edits != DELETE)
-        text, edits = keep_words(text, stays, PAD), keep_words(edits, stays, KEEP)
+        text, edits = editing.keep_words(text, stays, PAD), editing.keep_words(edits, stays, KEEP)
         mask = text != PAD
         with autocast_to(text.device, self.precision):
             states = self.embedding(text) + self.tag_embedding(edits)
@@ -148,7 +129,7 @@ class EditDiffusion(EditModel):
         self, text: Tensor, edits: Tensor, target: Tensor, found: Tensor, source: Sequence[Memory] | None
     ) -> tuple[Tensor, Tensor]:
         """−log p of each token that is written into the slots of texts, and their mask."""
-        closed, written = close_slots(target, target != PAD, found, END, PAD)
+        closed, written = editing.close_slots(target, target != PAD, found, END, PAD)
         memory, network = self.read_edited(text, edits, source), self.generator
         with autocast_to(text.device, self.precision):
             x, _ = network.run(network.input(self.embedding(closed[:, :-1])), None, None, None, 0, memory=memory)
@@ -158,32 +139,32 @@ class EditDiffusion(EditModel):
     # -- training -----------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch) -> Losses:
-        target, noise = between_ends(batch), self.training_noise(batch)
+        target, noise = editing.between_ends(batch), self.training_noise(batch)
         source = self.encode_source(*source_of(batch))
         text = self.corrupt(target, noise, batch)
         mask = text != PAD
-        found = align(text, mask, target, target != PAD)
-        edits, stands_for = name_edits(found)
+        found = editing.align(text, mask, target, target != PAD)
+        edits, stands_for = editing.name_edits(found)
         states, tags = self.read_text(text, source)
         with autocast_to(text.device, self.precision):
             guesses = self.generator.head(states).float()
         words, written = self.write_nats(text, edits, target, found, source)
-        inner = inner_words(text)
+        inner = editing.inner_words(text)
         with torch.autocast(target.device.type, enabled=False):
             guessed = cross_entropy(guesses, target.gather(1, stands_for))
             terms = {
-                "tags": masked_mean(cross_entropy(tags, edits.where(mask, KEEP)), mask & (text != END)),
-                "words": masked_mean(words, written),
-                "guesses": masked_mean(guessed, inner & ((edits == KEEP) | (edits == REPLACE))),
+                "tags": editing.masked_mean(cross_entropy(tags, edits.where(mask, KEEP)), mask & (text != END)),
+                "words": editing.masked_mean(words, written),
+                "guesses": editing.masked_mean(guessed, inner & ((edits == KEEP) | (edits == REPLACE))),
             }
-            return sum_means(terms, batch)
+            return editing.sum_means(terms, batch)
 
     def corrupt(self, target: Tensor, noise: Noise, batch: Batch) -> Tensor:
         """Training inputs: most texts are at a random time of the process; some are empty, some hold a few words of the
         text in random order, and some are the source."""
         t, kind = noise.uniform(0, 2, stream=TIME).unbind(1)
         noised = self.process.corrupt(target, self.process.draw_script(noise, target.shape[1]), t, noise)
-        inner = inner_words(target)
+        inner = editing.inner_words(target)
         order, chosen = noise.uniform(0, target.shape[1], 2, stream=BAG).unbind(2)
         taken = inner & (chosen < t.unsqueeze(1))
         shuffled = target.gather(1, torch.where(taken, order, 2.0).argsort(1))[:, :-2]
@@ -194,7 +175,7 @@ class EditDiffusion(EditModel):
             starts.append((longer, batch.source_lengths.clamp(max=width)))
         which = (kind / OTHER_STARTS * len(starts)).long()
         for k, (ids, lengths) in enumerate(starts):
-            other = between_ends(replace(batch, ids=ids, lengths=lengths))
+            other = editing.between_ends(replace(batch, ids=ids, lengths=lengths))
             noised = torch.where((which == k).unsqueeze(1), other, noised)
         return noised
 
@@ -202,9 +183,9 @@ class EditDiffusion(EditModel):
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
         """The nats of writing a text from nothing in one round. A text can be written in many ways, so this is not a
         likelihood, but it shows whether training helps."""
-        target, source = between_ends(batch), self.encode_source(*source_of(batch))
-        empty = between_ends(replace(batch, lengths=torch.zeros_like(batch.lengths)))
-        found = align(empty, empty != PAD, target, target != PAD)
+        target, source = editing.between_ends(batch), self.encode_source(*source_of(batch))
+        empty = editing.between_ends(replace(batch, lengths=torch.zeros_like(batch.lengths)))
+        found = editing.align(empty, empty != PAD, target, target != PAD)
         edits = torch.where(empty == START, INSERT, KEEP)
         nats, written = self.write_nats(empty, edits, target, found, source)
         return torch.where(written, nats, 0.0).sum(-1)
@@ -228,7 +209,7 @@ class EditDiffusion(EditModel):
         elif start == "noise":  # at the last time only the length of a text is left
             condition = Condition(source=steering.source, source_mask=steering.source_mask)
             lengths = self.lengths.draw(noise.uniform(0, stream=TIME), condition)
-        text = between_ends(Batch(ids, lengths))
+        text = editing.between_ends(Batch(ids, lengths))
         if start != "noise":
             return text
         script = self.process.draw_script(noise, text.shape[1])
@@ -244,7 +225,7 @@ class EditDiffusion(EditModel):
         if sampling.sampler == "ancestral":
             fresh = noise.uniform(step, text.shape[1], NUMBERS).repeat_interleave(len(text) // len(noise.samples), 0)
             edits = draw_states(p, fresh)
-        lost = ~(inner_words(text) & (edits != DELETE)).any(1, keepdim=True)  # no text may be empty
+        lost = ~(editing.inner_words(text) & (edits != DELETE)).any(1, keepdim=True)  # no text may be empty
         edits = torch.where(lost & (text == START), INSERT, edits)
         chosen = p.gather(-1, edits.unsqueeze(-1)).squeeze(-1)
         chosen = torch.where(lost & (text == START), 1.0, chosen)
@@ -274,7 +255,7 @@ class EditDiffusion(EditModel):
             edits = now.edits
             if sampling.sampler == "ancestral":
                 edits = self.delay_edits(edits, noise, step, t, s)
-            plan = open_slots(now.text, now.text != PAD, edits, self.slot, PAD)
+            plan = editing.open_slots(now.text, now.text != PAD, edits, self.slot, PAD)
             memory = self.read_edited(now.text, edits, source)
             made, fresh, log_p, used = self.fill_slots(plan, memory, noise, step, sampling, beams)
             log_p = (scores + now.log_p.view_as(scores)).unsqueeze(2) + log_p.view(*scores.shape, beams)
@@ -287,9 +268,11 @@ class EditDiffusion(EditModel):
             wanted = (now.edits != KEEP).any(1).view_as(scores) & (scores > IMPOSSIBLE)
             waiting = waiting & wanted.any(1)
             first = slice(None, None, revisions)
-            edits = fit_width(torch.where(waiting.unsqueeze(1), now.edits[first], KEEP) * (s > 0), batch.width)
+            edits = editing.fit_width(torch.where(waiting.unsqueeze(1), now.edits[first], KEEP) * (s > 0), batch.width)
             shown = text[first], now.stays[first], (fresh & changes)[first]
-            yield show_round(step, torch.full_like(scores[:, 0], s), *shown, batch.width, calls=calls, edits=edits)
+            yield editing.show_round(
+                step, torch.full_like(scores[:, 0], s), *shown, batch.width, calls=calls, edits=edits
+            )
             if all_done(~waiting.any()):
                 return
 
@@ -356,8 +339,9 @@ class EditDiffusion(EditModel):
                 break
         tokens, fresh = tokens.flatten(0, 1), fresh.flatten(0, 1)
         stays = (tokens != PAD) & (tokens != self.slot)
-        cut = self.longest + 2
-        return keep_words(tokens, stays, PAD)[:, :cut], keep_words(fresh.long(), stays, 0)[:, :cut].bool(), log_p, used
+        written = editing.keep_words(tokens, stays, PAD), editing.keep_words(fresh.long(), stays, 0).bool()
+        text, new = (part[:, : self.longest + 2] for part in written)
+        return text, new, log_p, used
 
     def open_caches(self, memory: list[Memory], texts: int, width: int) -> list[Slots]:
         """Empty caches of the generator's layers, in the dtype that autocast gives to keys and values."""

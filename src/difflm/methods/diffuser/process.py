@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.diffusion.noise import Noise, Step
-from difflm.methods.levt.alignment import DELETE, INSERT, KEEP, REPLACE, insert_holes, keep_words
+from difflm.methods.levt import DELETE, INSERT, KEEP, REPLACE, insert_holes, keep_words
 
 PAPER_STEP = 1 / 3  # the time at which 60 % of the spans are kept
 SPANS, WORDS = 33, 34  # streams of random numbers

@@ -4,10 +4,7 @@ A glyph (`sign` in the code) is what one cell of a picture shows: a character; a
 or the unknown word.
 """
 
-import base64
-import struct
 import unicodedata
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -18,6 +15,11 @@ from numpy.typing import NDArray
 
 from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer
 from difflm.errors import UsageError
+
+try:
+    from PIL import Image, ImageDraw, ImageFont
+except ImportError:  # it comes with the extra `font`
+    ImageFont = None  # type: ignore[assignment]
 
 Pictures = NDArray[np.float32]  # [signs, height, width], 1 where there is ink
 
@@ -122,10 +124,8 @@ def show_sign(sign: str) -> str:
 def read_font(path: str, characters: str, height: int, width: int) -> dict[str, Pictures]:
     """Characters in shades of grey, in the largest size in which all of them fit into the cells, centred over one
     baseline."""
-    try:
-        from PIL import Image, ImageDraw, ImageFont
-    except ImportError:
-        raise UsageError('a font file is read by Pillow. Install it: pip install ".[font]"') from None
+    if ImageFont is None:
+        raise UsageError('a font file is read by Pillow. Install it: pip install ".[font]"')
     try:
         fonts = [ImageFont.truetype(path, size) for size in range(2 * height, 0, -1)]
     except (OSError, ValueError):
@@ -143,16 +143,3 @@ def read_font(path: str, characters: str, height: int, width: int) -> dict[str, 
         ImageDraw.Draw(cell).text((-left.min(), -top.min()), one, 255, font, anchor="ms")
         found[one] = np.asarray(cell, np.float32) / np.float32(255)
     return found
-
-
-def picture_url(grey: NDArray[np.uint8]) -> str:
-    """A picture [rows, columns] as the data URL of a PNG with sixteen greys."""
-    rows, columns = grey.shape
-    nibbles = np.pad(grey >> 4, ((0, 0), (0, columns % 2)))
-    lines = np.pad(nibbles[:, ::2] << 4 | nibbles[:, 1::2], ((0, 0), (1, 0)))  # a 0 before each: it is not filtered
-    header = struct.pack(">2I5B", columns, rows, 4, 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
-    parts = [
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
-    ]
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(parts)).decode()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from difflm.diffusion.base import Network
 from difflm.errors import UsageError
 from difflm.methods.base import TextSpec
-from difflm.methods.ld4lg.networks import Resampler
+from difflm.methods.ld4lg.model import Resampler
 from difflm.networks.cache import Cache, Memory
 from difflm.networks.pretrained import Pretrained, build_body, explained, mean_rows, read_config, transformers
 from difflm.networks.transformer import Sizes, Transformer
@@ -38,8 +38,7 @@ class FrozenEncoder(Network):
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         states = self.body(inputs_embeds=self.embed(ids), attention_mask=mask.long()).last_hidden_state
-        latents: Tensor = self.resampler(states, mask)
-        return latents
+        return self.resampler(states, mask)
 
 
 class FrozenDecoder(Network):
@@ -80,8 +79,7 @@ class FrozenDecoder(Network):
         return found[:, start:], [] if caches is None else [(kept, kept)]
 
     def answer(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x)
-        return out
+        return self.head(x)
 
 
 def build_halves(

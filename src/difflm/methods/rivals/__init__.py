@@ -15,7 +15,7 @@ from difflm.methods.rivals.cold import Cold
 from difflm.methods.rivals.delorean import Delorean
 from difflm.methods.rivals.fine_tuning import FineTuning
 from difflm.methods.rivals.fudge import Fudge
-from difflm.methods.rivals.left_only import LeftOnly
+from difflm.methods.rivals.gaps import LeftOnly
 from difflm.methods.rivals.masked_lm_gibbs import MaskedLmGibbs
 from difflm.methods.rivals.pplm import Pplm
 from difflm.models.base import LanguageModel

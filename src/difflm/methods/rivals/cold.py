@@ -14,8 +14,7 @@ from difflm.controls.phrases import Contains
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
 from difflm.methods.rivals.base import Part
-from difflm.methods.rivals.gaps import GapDecoder
-from difflm.methods.rivals.soft_texts import IMPOSSIBLE, SoftTexts
+from difflm.methods.rivals.gaps import IMPOSSIBLE, GapDecoder, SoftTexts
 
 LANGEVIN = 5  # the noise stream of the dynamics
 # The noise's standard deviation from these shares of the steps on (released code: 1, 0.5 … of 2,000 iterations).
@@ -57,44 +56,36 @@ class ColdSearch:
     gap, and phrases that shall appear in it.
 
     The released code moves ỹ by Adam, which does not sample from exp(−E) at any step size; this is the paper's
-    Langevin step. Fluency from right to left needs a model of reversed texts, and is left out without one."""
+    Langevin step. Fluency from right to left, which needs a model of reversed texts, is left out."""
 
     steps: int = 200
     step_size: float = 1.0  # η
     forward_weight: float = 0.6  # λ of fluency from left to right
-    reverse_weight: float = 0.4  # and from right to left
     context_weight: float = 0.5
     phrase_weight: float = 0.5
     top_k: int = 5  # words among which the final ones are chosen
     noise_scale: float = 1.0
 
-    def calls(self, texts: SoftTexts, reverse: bool = False) -> int:
+    def calls(self, texts: SoftTexts) -> int:
         """The network calls of a search."""
-        return 2 * texts.width + self.steps * (1 + reverse)
+        return 2 * texts.width + self.steps
 
-    def decode(
-        self, texts: SoftTexts, noise: Noise, phrases: Tensor | None = None, reverse: SoftTexts | None = None
-    ) -> Tensor:
+    def decode(self, texts: SoftTexts, noise: Noise, phrases: Tensor | None = None) -> Tensor:
         """The texts that were found, [B, W]. `phrases` [B, M, n] are ids that should appear in the gaps of each text,
-        padded with FREE; `reverse` are the same texts of a model that reads them from right to left."""
+        padded with FREE."""
         y = roll_out_greedily(texts)
         deviations = [[s for share, s in NOISE if share <= n / self.steps][-1] for n in range(self.steps)]
         noises = (
             s * self.noise_scale * noise.normal(n, *y.shape[1:], stream=LANGEVIN) for n, s in enumerate(deviations)
         )
-        y = run_langevin(lambda y: self.energy(texts, y, phrases, reverse), y, self.step_size, noises)
+        y = run_langevin(lambda y: self.energy(texts, y, phrases), y, self.step_size, noises)
         return self.discretise(texts, y, phrases)
 
-    def energy(
-        self, texts: SoftTexts, y: Tensor, phrases: Tensor | None = None, reverse: SoftTexts | None = None
-    ) -> Tensor:
+    def energy(self, texts: SoftTexts, y: Tensor, phrases: Tensor | None = None) -> Tensor:
         """E(ỹ) of each text, [B]."""
-        words = texts.fill(straight_through(texts, y))
-        answers = texts.read(words)
+        answers = texts.read(texts.fill(straight_through(texts, y)))
         total = self.forward_weight * fluency_energy(texts, answers, y)
         total = total + self.context_weight * texts.context_nats(answers)
-        if reverse is not None:
-            total = total + self.reverse_weight * fluency_energy(texts, read_reversed(reverse, words), y)
         if phrases is not None:
             total = total + self.phrase_weight * phrase_energy(texts, y, phrases)
         return total
@@ -152,14 +143,6 @@ def fluency_energy(texts: SoftTexts, answers: Tensor, y: Tensor) -> Tensor:
     target = texts.possible(answers).softmax(-1).detach()
     terms = -(target * texts.possible(y).log_softmax(-1)).sum(-1)
     return (terms * texts.free).sum(-1)
-
-
-def read_reversed(texts: SoftTexts, words: Tensor) -> Tensor:
-    """Logits of every word given those behind it, [B, W, V], by a model of reversed texts."""
-    place = torch.arange(words.shape[1], device=words.device)
-    size = ((texts.known != texts.model.end) & (texts.known != texts.model.pad)).sum(1, keepdim=True)
-    order = torch.where(place < size, size - 1 - place, place).unsqueeze(-1).expand_as(words)
-    return texts.read(words.gather(1, order)).gather(1, order)
 
 
 def phrase_energy(texts: SoftTexts, y: Tensor, phrases: Tensor) -> Tensor:

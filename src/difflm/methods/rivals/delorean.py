@@ -11,8 +11,7 @@ from difflm.controls.exact import Length
 from difflm.controls.gaps import Infill
 from difflm.diffusion.noise import Noise
 from difflm.methods.rivals.base import Part
-from difflm.methods.rivals.gaps import GapDecoder
-from difflm.methods.rivals.soft_texts import SoftTexts
+from difflm.methods.rivals.gaps import GapDecoder, SoftTexts
 
 
 class Delorean(GapDecoder):

@@ -112,8 +112,7 @@ class FineTuning(ControlDecoder):
 
         def nats(prompt: Sequence[int]) -> Tensor:
             told = torch.tensor(prompt, device=ids.device).expand(len(rows), -1)
-            found: Tensor = self.model.nats(Batch(ids, lengths, told, torch.full_like(lengths, len(prompt))))
-            return found
+            return self.model.nats(Batch(ids, lengths, told, torch.full_like(lengths, len(prompt))))
 
         alone = nats(NOTHING_TOLD)
         return torch.stack([nats(prompt) - alone for prompt in self.prompts]).sum(0).tolist()

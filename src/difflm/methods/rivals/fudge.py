@@ -12,14 +12,8 @@ from difflm.controls.phrases import Contains
 from difflm.data.tokenizers import START
 from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
 from difflm.diffusion.samplers.loop import Caches, PrefixRule
-from difflm.methods.rivals.base import (
-    ControlDecoder,
-    ImposePossible,
-    Part,
-    contains_sequence,
-    ends_with,
-    for_each_part,
-)
+from difflm.methods.rivals import base
+from difflm.methods.rivals.base import ControlDecoder, ImposePossible, Part
 from difflm.methods.rivals.prefix_classifier import PrefixClassifier, PrefixOutput
 from difflm.models.autoregressive import Autoregressive
 
@@ -54,9 +48,9 @@ class Fudge(ControlDecoder):
             ahead = follows.amin(-1)  # a phrase is at most as likely as its least likely word
             for k, word in enumerate(phrase):  # the rest of a phrase that has begun
                 rest = follows[..., k + 1 :].amin(-1) if k + 1 < len(phrase) else torch.zeros_like(ahead)
-                begun = ends_with(prefix, phrase[:k]).unsqueeze(1) & (words == word)
+                begun = base.ends_with(prefix, phrase[:k]).unsqueeze(1) & (words == word)
                 ahead = torch.where(begun, rest, ahead)
-            total += ahead.masked_fill(contains_sequence(prefix, phrase).unsqueeze(1), 0.0)
+            total += ahead.masked_fill(base.contains_sequence(prefix, phrase).unsqueeze(1), 0.0)
         return total
 
 
@@ -83,6 +77,6 @@ class FutureProbability:
         def ask(plan: Fudge, part: slice) -> Tensor:
             return plan.future({key: one.rows(part) for key, one in outputs.items()}, words[part], prefix[part])
 
-        future = for_each_part(self.parts, ask)
+        future = base.for_each_part(self.parts, ask)
         scores = logits.gather(-1, words) + self.strength * future
         return torch.full_like(logits, IMPOSSIBLE).scatter(-1, words, scores.to(logits.dtype))

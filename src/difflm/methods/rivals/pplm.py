@@ -104,7 +104,6 @@ class PplmRule:
     attributes: Attributes
     step_size: float = 0.03  # α
     iterations: int = 3
-    normalisation: float = 1.0  # γ; above 1, small gradients make large steps
     kl_scale: float = 0.01
     fusion: float = 0.9  # γ_gm
     window: int = 5  # words whose keys and values are moved; 0: all
@@ -123,7 +122,7 @@ class PplmRule:
 
     @torch.enable_grad()
     def move(self, prefix: Tensor, last: Tensor, history: Caches, log_p: Tensor) -> Caches:
-        """H + ΔH, where ΔH ← ΔH − α ∇/‖∇‖^γ of the loss, as often as there are iterations."""
+        """H + ΔH, where ΔH ← ΔH − α ∇/‖∇‖ of the loss, as often as there are iterations."""
         first = max(0, history[0][0].shape[2] - self.window) if self.window else 0
         delta = [torch.zeros_like(torch.stack(layer)[..., first:, :]) for layer in history]
         with torch.no_grad():
@@ -133,7 +132,7 @@ class PplmRule:
             loss = self.loss(nats, last, add_delta(history, delta), log_p)
             for k, g in enumerate(torch.autograd.grad(loss.sum(), delta)):
                 norm = g.transpose(0, 1).flatten(1).norm(dim=1).clamp(min=FLOOR).view(1, -1, 1, 1, 1)
-                delta[k] = delta[k] - self.step_size * g / norm**self.normalisation
+                delta[k] = delta[k] - self.step_size * g / norm
         return add_delta(history, [d.detach() for d in delta])
 
     def loss(self, nats: Callable[[Tensor], Tensor], last: Tensor, history: Caches, log_p: Tensor) -> Tensor:
@@ -145,13 +144,9 @@ class PplmRule:
 
 def add_delta(history: Caches, delta: Sequence[Tensor]) -> Caches:
     """H + ΔH; ΔH [2, B, heads, window, head_dim] is of the last keys and values of each layer."""
-    moved = []
-    for (keys, values), (dk, dv) in zip(history, delta, strict=True):
-        first = keys.shape[2] - dk.shape[2]
-        moved.append(
-            (
-                torch.cat([keys[:, :, :first], keys[:, :, first:] + dk], dim=2),
-                torch.cat([values[:, :, :first], values[:, :, first:] + dv], dim=2),
-            )
-        )
-    return moved
+
+    def add(kept: Tensor, more: Tensor) -> Tensor:
+        first = kept.shape[2] - more.shape[2]
+        return torch.cat([kept[:, :, :first], kept[:, :, first:] + more], dim=2)
+
+    return [(add(keys, dk), add(values, dv)) for (keys, values), (dk, dv) in zip(history, delta, strict=True)]

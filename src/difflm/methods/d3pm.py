@@ -1,20 +1,82 @@
-"""Symmetric jumps between words: Q̄(t) = exp(σ(t) R), with steps over any s < t (Austin et al., 2021).
+"""Structured Denoising Diffusion Models in Discrete State-Spaces (Austin et al., 2021).
 
-Costs grow with the square of the vocabulary: for a few thousand words at most.
+A chain of a thousand steps whose bound is trained one step at a time, plus λ times the cross-entropy of x_0. In the
+paper λ helped masks and hurt uniform noise; here the cross-entropy is that of the posterior of x_0, whose optimum is
+the bound's own (docs/tokens.md). The last step samples, as the bound assumes; the released code takes the likeliest
+word.
 """
 
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.diffusion.base import Belief, Times
-from difflm.diffusion.processes import DiscreteProcess
-from difflm.diffusion.processes.discrete import draw_states, expand_to, gather_tokens, kl_divergence, one_hot_states
-from difflm.diffusion.processes.interpolating import AlphaSchedule, LinearAlpha
+from difflm.diffusion.objectives import Objective
+from difflm.diffusion.processes import Absorbing, discrete
+from difflm.diffusion.processes.discrete import DiscreteProcess, expand_to, gather_tokens
+from difflm.diffusion.processes.gaussian import interpolate
+from difflm.diffusion.processes.interpolating import AlphaSchedule, LinearAlpha, Uniform
+from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
-from difflm.methods.d3pm.schedule import MutualInformationAlpha
+from difflm.methods.base import TextSpec
+from difflm.methods.tokens import TokenMethod
+from difflm.models.base import LanguageModel
+
+POINTS = 2001
+
+
+class MutualInformationAlpha(nn.Module, AlphaSchedule):
+    """Information about the word falls evenly: 1 − I(x_t; x_0)/H(x_0) = t (Austin et al., 2021, appendix A.7).
+
+    It is a table, since it depends on the word frequencies; linear until a process fits it."""
+
+    learned = True
+    points: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("points", torch.linspace(1, 0, POINTS, dtype=torch.float64))
+
+    def fit(self, exponents: Tensor, shares: Tensor) -> None:
+        """Fit the table to I/H, `shares`, at increasing exponents σ = −log α, both [N]."""
+        log_sigma = interpolate(1 - self.times[1:-1], shares.flip(0), exponents.log().flip(0))
+        self.points[1:-1] = torch.exp(-log_sigma.exp())
+
+    @property
+    def times(self) -> Tensor:
+        return torch.linspace(0, 1, POINTS, dtype=torch.float64, device=self.points.device)
+
+    def alpha(self, t: Tensor) -> Tensor:
+        return interpolate(t.double(), self.times, self.points).to(t.dtype)
+
+    def slope(self, t: Tensor) -> Tensor:
+        right = torch.searchsorted(self.times, t.double().contiguous()).clamp(1, POINTS - 1)
+        return ((self.points[right] - self.points[right - 1]) * (POINTS - 1)).to(t.dtype)
+
+
+class InformedUniform(Uniform):
+    """Uniform noise by such a schedule."""
+
+    keep: MutualInformationAlpha
+
+    def __init__(self, words: int) -> None:
+        super().__init__(words, MutualInformationAlpha())
+
+    def observe(self, counts: Tensor) -> None:
+        exponents = torch.logspace(-6, 1.7, 1024, dtype=torch.float64)
+        self.keep.fit(exponents, self.information(counts, torch.exp(-exponents)))
+
+    def information(self, counts: Tensor, alpha: Tensor) -> Tensor:
+        """I(x_t; x_0)/H(x_0) for tokens that occur so often, at each α."""
+        p = counts.double() / counts.sum()
+        later = alpha.unsqueeze(-1) * p + ((1 - alpha) / self.words).unsqueeze(-1)
+        other = (1 - alpha) / self.words
+        same = alpha + other
+        noise = -(torch.xlogy(same, same) + (self.words - 1) * torch.xlogy(other, other))
+        return (-torch.xlogy(later, later).sum(-1) - noise) / -torch.xlogy(p, p).sum()
+
 
 LONGEST = 1e4  # σ at t = 1, where nothing is left of any word
 EXPONENTS = 128  # values of σ at which a schedule is fitted, as in the paper
@@ -32,7 +94,9 @@ class Axes(NamedTuple):
 
     def rows(self, ids: Tensor, sigma: Tensor) -> Tensor:
         """Rows of exp(σR), [B, L, K]; columns are the same."""
-        return one_hot_states(ids, len(self.values), self.values.dtype) + self._change(self.vectors[ids], sigma)
+        return discrete.one_hot_states(ids, len(self.values), self.values.dtype) + self._change(
+            self.vectors[ids], sigma
+        )
 
     def _change(self, x: Tensor, sigma: Tensor) -> Tensor:
         """Apply exp(σR) − 1 to an x in the eigenbasis. The callers add the 1: next to it, float32 would lose the
@@ -95,10 +159,10 @@ class Matrix(DiscreteProcess):
         return gather_tokens(self.rows(ids, t), ids)
 
     def corrupt(self, clean: Tensor, t: Times, noise: Tensor) -> Tensor:
-        return draw_states(self.rows(clean, self.at(t).t), noise)
+        return discrete.draw_states(self.rows(clean, self.at(t).t), noise)
 
     def prior(self, t: Times, noise: Tensor) -> Tensor:
-        return draw_states(self.rest.expand(*noise.shape[:-1], -1).contiguous(), noise)
+        return discrete.draw_states(self.rest.expand(*noise.shape[:-1], -1).contiguous(), noise)
 
     def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         evidence = self.towards(z, self.sigma(t), logits.dtype).clamp(min=1e-30).log()
@@ -110,7 +174,7 @@ class Matrix(DiscreteProcess):
 
     def prior_nats(self, ids: Tensor) -> Tensor:
         last = torch.ones(len(ids), dtype=torch.float64, device=ids.device)
-        return kl_divergence(self.rows(ids, last), self.rest)
+        return discrete.kl_divergence(self.rows(ids, last), self.rest)
 
     def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         """σ′ Σ_y R_yz [s_y − r_y log s_y + r_y (log r_y − 1)], r = q(y)/q(z), s = p(y)/p(z) (Lou et al., 2024)."""
@@ -174,3 +238,46 @@ def company(pairs: Tensor, dim: int = 64) -> Tensor:
     seen = seen / seen.norm(dim=-1, keepdim=True).clamp(min=1e-9)
     u, s, _ = torch.linalg.svd(seen, full_matrices=False)
     return u[:, :dim] * s[:dim]
+
+
+LAMBDA = 0.01  # beside one step; beside the sum over a chain of T of them it is λT
+
+
+class D3pm(TokenMethod):
+    packs = True
+
+    chain: int = 1000
+
+    def noise(self, vocabulary: int) -> DiscreteProcess:
+        raise NotImplementedError
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        objective = Objective({"chain_kl": 1.0, "ce": LAMBDA * self.chain})
+        process, times = self.noise(texts.vocabulary), LowDiscrepancy(self.chain)
+        return self.compose(process, texts, objective, time="addition", times=times)
+
+
+class D3pmAbsorbing(D3pm):
+    name = "d3pm-absorbing"
+
+    def noise(self, vocabulary: int) -> DiscreteProcess:
+        return Absorbing(vocabulary)  # β = 1/(T − t + 1), which for masks is the mutual-information schedule
+
+
+class D3pmUniform(D3pm):
+    name = "d3pm-uniform"
+
+    def noise(self, vocabulary: int) -> DiscreteProcess:
+        return InformedUniform(vocabulary)
+
+
+class D3pmNearest(D3pm):
+    """Words turn into words that occur in similar contexts in the training texts."""
+
+    name = "d3pm-nearest"
+    packs = False  # it counts which words are neighbours
+
+    neighbours: int = 20
+
+    def noise(self, vocabulary: int) -> DiscreteProcess:
+        return Nearest(vocabulary, self.neighbours, MutualInformationAlpha())

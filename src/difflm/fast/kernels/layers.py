@@ -1,0 +1,218 @@
+"""What layers of a Transformer compute in training, which takes a compiler's kernels longer (docs/log).
+
+GELU and its slopes, with the bias of the layer before it, whose gradient is summed on the way; GELU is written again
+with the slopes, and not kept from the forward pass. A compiler's GELU takes a third longer, and for the sum it reads
+all slopes again.
+
+The gradient of a layer norm whose input also goes on beside it: one kernel adds both gradients and sums those of the
+norm's weight and bias, and of a bias in its input. A compiler's kernel leaves many parts of these sums to five others.
+
+The gradient of a projection to queries, keys and values from theirs: one kernel rotates queries and keys back, writes
+all three side by side, and sums them for the bias. A compiler's kernel evaluates all parts everywhere and takes three
+times as long, and another one reads everything again for the sums.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from difflm.fast.kernels import operator
+
+TILE = 8, 512  # rows and columns of a program that applies GELU
+COLUMNS = 1024  # of one that differentiates it
+ROWS = 32  # of a program that differentiates GELU or a norm, one row after the other
+
+
+@operator(lambda x, bias: torch.empty_like(x))
+def apply_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """GELU(x + bias) of x [N, columns]."""
+    x, bias = x.contiguous(), bias.contiguous()
+    (rows, columns), out = x.shape, torch.empty_like(x)
+    tiles = triton.cdiv(rows, TILE[0]) * triton.cdiv(columns, TILE[1])
+    with torch.cuda.device_of(x):
+        _apply_gelu[(tiles,)](x, bias, out, rows, columns, ROWS=TILE[0], COLUMNS=TILE[1], num_warps=4)
+    return out
+
+
+@operator(
+    lambda x, bias, grad: (
+        *(torch.empty_like(x), torch.empty_like(x)),
+        x.new_empty(-(-len(x) // ROWS), x.shape[1], dtype=torch.float32),
+    )
+)
+def differentiate_gelu(x: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """GELU(x + bias) of x [N, columns], the gradient of x from that of GELU(x + bias), and its sum over rows, of which
+    there is one for each tile, in float32."""
+    x, bias, grad = x.contiguous(), bias.contiguous(), grad.contiguous()
+    (rows, columns), active, slopes = x.shape, torch.empty_like(x), torch.empty_like(x)
+    sums = x.new_empty(triton.cdiv(rows, ROWS), columns, dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        _differentiate_gelu[(len(sums) * triton.cdiv(columns, COLUMNS),)](
+            x, bias, grad, active, slopes, sums, rows, columns, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
+        )
+    return active, slopes, sums
+
+
+@triton.jit
+def _normal_distribution(x):  # type: ignore[no-untyped-def]
+    """The distribution function of the standard normal distribution, and √(2π) times its density, as in
+    `normal_distribution` of `fused_blocks.py`. A reciprocal root and its square take less time than a division."""
+    bell, root = tl.exp(-0.5 * x * x), tl.rsqrt(1.0 + 0.2316419 * tl.abs(x))
+    t = root * root
+    tail = (((0.5307027145 * t - 0.7265760135) * t + 0.7107068705) * t - 0.142248368) * t + 0.127414796
+    tail = tail * t * bell
+    return tl.where(x < 0, tail, 1.0 - tail), bell
+
+
+@triton.jit
+def _apply_gelu(x, bias, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    tile, across = tl.program_id(0), tl.cdiv(columns, COLUMNS)
+    column, row = tile % across * COLUMNS + tl.arange(0, COLUMNS), tile // across * ROWS + tl.arange(0, ROWS)
+    place, inside = row.to(tl.int64)[:, None] * columns + column[None, :], (row < rows)[:, None] & (column < columns)
+    value = tl.load(x + place, inside, 0.0).to(tl.float32)
+    value += tl.load(bias + column, column < columns, 0.0).to(tl.float32)[None, :]
+    below, _ = _normal_distribution(value)
+    tl.store(out + place, (value * below).to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def _differentiate_gelu(  # type: ignore[no-untyped-def]
+    x, bias, grad, active, slopes, sums, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    tile, across = tl.program_id(0), tl.cdiv(columns, COLUMNS)
+    column, first = tile % across * COLUMNS + tl.arange(0, COLUMNS), tile // across * ROWS
+    there, total = column < columns, tl.zeros([COLUMNS], tl.float32)
+    added = tl.load(bias + column, there, 0.0).to(tl.float32)
+    start, last = first.to(tl.int64) * columns + column, tl.minimum(ROWS, rows - first) - 1
+    next_x, next_grad = tl.load(x + start, there, 0.0), tl.load(grad + start, there, 0.0)
+    for row in range(0, last + 1):
+        value, slope = next_x.to(tl.float32) + added, next_grad.to(tl.float32)
+        place, after = start + row * columns, start + tl.minimum(row + 1, last) * columns
+        next_x, next_grad = (
+            tl.load(x + after, there, 0.0),
+            tl.load(grad + after, there, 0.0),
+        )  # while this row is computed
+        below, bell = _normal_distribution(value)
+        tl.store(active + place, (value * below).to(active.dtype.element_ty), there)
+        slope = (slope * (below + value * 0.3989422804014327 * bell)).to(slopes.dtype.element_ty)
+        tl.store(slopes + place, slope, there)
+        total += slope.to(tl.float32)
+    tl.store(sums + tile // across * columns + column, total, there)
+
+
+@operator(
+    lambda x, weight, grad, beside, eps, biased: (
+        torch.empty_like(x),
+        x.new_empty(-(-len(x) // ROWS), 2 + biased, x.shape[1], dtype=torch.float32),
+    )
+)
+def norm_gradients(
+    x: Tensor, weight: Tensor, grad: Tensor, beside: Tensor, eps: float, biased: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradient of x [N, D] from that of its norm, `grad`, and from that of x itself, `beside`; and those of weight
+    and bias, a sum for each program, in float32, [programs, 2, D]. If x is `biased`, a third row is that of its own
+    bias: the sum of the gradient of x."""
+    x, grad, beside = x.contiguous(), grad.contiguous(), beside.contiguous()
+    (rows, dim), slopes = x.shape, torch.empty_like(x)
+    sums = x.new_empty(triton.cdiv(rows, ROWS), 2 + biased, dim, dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        _differentiate_norm[(len(sums),)](
+            x, weight, grad, beside, slopes, sums, rows, dim, eps,
+            BIASED=biased, ROWS=ROWS, DIM=triton.next_power_of_2(dim), num_warps=2,
+        )  # fmt: skip
+    return slopes, sums
+
+
+@triton.jit
+def _differentiate_norm(  # type: ignore[no-untyped-def]
+    x, weight, grad, beside, slopes, sums, rows, dim, eps,
+    BIASED: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    column, first = tl.arange(0, DIM), tl.program_id(0) * ROWS
+    there = column < dim
+    scale = tl.load(weight + column, there, 0.0).to(tl.float32)
+    of_weight, of_bias = tl.zeros([DIM], tl.float32), tl.zeros([DIM], tl.float32)
+    of_input = tl.zeros([DIM], tl.float32)
+    for row in range(0, tl.minimum(ROWS, rows - first)):
+        place = first.to(tl.int64) * dim + row * dim + column
+        value = tl.load(x + place, there, 0.0).to(tl.float32)
+        slope = tl.load(grad + place, there, 0.0).to(tl.float32)
+        other = tl.load(beside + place, there, 0.0).to(tl.float32)
+        centred, weighed = tl.where(there, value - tl.sum(value, 0) / dim, 0.0), slope * scale
+        mean, squares, product = tl.sum(weighed, 0) / dim, tl.sum(centred * centred, 0), tl.sum(weighed * centred, 0)
+        spread = tl.rsqrt(squares / dim + eps)
+        normed, along = centred * spread, product * spread / dim
+        total = (weighed - mean - normed * along) * spread + other
+        tl.store(slopes + place, total.to(slopes.dtype.element_ty), there)
+        of_weight += slope * normed
+        of_bias += slope
+        if BIASED:
+            of_input += total
+    target = sums + tl.program_id(0) * (3 if BIASED else 2) * dim + column
+    tl.store(target, of_weight, there)
+    tl.store(target + dim, of_bias, there)
+    if BIASED:
+        tl.store(target + 2 * dim, of_input, there)
+
+
+POSITIONS = 32  # of a program that joins gradients, one position after the other
+
+
+@operator(
+    lambda q, k, v, cos, sin: (
+        q.new_empty(q.shape[0], q.shape[2], 3, q.shape[1], q.shape[3]),
+        q.new_empty(q.shape[0] * -(-q.shape[2] // POSITIONS), 3, q.shape[1], q.shape[3], dtype=torch.float32),
+    )
+)
+def join_gradients(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, L, 3, heads, D] from gradients [B, heads, L, D] of rotated queries and keys, and of values; and their sum
+    over positions, of which there is one for each program, in float32, [programs, 3, heads, D]. The rotations are those
+    of all texts, [L, D], or of each, [B, 1, L, D]."""
+    batch, heads, length, dim = q.shape
+    q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in (q, k, v))
+    out = q.new_empty(batch, length, 3, heads, dim)
+    programs = triton.cdiv(length, POSITIONS)
+    sums = q.new_empty(batch * programs, 3, heads, dim, dtype=torch.float32)
+    cos, sin = cos.contiguous(), sin.contiguous()
+    strides = [stride for part in (q, k, v) for stride in part.stride()[:3]]
+    strides.append(cos.stride(0) if cos.dim() > 2 else 0)
+    sizes = {"DIM": triton.next_power_of_2(dim), "HEADS": triton.next_power_of_2(heads)}
+    with torch.cuda.device_of(q):
+        _join[(programs, batch, 3)](
+            q, k, v, cos, sin, out, sums, *strides, length, heads, dim,
+            **sizes, POSITIONS=POSITIONS, num_warps=4,
+        )  # fmt: skip
+    return out, sums
+
+
+@triton.jit
+def _join(  # type: ignore[no-untyped-def]
+    q, k, v, cos, sin, out, sums, q_text, q_head, q_place, k_text, k_head, k_place, v_text, v_head, v_place,
+    turn_text, length, heads, dim,
+    DIM: tl.constexpr, HEADS: tl.constexpr, POSITIONS: tl.constexpr,
+):  # fmt: skip
+    """Some positions of one text, one of the three parts; [HEADS, DIM] at a time."""
+    head, column = tl.arange(0, HEADS)[:, None], tl.arange(0, DIM)[None, :]
+    text, part, first = tl.program_id(1).to(tl.int64), tl.program_id(2), tl.program_id(0) * POSITIONS
+    other = tl.where(column < dim // 2, column + dim // 2, column - dim // 2)
+    inside = column < dim
+    there = (head < heads) & inside
+    total = tl.zeros([HEADS, DIM], tl.float32)
+    for place in range(first, tl.minimum(first + POSITIONS, length)):
+        if part == 2:
+            one = tl.load(v + text * v_text + head * v_head + place * v_place + column, there, 0.0).to(tl.float32)
+        else:
+            if part == 0:
+                base = q + text * q_text + head * q_head + place * q_place
+            else:
+                base = k + text * k_text + head * k_head + place * k_place
+            turn = text * turn_text + place * dim
+            straight = tl.load(base + column, there, 0.0).to(tl.float32) * tl.load(cos + turn + column, inside, 0.0)
+            crossed = tl.load(base + other, there, 0.0).to(tl.float32) * tl.load(sin + turn + other, inside, 0.0)
+            one = straight + crossed
+        target = out + (((text * length + place) * 3 + part) * heads + head) * dim + column
+        tl.store(target, one.to(out.dtype.element_ty), there)
+        total += one
+    row = (text * tl.num_programs(0) + tl.program_id(0)) * 3 + part
+    tl.store(sums + (row * heads + head) * dim + column, total, there)
