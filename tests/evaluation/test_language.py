@@ -21,6 +21,7 @@ from difflm.evaluation.corpora import Corpus, corpus_for
 from difflm.evaluation.language import evaluate_language, ratio, score
 from difflm.evaluation.options import Options
 from difflm.evaluation.reports import LANGUAGE
+from difflm.evaluation.tasks import load_judge
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities, LanguageModel, Sampling
 from tests.support.corpora import DATA, needs_e2e
@@ -356,10 +357,10 @@ def test_numbers_out_of_range_are_refused(grammar, judge, wrong):
         evaluate_language({"m": recorded(grammar, judge.tokenizer)}, held_out(grammar), judge, Options(**wrong))
 
 
-def test_a_bound_cannot_judge_and_nothing_cannot_be_compared_with(grammar, judge):
-    bound = recorded(grammar, judge.tokenizer, likelihood="bound")
+def test_a_bound_cannot_judge_and_nothing_cannot_be_compared_with(grammar, judge, tiny_runs):
     with pytest.raises(UsageError, match="exact likelihood"):
-        evaluate_language({"m": bound}, held_out(grammar), bound, Options(samples=5))
+        load_judge(str(tiny_runs["difflm"]), [judge], "cpu", print)
+    bound = recorded(grammar, judge.tokenizer, likelihood="bound")
     with pytest.raises(DifflmError, match="no held-out text"):
         evaluate_language({"m": bound}, held_out([]), judge, Options(samples=5))
 

@@ -75,7 +75,10 @@ def evaluate_language(
     real = reference[:samples]
     sets = {f"real text ({corpus.split})": Texts(real, tokenizer.encode_batch(real), tokenizer)}
     for name, lm in writers.items():
-        sets |= write_sets(name, lm, {} if name in rivals else options.settings, samples, seed, on_progress)
+        changes, writing = {} if name in rivals else options.settings, partial(on_progress, f"{name}: writing")
+        sets[name] = write_samples(lm, changes, samples, seed, writing)
+        if isinstance(lm.model, LatentDiffusion):
+            sets[f"{name}, random latents"] = write_random(lm, lm.model, samples, seed)
     on_progress("looking for copies", 0, 1)
     written = (text for made in sets.values() for text in made.texts)
     measure = Measure(
@@ -95,19 +98,20 @@ def evaluate_language(
     repeated = round((rows[0].figures["copied"] or 0) * len(real))
     if repeated and corpus.split != "train":
         rows[0].notes["copied"] = f"{repeated:,} of {len(real):,} held-out texts also occur in training"
+    return make_report(rows, corpus, reader, samples, seed, draws)
+
+
+def make_report(rows: list[Row], corpus: Corpus, judge: "Judge | None", samples: int, seed: int, draws: int) -> Report:
     about = {"corpus": corpus.name, "split": corpus.split, "samples": samples, "seed": seed, "draws": draws}
-    about |= {"judge": reader.name if reader else None, "judge_p99": reader.p99 if reader else None}
+    about |= {"judge": judge.name if judge else None, "judge_p99": judge.p99 if judge else None}
     title = f"{corpus.name} ({corpus.split}), {samples:,} samples, seed {seed}"
-    return Report("language", title, rows, about, make_legend(rows, reader, draws))
-
-
-def make_legend(rows: Sequence[Row], judge: "Judge | None", draws: int) -> list[str]:
     lines = [f"judge: {judge.name}"] if judge else []
     if any(row.notes.get("likelihood") == "bound" for row in rows):
         lines.append(f"≤: a variational bound, {draws} draws per text")
     if len({row.about["tokenizer"] for row in rows}) > 1:
         lines.append("nats/token: not comparable between models with different tokenizers")
-    return lines + sorted({note for row in rows for key, note in row.notes.items() if key in LANGUAGE})
+    lines += sorted({note for row in rows for key, note in row.notes.items() if key in LANGUAGE})
+    return Report("language", title, rows, about, lines)
 
 
 @dataclass(frozen=True)
@@ -120,16 +124,6 @@ class Texts:
     method: str = "people"
     figures: dict[str, float | None] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
-
-
-def write_sets(
-    name: str, lm: TextDiffusion, changes: Json, samples: int, seed: int, on_progress: OnProgress
-) -> dict[str, Texts]:
-    """The samples of a model by their names in the table: where it has latents, also of random ones."""
-    sets = {name: write_samples(lm, changes, samples, seed, partial(on_progress, f"{name}: writing"))}
-    if isinstance(lm.model, LatentDiffusion):
-        sets[f"{name}, random latents"] = write_random(lm, lm.model, samples, seed)
-    return sets
 
 
 def write_samples(lm: TextDiffusion, changes: Json, n: int, seed: int, on_progress: Counted) -> Texts:
@@ -245,12 +239,6 @@ def run_all(lm: TextDiffusion, jobs: Sequence[GenerationJob], on_progress: Count
     return [[texts[k] for k in sorted(texts)] for texts in found]
 
 
-def check_judge(lm: TextDiffusion) -> None:
-    if lm.model.capabilities.likelihood != "exact":
-        method = lm.config["method"]
-        raise UsageError(f"a judge needs an exact likelihood, which {method} does not have. Use an autoregressive run.")
-
-
 def model_name(lm: TextDiffusion) -> str:
     """Name a model by method, size and a fingerprint of its weights."""
     digest = hashlib.sha256()
@@ -271,7 +259,6 @@ class Judge:
 
     @classmethod
     def of(cls, lm: TextDiffusion, reference: list[str], on_progress: OnProgress) -> "Judge":
-        check_judge(lm)
         rows = lm.tokenizer.encode_batch([*compress(reference, fits(lm, reference))])
         if not rows:
             raise UsageError("all texts are too long for the judge. Use another judge.")

@@ -8,17 +8,15 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.learned import checking_tagger
 from difflm.data.corpora import NAMES, corpus, corpus_path, resolve_data
 from difflm.data.known_corpora import E2EPair, anlg_path, e2e_path, read_e2e
 from difflm.data.stories import read_anlg, story_gaps, whole
 from difflm.errors import UsageError, suggest
 from difflm.evaluation.bert_score import BertScore
-from difflm.evaluation.control import Protocol, System, evaluate_control
+from difflm.evaluation.control import System, evaluate_control
 from difflm.evaluation.corpora import corpus_for, named_corpus, pairs_for, read_pair_set
-from difflm.evaluation.infill import evaluate_infill
-from difflm.evaluation.infill_writers import Lengths, Set
+from difflm.evaluation.infill import Lengths, Set, evaluate_infill
 from difflm.evaluation.language import evaluate_language
 from difflm.evaluation.options import SAMPLES, Options, split_names
 from difflm.evaluation.reports import Report
@@ -93,9 +91,8 @@ def measure_language(runs: Sequence[str], options: Options, watch: Watcher) -> R
 def measure_control(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
     """Measure runs on targets that are drawn from E2E or read from a file."""
     names = None if options.controls is None else split_names(options.controls)
-    count, methods, path = options.samples or TARGETS, options.methods, options.targets
-    guidance = read_guidance(options.guidance)
-    protocol = Protocol(options.each, options.seed, options.candidates, guidance, options.settings)
+    count, path = options.samples or TARGETS, options.targets
+    asked = options.each, options.seed, options.candidates, read_guidance(options.guidance), options.settings
     check_known(names or ())
     refuse_open(runs, "its controls have no classifiers")
     given = choose(read_targets(path), names, count, path) if path and path.exists() else None
@@ -105,8 +102,13 @@ def measure_control(runs: Sequence[str], options: Options, watch: Watcher) -> Re
     models = load_runs(runs, options.device)
     for folder in options.guide or ():
         guide_models(list(models.values()), folder)
-    check_decoded(models, methods)
-    systems = find_systems(models, protocol, methods)
+    decoders = find_decoders(models, options)
+    systems = list[System]()
+    for name, lm in models.items():
+        if lm.model.capabilities.denoises or not decoders[name]:
+            systems.append(System(lm, *asked, name=name))
+        for method in decoders[name]:
+            systems.append(replace(System(lm, *asked, method, name), guidance=options.methods[method]))
     tagger, lm, notes = checking_tagger(), systems[0].lm, list[str]()
     if given is not None:
         targets = given
@@ -140,39 +142,28 @@ def guide_models(models: Sequence[TextDiffusion], folder: Path) -> None:
         raise refused[0]
 
 
-def check_decoded(models: dict[str, TextDiffusion], methods: Iterable[str]) -> None:
-    """Refuse a decoder that decodes none of the models."""
-    for method in methods:
-        if not any(isinstance(lm.model, DECODERS[method].decodes) for lm in models.values()):
-            kinds = ", ".join(dict.fromkeys(lm.config["method"] for lm in models.values()))
-            raise UsageError(f"{method} decodes {DECODERS[method].family}; there are none among these runs ({kinds}).")
-
-
-def find_systems(
-    models: dict[str, TextDiffusion], protocol: Protocol, methods: dict[str, GuidanceSettings | None]
-) -> list[System]:
-    """Return the rows of a control: each run by itself, unless it needs a decoder, and with each that decodes it."""
-    found = []
-    for name, lm in models.items():
-        decoders = [method for method in methods if isinstance(lm.model, DECODERS[method].decodes)]
-        if lm.model.capabilities.denoises or not decoders:
-            found.append(System(name, lm, protocol))
-        for method in decoders:
-            found.append(System(name, lm, replace(protocol, guidance=methods[method], method=method)))
+def find_decoders(models: dict[str, TextDiffusion], options: Options) -> dict[str, list[str]]:
+    """Return the decoders that decode each model; one that decodes none of them is refused."""
+    kinds = {method: DECODERS[method].decodes for method in options.methods}
+    found = {name: [m for m, kind in kinds.items() if isinstance(lm.model, kind)] for name, lm in models.items()}
+    for method in kinds:
+        if not any(method in some for some in found.values()):
+            there = ", ".join(dict.fromkeys(lm.config["method"] for lm in models.values()))
+            raise UsageError(f"{method} decodes {DECODERS[method].family}; there are none among these runs ({there}).")
     return found
 
 
 def measure_infill(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
     """Measure a run and its rivals on the same gaps."""
-    names, methods = split_names(options.sets or "anlg,roc"), options.methods
+    names = split_names(options.sets or "anlg,roc")
     if unknown := {*names} - {*GAPS}:
         raise UsageError(f"unknown gaps {min(unknown)!r}. {suggest(min(unknown), GAPS)}Known: {', '.join(GAPS)}.")
     similarity = BertScore(options.encoder, check_device(options.device)) if options.encoder else None
     stories = list(whole(corpus("roc", options.data, "train")))
     sets = [load_gaps(name, stories, options) for name in names]
     models = load_runs(runs, options.device)
-    check_decoded(models, methods)
-    judge = load_model(options.judge, options.device) if options.judge else None
+    find_decoders(models, options)
+    judge = load_judge(options.judge, (), options.device, watch.note) if options.judge else None
     training = [sentence for story in stories for sentence in story]
     return evaluate_infill(models, sets, options, training, similarity, watch.update, judge)
 
@@ -254,7 +245,11 @@ def name_runs(runs: Sequence[str]) -> dict[str, str]:
 def load_judge(name: str | None, models: Iterable[TextDiffusion], device: str, note: Note) -> TextDiffusion | None:
     """Load the requested judge, or the bundled one if it shares a tokenizer with one of the models."""
     if name is not None:
-        return load_model(name, device)
+        lm = load_model(name, device)
+        if lm.model.capabilities.likelihood != "exact":
+            lacks = f"a judge needs an exact likelihood, which {lm.config['method']} does not have"
+            raise UsageError(f"{lacks}. Use an autoregressive run.")
+        return lm
     tokenizer = read_config(find_run("judge"))["tokenizer"]
     if any(lm.tokenizer.fingerprint() == tokenizer for lm in models):
         return load_model("judge", device)
