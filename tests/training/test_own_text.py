@@ -158,7 +158,7 @@ def test_losing_much_of_the_data_is_a_warning_that_says_what_to_do(grammar, tmp_
 
 def test_a_warning_is_an_object_of_its_own_in_json(tmp_path, capsys):
     from difflm.app.console import TrainingView
-    from difflm.training.vocabulary import WARN
+    from difflm.training.texts import WARN
 
     TrainingView(tmp_path, as_json=True).reading("much is lost", WARN)
     assert json.loads(capsys.readouterr().out) == {"kind": "warning", "text": "much is lost"}

@@ -19,8 +19,10 @@ from difflm.runtime.files import (
     AGAIN,
     OF_WEIGHTS,
     Json,
+    check_regular,
     check_sha256,
     explain_write_errors,
+    parse_record,
     read_checked,
     sync_directory,
     write_atomic,
@@ -28,6 +30,7 @@ from difflm.runtime.files import (
 )
 from difflm.runtime.tensors import encode_tensors, load_tensors, save_tensors
 
+REPEATED = ("train", "validation")  # records that a resumed run writes again
 KEEP = 2  # checkpoints kept on disk
 # Of a run that trains for minutes.
 CLOCK = (("elapsed", float), ("checking", float), ("ended", float), ("checks", list), ("validated", list))
@@ -185,3 +188,17 @@ def is_state(state: Any) -> bool:
     if not isinstance(shards, list) or not all(isinstance(sha256, str) for sha256 in shards):
         return False
     return all(isinstance(number, int | float) for number in numbers)
+
+
+def drop_records_after(metrics: Path, step: int) -> None:
+    """Drop the records of steps that a resumed run will repeat, and a half-written last line."""
+
+    def is_kept(line: str) -> bool:
+        record = parse_record(line)
+        at = record.get("step")
+        return bool(record) and (record.get("kind") not in REPEATED or (isinstance(at, int) and at <= step))
+
+    check_regular(metrics)
+    if metrics.exists():
+        lines = metrics.read_text(encoding="utf-8", errors="replace").split("\n")
+        write_atomic(metrics, "".join(f"{line}\n" for line in lines if is_kept(line)))

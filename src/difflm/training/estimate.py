@@ -9,7 +9,7 @@ from difflm.methods.base import TextSpec
 from difflm.networks.head import CHUNK
 from difflm.runtime.tensors import SkipInit
 from difflm.training.recipe import Recipe
-from difflm.training.vocabulary import load_tokenizer
+from difflm.training.texts import load_tokenizer
 
 # Bytes per weight: itself, two moments, its average and gradient; in bfloat16 also a copy, with a bfloat16 gradient.
 WEIGHT = 20

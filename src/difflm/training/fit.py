@@ -1,5 +1,6 @@
 """From a recipe to a run: read the texts, build the tokenizer and the model, train."""
 
+import json
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,25 +25,30 @@ from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel
 from difflm.runtime.distributed import current
-from difflm.runtime.files import FORMAT, Json, locked, refuse_links, write_checked
+from difflm.runtime.files import FORMAT, Json, append_line, locked, refuse_links, write_checked
 from difflm.runtime.threads import check_process
 from difflm.training.checkpoints import newest_checkpoint, read_whole_config, write_config
 from difflm.training.classifier import prepare_classifier, resolve_guided
-from difflm.training.counts import count_neighbours, count_overlap, histograms, pair_lengths
 from difflm.training.model_card import finish_run
 from difflm.training.pace import set_pace
-from difflm.training.recipe import Recipe, check_init
-from difflm.training.resuming import Changes, check_same_recipe, record_changes
+from difflm.training.recipe import Recipe, check, check_init, read_recipe
 from difflm.training.run import WRITTEN, load_run, resolve_run
 from difflm.training.texts import (
+    DOING,
     VALIDATION_BATCHES,
+    WARN,
     Prepared,
     Setup,
     Split,
     advise_longest,
+    build_tokenizer,
     choose_sizes,
     count_left_out,
+    count_neighbours,
+    count_overlap,
+    histograms,
     make_batches,
+    pair_lengths,
     read_splits,
     read_tokens,
     report_left_out,
@@ -50,8 +56,11 @@ from difflm.training.texts import (
 from difflm.training.timing import time_run
 from difflm.training.trainer import Outcome, Trainer, Watcher
 from difflm.training.validation import Figure
-from difflm.training.vocabulary import DOING, WARN, build_tokenizer
 
+CHANGEABLE = ("steps", "minutes", "lr", "log")  # keys of a recipe that may change when a run is resumed
+# Earlier versions chose these for the minutes when a run began.
+PACE = ("steps", "warmup", "ema", "log_every", "save_every", "validate_every", "sample_every")
+Changes = dict[str, tuple[object, object]]  # the values before and now, by key
 Origin = tuple[Ints, Ints]  # seed and sample number of the teacher's noise for each text
 Initial = tuple[LanguageModel, Tokenizer]
 
@@ -62,15 +71,14 @@ def train_run(setup: Setup, watcher: Watcher, command: Sequence[str] = ()) -> Ou
     of its own."""
     recipe, root = setup.recipe, setup.root
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "init": resolve_run(recipe.init)})
-    if recipe.method == "classifier":
+    guides = recipe.method == "classifier"
+    if guides:
         recipe = resolve_guided(recipe)
     if is_remote(recipe.data) and current().first:
         fetch_remote(recipe.data, root, recipe.column, setup.note)
-    setup = replace(setup, recipe=recipe)
-    if recipe.method == "classifier":
-        return train_prepared(setup, prepare_classifier, watcher)
-    outcome = train_prepared(setup, prepare_model, watcher)
-    if command and outcome.stopped != "interrupted" and current().first:
+    prepare = prepare_classifier if guides else prepare_model
+    outcome = train_prepared(replace(setup, recipe=recipe), prepare, watcher)
+    if command and not guides and outcome.stopped != "interrupted" and current().first:
         finish_run(setup.out, shlex.join(command))
     return outcome
 
@@ -176,7 +184,11 @@ def prepare_rows(
         "held_out_seen": overlap,
         **({"whole_texts_held_out": True} if tokens.holds_pieces else {}),
         **count_left_out(recipe, selection),
-        **({"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)} if recipe.tells_labels else {}),
+        **(
+            {"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)}
+            if recipe.task == "prompts"
+            else {}
+        ),
     }
     config = describe_run(recipe, model, tokenizer, counts)
     noisy = {"vectors", "simplex"} & {*model.capabilities.settings} or model.capabilities.whole_text
@@ -263,6 +275,36 @@ def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, cou
         "recipe": recipe.model_dump(),
         **counts,
     }
+
+
+def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
+    """The recipe that a run is resumed with: the original one, with the sizes that were chosen from its texts, and
+    deliberate changes."""
+    before = check(read_recipe(out))
+    first, sizes = dict(before), {"longest": recipe.longest or before.longest}
+    sizes["source_longest"] = recipe.source_longest or before.source_longest
+    if not recipe.steps and before.steps:
+        sizes |= {key: first[key] for key in PACE}
+    recipe = recipe.model_copy(update=sizes)
+    changes = {key: (first[key], now) for key, now in dict(recipe).items() if first[key] != now}
+    for key, (then, now) in changes.items():
+        if key not in CHANGEABLE or (key == "minutes" and before.steps):
+            allowed = f"{', '.join(CHANGEABLE[:-1])} and {CHANGEABLE[-1]}"
+            raise UsageError(f"{out} was started with {key}={then}, not {now}. Only {allowed} may change at --resume.")
+    return recipe, changes
+
+
+def record_changes(changes: Changes, step: int, steps: int, out: Path, note: Callable[[str, int], None]) -> None:
+    """Record in the metrics which settings apply from this step on, of `steps`. The recipe is written afterwards: if
+    the run is killed in between, it records them again."""
+    if 0 < steps < step:
+        raise UsageError(f"{out} is at step {step:,} already: give steps={step} or more.")
+    if "lr" in changes and steps == step:
+        raise UsageError(f"{out} has taken all of its {step:,} steps: with another lr, give more steps=N too.")
+    if changes:
+        append_line(out / "metrics.jsonl", json.dumps({"kind": "resumed", "step": step, **changes}))
+        said = ", ".join(f"{key}={now} instead of {then}" for key, (then, now) in changes.items())
+        note(f"from step {step:,} on: {said}", 0)
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------

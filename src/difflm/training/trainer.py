@@ -37,6 +37,7 @@ from difflm.runtime.stop_signals import catch_stop_signals
 from difflm.runtime.tensors import load_into
 from difflm.training.checkpoints import (
     checkpoints,
+    drop_records_after,
     load_checkpoint,
     newest_checkpoint,
     part_tensors,
@@ -47,7 +48,6 @@ from difflm.training.checkpoints import (
 )
 from difflm.training.pace import StepPace
 from difflm.training.recipe import Recipe
-from difflm.training.resuming import drop_records_after
 from difflm.training.update import Update
 from difflm.training.validation import Figure, Validation, Validator, move_batch
 
