@@ -47,7 +47,7 @@ def draw_sets(data: Path, out: Path, excluded: Sequence[Path], counts: Mapping[s
     each sentence in one set alone."""
     from difflm.controls.learned import checking_tagger
     from difflm.data.known_corpora import e2e_path, read_e2e
-    from difflm.evaluation.targets import draw, keep_fitting, read_targets, write_targets
+    from difflm.evaluation.targets import draw, keep_fitting, read_targets, write_lines
     from difflm.generation.pipeline import TextDiffusion
 
     tagger = checking_tagger()
@@ -61,7 +61,7 @@ def draw_sets(data: Path, out: Path, excluded: Sequence[Path], counts: Mapping[s
     for name, share in SETS.items():
         end = start + round(share * len(order))
         found = [one for control in CONTROLS for one in draw(control, order[start:end], tagger, counts[name], SEED)]
-        write_targets(out / f"{name}.jsonl", found)
+        write_lines(out / f"{name}.jsonl", (target.to_json() for target in found))
         print(f"{name}: {len(found)} targets of {end - start} sentences", flush=True)
         start = end
 

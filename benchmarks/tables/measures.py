@@ -128,7 +128,7 @@ def write_groups(lm: "TextDiffusion", pairs: "PairSet", cell: Cell, seed: int) -
     """The samples of each source, the calls for all of them, and seconds."""
     from difflm.evaluation.seq2seq import write_candidates
 
-    _, made, calls, seconds = write_candidates("", lm, pairs.sources, cell.samples, seed, cell.settings, ignore)
+    _, made, calls, seconds = write_candidates(lm, pairs.sources, cell.samples, seed, cell.settings)
     return [[text.text for text in group] for group in made], calls, seconds
 
 
@@ -148,7 +148,7 @@ def measure_selected(lm: "TextDiffusion", pairs: "PairSet", sizes: Sequence[int]
     if "diffusion" not in lm.model.capabilities.settings:
         search = Cell("beams=5||", {"beams": 5, "length_penalty": 1.0})
         found = measure_pairs(lm, pairs, [search])
-    _, made, calls, _ = write_candidates("", lm, pairs.sources, max(sizes), 1, cell.settings, ignore)
+    _, made, calls, _ = write_candidates(lm, pairs.sources, max(sizes), 1, cell.settings)
     for size in sizes:
         some = [group[:size] for group in made]
         texts = [group[most_central([text.tokens for text in group])].text for group in some]

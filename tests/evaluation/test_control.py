@@ -43,7 +43,7 @@ from difflm.evaluation.targets import (
     fit_for,
     parse_target,
     read_targets,
-    write_targets,
+    write_lines,
 )
 from difflm.generation.jobs import Generation
 from difflm.generation.pipeline import TextDiffusion
@@ -261,7 +261,7 @@ def test_targets_depend_on_the_seed_alone(pairs, lm):
 
 def test_targets_survive_their_file(pairs, lm, tmp_path):
     targets = drawn(pairs, lm)
-    write_targets(tmp_path / "targets.jsonl", targets)
+    write_lines(tmp_path / "targets.jsonl", (target.to_json() for target in targets))
     assert read_targets(tmp_path / "targets.jsonl") == targets
     assert fit_for(targets, lm, checking_tagger()) == (targets, [])
     first = json.loads((tmp_path / "targets.jsonl").read_text(encoding="utf-8").splitlines()[0])
@@ -547,7 +547,7 @@ def test_tags_of_another_tagger_are_refused_where_only_the_bundled_one_checks(lm
     """The figures would rest on targets that were made anew: a line says what to do instead."""
     sentence = "Cotto is a cheap pub ."
     other = Target("pos", Request(pos="X X X X X X"), sentence)
-    same = other.with_tags(own_tagger().tags([split_words(sentence)])[0])
+    same = Target("pos", Request(pos=" ".join(own_tagger().tags([split_words(sentence)])[0])), sentence)
     assert fit_for([same], lm, own_tagger()) == ([same], [])
     with pytest.raises(UsageError, match="1 of 2 targets") as refused:
         fit_for([same, other], lm, own_tagger())

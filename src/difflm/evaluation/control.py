@@ -360,9 +360,10 @@ class Measure:
 
     def make_notes(self, rows: Sequence[Row]) -> list[str]:
         """Return what a reader of the table must know."""
-        notes = [f"{row.group}, {row.name}, {row.about['how']}: {why}" for row in rows if (why := refusal_of(row))]
+        refused = [row for row in rows if "refused" in row.about]
+        notes = [f"{row.group}, {row.name}, {row.about['how']}: {row.about['refused']}" for row in refused]
         notes += [] if self.judge else ["no judge: no judge figures"]
-        for row in (row for row in rows if self.judge and not refusal_of(row)):
+        for row in (row for row in rows if self.judge and "refused" not in row.about):
             short = row.name != SENTENCES and row.texts["denoiser_calls"] - row.texts[JUDGED]
             if short:
                 name = f"{row.group}, {row.name}, {row.about['how']}"
@@ -374,10 +375,6 @@ class Measure:
         if not all(row.texts[JUDGED] for row in rows if row.name == SENTENCES):
             notes.append("some targets come without a sentence")
         return notes
-
-
-def refusal_of(row: Row) -> str:
-    return str(row.about.get("refused", ""))
 
 
 def human_self_bleu(pairs: Sequence[E2EPair], count: int, seed: int) -> tuple[float, int] | None:

@@ -3,7 +3,7 @@ people wrote for them."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, islice
 from pathlib import Path
 
@@ -48,10 +48,9 @@ class PairSet:
         return cls(name, split, list(found), [list(targets) for targets in found.values()])
 
     def keep(self, chosen: Iterable[bool]) -> "PairSet":
-        marked = list(chosen)
-        return PairSet(
-            self.name, self.split, list(compress(self.sources, marked)), list(compress(self.references, marked))
-        )
+        marked = [*chosen]
+        sources, references = [*compress(self.sources, marked)], [*compress(self.references, marked)]
+        return replace(self, sources=sources, references=references)
 
     def sample(self, count: int | None, skip: int, seed: int) -> "PairSet":
         """Keep `count` sources after the first `skip` in the seed's order, which depends on neither number."""
@@ -105,14 +104,10 @@ def check_split(data: str, split: str) -> None:
 
 def named_corpus(name_or_path: str, root: Path | None, split: Split) -> Corpus:
     """Return a split of a corpus that has a name, or all texts of a file, whatever a model was trained on."""
-    texts = list(islice(corpus(name_or_path, root, split), MOST_TEXTS))
-    known = name_or_path in NAMES
-    return Corpus(
-        file_names(name_or_path),
-        split if known else "all",
-        texts,
-        (lambda: corpus(name_or_path, root, "train")) if known else None,
-    )
+    texts, name = list(islice(corpus(name_or_path, root, split), MOST_TEXTS)), file_names(name_or_path)
+    if name_or_path in NAMES:
+        return Corpus(name, split, texts, lambda: corpus(name_or_path, root, "train"))
+    return Corpus(name, "all", texts, None)
 
 
 def pairs_for(lm: TextDiffusion, root: Path | None, split: Split = "valid") -> PairSet:
@@ -160,17 +155,12 @@ def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[tupl
 
     texts = [text for number, text in numbered() if number in wanted]
     if recipe.get("rows") == "packed":
-        texts = cut_texts(lm, texts)
+        rows, size = lm.tokenizer.encode_batch(texts), lm.model.max_words
+        texts = [lm.tokenizer.decode(ids[k : k + size]) for ids in rows for k in range(0, len(ids), size)]
     texts = list(compress(texts, fits(lm, texts)))
     return Corpus(
         Path(recipe["data"]).name, split, texts, lambda: (text for number, text in numbered() if number not in unseen)
     )
-
-
-def cut_texts(lm: TextDiffusion, texts: Sequence[str]) -> list[str]:
-    """Cut texts into pieces of as many tokens as the model holds."""
-    rows, size = lm.tokenizer.encode_batch(list(texts)), lm.model.max_words
-    return [lm.tokenizer.decode(ids[k : k + size]) for ids in rows for k in range(0, len(ids), size)]
 
 
 def choose_numbers(

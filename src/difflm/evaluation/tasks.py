@@ -29,7 +29,7 @@ from difflm.evaluation.targets import (
     fit_for,
     keep_fitting,
     read_targets,
-    write_targets,
+    write_lines,
 )
 from difflm.generation.checks import check_device
 from difflm.generation.divided import DividedTextDiffusion
@@ -123,7 +123,7 @@ def measure_control(runs: Sequence[str], options: Options, watch: Watcher) -> Re
         targets = draw_targets(names or CONTROLS, fitting or pairs, lm, tagger, count, options.seed)
         about = {"corpus": "e2e", "split": options.split}
         if path and current().first:
-            write_targets(path, targets)
+            write_lines(path, (target.to_json() for target in targets))
             watch.note(f"{path}: {len(targets):,} targets. Give this file again to use the same targets.")
     judge = load_judge(options.judge, models.values(), options.device, watch.note)
     report = evaluate_control(systems, targets, judge, pairs, options, watch.update, about)
@@ -300,30 +300,20 @@ def keep_report(report: Report, runs: Sequence[str], out: Path | None, watch: Wa
     no run, such as real text and the twin; a bundled model is not changed."""
     names = name_runs(runs)
     rows = list(dict.fromkeys(row.name for row in report.rows))
-    if out:
-        append_records(out, report, rows)
-        write_readings(report, out.parent, out.stem, watch)
-        return
-    for number, (name, run) in enumerate(names.items()):
+    places = {out: (rows, out.stem)} if out else {}
+    for number, (name, run) in enumerate(() if out else names.items()):
         if run in bundled_runs() or find_open_model(run) is not None:
             whose = "bundled" if run in bundled_runs() else "somebody else's"
             watch.note(f"{run} is {whose}: nothing was appended to it. Save the figures with --out FILE.")
-            continue
-        folder = find_run(run)
-        append_records(folder / "metrics.jsonl", report, [row for row in rows if row not in {*names} - {name}])
-        write_card(folder)
-        if not number:
-            write_readings(report, folder, report.task, watch)
-
-
-def append_records(path: Path, report: Report, rows: Sequence[str]) -> None:
-    for row in rows:
-        for record in report.records(row):
+        else:
+            own = [row for row in rows if row not in {*names} - {name}]
+            places[find_run(run) / "metrics.jsonl"] = own, "" if number else report.task
+    for path, (own, stem) in places.items():
+        for record in (record for row in own for record in report.records(row)):
             append_line(path, json.dumps(record, ensure_ascii=False))
-
-
-def write_readings(report: Report, folder: Path, stem: str, watch: Watcher) -> None:
-    for name, text in report.readings.items():
-        path = folder / f"{stem}-{name}.txt"
-        write_atomic(path, text)
-        watch.note(f"{path}: gaps and what was written into them.")
+        if not out:
+            write_card(path.parent)
+        for name, text in report.readings.items() if stem else ():
+            reading = path.parent / f"{stem}-{name}.txt"
+            write_atomic(reading, text)
+            watch.note(f"{reading}: gaps and what was written into them.")

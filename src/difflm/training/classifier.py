@@ -149,8 +149,16 @@ class PrefixLearner(Learner):
 
 
 def resolve_guided(recipe: Recipe) -> Recipe:
-    """Check the recipe of a classifier, and name the model that it guides in a way that holds everywhere."""
-    check_recipe(recipe)
+    """Name the model that a classifier guides in a way that holds everywhere. Settings that would have no effect are
+    rejected, and data that cannot have labels."""
+    for key in ("init", "tokenizer", "vocabulary", "more_than", "longest"):
+        if getattr(recipe, key) != Recipe.model_fields[key].default:
+            raise UsageError(f"a classifier has words and sizes of the model that it guides: leave {key} out.")
+    if file_kind(Path(recipe.data)) != ".jsonl":
+        raise UsageError(
+            f"a classifier learns from labels, and {recipe.data} is no .jsonl file. "
+            'Give one with a text and its labels per line, such as {"text": "...", "topic": "food"}.'
+        )
     method = recipe.build_method().model_dump()
     return recipe.model_copy(update={"model": {**method, "guides": resolve_run(method["guides"])}})
 
@@ -168,8 +176,11 @@ def prepare_classifier(setup: Setup) -> Prepared:
     tokens = read_tokens(setup, tokenizer, "train")
     selection = select_texts(tokens, limits, recipe.distinct)
     labels = read_labellings(setup, tokens, selection.kept)
-    if guided.capabilities.state == "prefix":
-        labels = labels_of_prefixes(labels, tokens, guided.longest)
+    if guided.capabilities.state == "prefix":  # every text has a length, which is one more label
+        if any(one.labelling.name == LENGTH for one in labels):
+            raise UsageError(f"no label may be called {LENGTH!r} here: lengths are learned without labels. Rename it.")
+        lengths = Labelling(LENGTH, "text", (NONE, *map(str, range(1, guided.longest + 1))))
+        labels = [*labels, Labels(lengths, np.minimum(tokens.lengths, guided.longest).tolist())]
     kept, held = split(selection.kept, len(tokens), recipe.seed)
     begun = read_checked(setup.out / "config.json") if setup.resume else None
     if begun is not None and not matches_model(view, begun.get("signature", [])):
@@ -199,18 +210,6 @@ def prepare_classifier(setup: Setup) -> Prepared:
     return Prepared(recipe, learner, batches, validation, "label_nats", config)
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """Reject settings that would have no effect, and data that cannot have labels."""
-    for key in ("init", "tokenizer", "vocabulary", "more_than", "longest"):
-        if getattr(recipe, key) != Recipe.model_fields[key].default:
-            raise UsageError(f"a classifier has words and sizes of the model that it guides: leave {key} out.")
-    if file_kind(Path(recipe.data)) != ".jsonl":
-        raise UsageError(
-            f"a classifier learns from labels, and {recipe.data} is no .jsonl file. "
-            'Give one with a text and its labels per line, such as {"text": "...", "topic": "food"}.'
-        )
-
-
 def read_labellings(setup: Setup, tokens: TokenFile, kept: Ints) -> list[Labels]:
     """Read all labellings of the recipe's texts; at least one must have two values."""
     path = corpus_path(setup.recipe.data, setup.root)
@@ -223,14 +222,6 @@ def read_labellings(setup: Setup, tokens: TokenFile, kept: Ints) -> list[Labels]
     for name in same:
         setup.report(f"{name!r} is the same in every text: asking for it will change nothing")
     return found
-
-
-def labels_of_prefixes(labels: list[Labels], tokens: TokenFile, longest: int) -> list[Labels]:
-    """The labels, and the length as one more label, which every text has."""
-    if any(one.labelling.name == LENGTH for one in labels):
-        raise UsageError(f"no label may be called {LENGTH!r} here: lengths are learned without labels. Rename it.")
-    lengths = Labelling(LENGTH, "text", (NONE, *map(str, range(1, longest + 1))))
-    return [*labels, Labels(lengths, np.minimum(tokens.lengths, longest).tolist())]
 
 
 def check_label_positions(labels: Labels, tokens: TokenFile, kept: Ints, path: Path) -> None:

@@ -36,7 +36,6 @@ from difflm.training.run import WRITTEN, load_run, resolve_run
 from difflm.training.texts import (
     DOING,
     VALIDATION_BATCHES,
-    WARN,
     Prepared,
     Setup,
     Split,
@@ -58,8 +57,6 @@ from difflm.training.trainer import Outcome, Trainer, Watcher
 from difflm.training.validation import Figure
 
 CHANGEABLE = ("steps", "minutes", "lr", "log")  # keys of a recipe that may change when a run is resumed
-# Earlier versions chose these for the minutes when a run began.
-PACE = ("steps", "warmup", "ema", "log_every", "save_every", "validate_every", "sample_every")
 Changes = dict[str, tuple[object, object]]  # the values before and now, by key
 Origin = tuple[Ints, Ints]  # seed and sample number of the teacher's noise for each text
 Initial = tuple[LanguageModel, Tokenizer]
@@ -118,9 +115,6 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
         outcome = trainer.fit(ready.batches, time_run(trainer, ready.batches, ready.held_out), watcher)
         if processes.first:
             write_checked(out / "config.json", {**ready.config, **outcome.summary()})
-            if ready.tokenizer is not None and not (out / "tokenizer.json").exists():
-                ready.tokenizer.save(out / "tokenizer.json")
-                setup.note(f"{out}/tokenizer.json was removed during training; it is written again", WARN)
         return outcome
 
 
@@ -195,7 +189,7 @@ def prepare_rows(
     others: Figure = "round_nats" if METHODS[recipe.method].family == "edits" else "masked_nats"
     unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else others
     figure: Figure = "nats_per_token" if model.capabilities.likelihood else unlikely
-    return Prepared(recipe, model, batches, validation, figure, config, tokenizer)
+    return Prepared(recipe, model, batches, validation, figure, config)
 
 
 def prepare_packed(
@@ -229,7 +223,7 @@ def prepare_packed(
     validation = [fixed.batch(step) for step in range(min(VALIDATION_BATCHES, len(checked) // size))]
     config = describe_run(recipe, model, tokenizer, counts)
     batches = PackedBatches(rows, recipe.batch_size, recipe.seed)
-    return Prepared(recipe, model, batches, validation, "nats_per_token", config, tokenizer)
+    return Prepared(recipe, model, batches, validation, "nats_per_token", config)
 
 
 def start_weights(
@@ -283,8 +277,6 @@ def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
     before = check(read_recipe(out))
     first, sizes = dict(before), {"longest": recipe.longest or before.longest}
     sizes["source_longest"] = recipe.source_longest or before.source_longest
-    if not recipe.steps and before.steps:
-        sizes |= {key: first[key] for key in PACE}
     recipe = recipe.model_copy(update=sizes)
     changes = {key: (first[key], now) for key, now in dict(recipe).items() if first[key] != now}
     for key, (then, now) in changes.items():

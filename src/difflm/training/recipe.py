@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
@@ -210,9 +211,16 @@ def split_change(change: str) -> tuple[str, object]:
     if not equals:
         texts = f" To train on its texts, give data={change}." if os.path.exists(change) else ""
         raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.{texts}")
-    named = key.strip() in ("data", "column")  # no YAML: *.txt, [a].txt, a column called 2
-    value = (text or None) if named else _value(text, change)
-    return key.strip(), None if (key.strip(), value) == ("init", "none") else value
+    key = key.strip()
+    if key in ("data", "column"):  # no YAML: *.txt, [a].txt, a column called 2
+        return key, text or None
+    try:
+        value = yaml.safe_load(text)
+    except NOT_YAML:
+        raise UsageError(f"the value of {change[:100]!r} cannot be read.") from None
+    with suppress(ValueError):  # YAML 1.1 parses 3e-4 as a string; here it is a number
+        value = float(text) if isinstance(value, str) else value
+    return key, None if (key, value) == ("init", "none") else value
 
 
 def _sizes_of(init: object, method: object) -> Json:
@@ -313,18 +321,6 @@ def _read(name_or_path: str) -> Json:
             f"{path} is not a recipe: it should hold `key: value` lines. Texts are .txt, .csv or .jsonl files."
         )
     return change_values(values, {})
-
-
-def _value(text: str, change: str) -> object:
-    try:
-        value = yaml.safe_load(text)
-    except NOT_YAML:
-        raise UsageError(f"the value of {change[:100]!r} cannot be read.") from None
-    # YAML 1.1 parses 3e-4 as a string; here it is a number.
-    try:
-        return float(text) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def change_values(values: Json, changes: Json) -> Json:

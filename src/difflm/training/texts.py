@@ -78,7 +78,6 @@ class Prepared:
     held_out: list[Batch]
     figure: Figure
     config: Json
-    tokenizer: Tokenizer | None = None  # that it holds itself
 
 
 # -- texts that do not fit ---------------------------------------------------------------------------------------------
