@@ -118,7 +118,7 @@ def judge_texts(judge: TextDiffusion | None, texts: Sequence[str]) -> Row:
     rows = [ids for ids in rows if judge and 0 < len(ids) <= judge.model.max_words]
     if not judge or not rows:
         return {}
-    nats, error = ratio(score(judge, rows, 0, 1, lambda done, total: None), tokens_of(rows))
+    nats, error = ratio(score(judge, rows, 0, 1), tokens_of(rows))
     return {"judge_nats_per_token": round(nats, 3), "judge_error": rounded(error or 0.0), "judged_texts": len(rows)}
 
 

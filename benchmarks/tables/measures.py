@@ -132,10 +132,6 @@ def write_groups(lm: "TextDiffusion", pairs: "PairSet", cell: Cell, seed: int) -
     return [[text.text for text in group] for group in made], calls, seconds
 
 
-def ignore(*_: object) -> None:
-    pass
-
-
 def measure_selected(lm: "TextDiffusion", pairs: "PairSet", sizes: Sequence[int]) -> Measured:
     """What the method's own selection chooses: the most central of some candidates, drawn at the same temperature by
     all; of left-to-right models also what beam search finds. The best candidate by the references is no result."""
@@ -193,7 +189,7 @@ class LanguageMeasure:
             return None
         room = lm.config["recipe"]["longest"] - ROOM  # the same texts for all
         rows = [ids for ids in lm.tokenizer.encode_batch(list(texts)) if 0 < len(ids) <= room][:SCORED]
-        nats = score(lm, rows, 0, 1 if lm.model.capabilities.likelihood == "exact" else DRAWS, ignore)
+        nats = score(lm, rows, 0, 1 if lm.model.capabilities.likelihood == "exact" else DRAWS)
         return np.stack([np.round(nats * NATS), tokens_of(rows)], 1).astype(np.int32)
 
     def measure(self, lm: "TextDiffusion", split: str, cells: Sequence[Cell]) -> Measured:
@@ -213,7 +209,7 @@ class LanguageMeasure:
         from difflm.data.text_metrics import distinct_n, unique_share
         from difflm.evaluation.language import score, tokens_of, write_samples
 
-        made = write_samples(lm, cell.settings, min(WRITTEN, len(real)), seed, ignore)
+        made = write_samples(lm, cell.settings, min(WRITTEN, len(real)), seed)
         texts = [separate_words(text) for text in made.texts]
         grams = self.count_seen(texts)
         figures = {
@@ -228,7 +224,7 @@ class LanguageMeasure:
         if self.judge is not None:
             rows = [ids for ids in made.ids if ids]
             if rows:
-                nats = score(self.judge, rows, 0, 1, ignore)
+                nats = score(self.judge, rows, 0, 1)
                 found.items[f"judge {cell.name}"] = np.stack([np.round(nats * NATS), tokens_of(rows)], 1).astype(
                     np.int32
                 )

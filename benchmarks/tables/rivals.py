@@ -377,7 +377,7 @@ def measure_likelihood(plan: Plan, name: str) -> None:
     found = {}
     for run, lm in models.items():
         ids = lm.tokenizer.encode_batch(scored)
-        value, error = ratio(score(lm, ids, 0, 16, lambda *_: None), tokens_of(ids))
+        value, error = ratio(score(lm, ids, 0, 16), tokens_of(ids))
         size = sum(p.numel() for p in lm.model.parameters())
         kind = {"likelihood": lm.model.capabilities.likelihood, "parameters": size, "trained": lm.config.get("trained")}
         found[run] = {"nats_per_token": value, "error": error, **kind}

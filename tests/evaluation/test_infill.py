@@ -83,13 +83,13 @@ class Canned(Writer):
         super().__init__(lm, SET, Options(mbr=len(made[0])))
         self.made, self.told = made, nats
 
-    def candidates(self, on_progress: Any) -> list[list[list[str]]]:
+    def candidates(self, doing: str) -> list[list[list[str]]]:
         return [[text.split() for text in many] for many in self.made]
 
     def whole_texts(self, made: Any) -> Any:
         return made
 
-    def scored(self, texts: Any, on_progress: Any) -> list[list[float]]:
+    def scored(self, texts: Any, doing: str) -> list[list[float]]:
         return self.told
 
 
@@ -97,7 +97,7 @@ def test_the_most_central_and_the_likeliest_are_chosen(monkeypatch):
     monkeypatch.setattr("difflm.evaluation.language.describe_sampling", lambda sampling: "")
     made = [["a b c d", "x y z w", "a b c e"]] * 3
     writer = Canned(made, [[3, 2, 1], [1, 2, 3], [2, 1, 3]])
-    one, mbr, likeliest = writer.write("m", lambda *_: None)
+    one, mbr, likeliest = writer.write("m")
     assert [" ".join(m) for m in one.middles] == ["a b c d"] * 3
     assert all(" ".join(m) in ("a b c d", "a b c e") for m in mbr.middles)
     assert [" ".join(m) for m in likeliest.middles] == ["a b c e", "a b c d", "x y z w"]
@@ -185,7 +185,7 @@ def test_left_to_right_models_see_what_they_should(runs):
     wrote = {}
     for name in ("roc-twin", "roc-infill-twin"):
         (writer,) = writers_for(TextDiffusion.from_pretrained(runs[name]), sets, Options())
-        wrote[name] = next(way for way in writer.others(lambda *_: None) if way.how == "greedy").middles
+        wrote[name] = next(way for way in writer.others() if way.how == "greedy").middles
         assert all(0 < len(middle) <= 40 for middle in wrote[name])
     assert len({tuple(middle) for middle in wrote["roc-twin"]}) == 1
     prompts = writer.prompts
@@ -311,7 +311,7 @@ def test_sides_with_unknown_words_are_counted_as_kept(runs):
     gap = Gap("Zebulon went to the park.", "Now Zebulon has a hat.", ("Zebulon saw a hat.",))
     assert lm.tokenizer.unknown(gap.left) == ["Zebulon"]
     (writer,) = writers_for(lm, Set("roc", [gap], LENGTHS), Options(mbr=2, draws=0, settings={"steps": 2}))
-    writer.candidates(lambda done, total: None)
+    writer.candidates("")
     assert writer.kept == 1.0
 
 

@@ -12,7 +12,6 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +29,6 @@ from difflm.errors import UsageError
 from difflm.evaluation.checkers import Checkers
 from difflm.evaluation.language import (
     JUDGED,
-    Counted,
-    OnProgress,
     describe_sampling,
     describe_tokenizer,
     device_name,
@@ -40,7 +37,7 @@ from difflm.evaluation.language import (
     run_all,
     settings_for,
 )
-from difflm.evaluation.options import DEFAULTS, Options
+from difflm.evaluation.options import DEFAULTS, Options, say
 from difflm.evaluation.reports import CONTROL, SENTENCES, Report, Row
 from difflm.evaluation.targets import Target, write_lines
 from difflm.generation.jobs import Generation, GenerationJob
@@ -100,10 +97,10 @@ class System:
             **settings_for(self.lm, self.settings),
         )
 
-    def write(self, targets: Sequence[Target], on_progress: Counted = lambda done, total: None) -> list[Made]:
+    def write(self, targets: Sequence[Target], doing: str = "") -> list[Made]:
         """Generate the texts of all targets together."""
         jobs = [self.make_job(target, number) for number, target in enumerate(targets)]
-        return [Made(*pair) for pair in zip(targets, run_all(self.lm, jobs, on_progress), strict=True)]
+        return [Made(*pair) for pair in zip(targets, run_all(self.lm, jobs, doing), strict=True)]
 
     def warm_up(self, target: Target) -> None:
         """Run a short job: the first call is slower than the next ones."""
@@ -135,7 +132,6 @@ def evaluate_control(
     judge: TextDiffusion | None,
     pairs: Sequence[E2EPair] = (),
     options: Options = DEFAULTS,
-    on_progress: OnProgress = lambda what, done, total: None,
     about: Json = VALIDATION,
 ) -> Report:
     """Generate texts for every target and measure them. Sentences of one meaning among `pairs` are compared with the
@@ -163,9 +159,9 @@ def evaluate_control(
                 if kept is None:
                     system.warm_up(asked[0])
                     start = time.perf_counter()
-                    made = system.write(asked, partial(on_progress, f"{control}, {system.name}, {system.how}: writing"))
+                    made = system.write(asked, f"{control}, {system.name}, {system.how}: writing")
                     seconds = time.perf_counter() - start
-                on_progress(f"{control}: measuring", 0, 1)
+                say(f"{control}: measuring")
                 row = measure.model_row(system.name, control, made, seconds)
                 every += made
             about_row = {"method": system.lm.config["method"], "how": system.how, "each": system.each}

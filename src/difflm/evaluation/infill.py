@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import compress
 from typing import TypeVar
 
@@ -21,15 +21,7 @@ from numpy.typing import NDArray
 from difflm.controls import Infill
 from difflm.data.corpora import REARRANGED
 from difflm.data.stories import ANSWER, BLANK, MIDDLES, Gap, asked, sentences
-from difflm.data.text_metrics import (
-    bleu_counts,
-    cider,
-    copied_share,
-    corpus_bleu,
-    distinct_n,
-    most_central,
-    rouge_l,
-)
+from difflm.data.text_metrics import bleu_counts, cider, copied_share, corpus_bleu, distinct_n, most_central, rouge_l
 from difflm.data.words import join_words, split_words
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
@@ -39,8 +31,7 @@ from difflm.errors import UsageError
 from difflm.evaluation import language
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.corpora import fits
-from difflm.evaluation.language import Counted, OnProgress
-from difflm.evaluation.options import Options
+from difflm.evaluation.options import Options, say
 from difflm.evaluation.reports import PEOPLE, Report, Row
 from difflm.generation.jobs import GenerationJob
 from difflm.generation.pipeline import TextDiffusion
@@ -120,14 +111,14 @@ class Writer:
         self.lm, self.set, self.asked = lm, gaps, asked
         self.settings = language.settings_for(lm, asked.settings)
 
-    def candidates(self, on_progress: Counted) -> list[list[Words]]:
+    def candidates(self, doing: str) -> list[list[Words]]:
         raise NotImplementedError
 
     def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
         """Return the texts to score for the likeliest candidate; None if their likelihood means little."""
         return None
 
-    def others(self, on_progress: OnProgress) -> Iterator[Written]:
+    def others(self) -> Iterator[Written]:
         """Yield ways of writing that need no candidates."""
         return iter(())
 
@@ -135,21 +126,21 @@ class Writer:
     def sampling(self) -> Sampling:
         return self.lm.sampling(**self.settings)
 
-    def write(self, name: str, on_progress: OnProgress) -> Iterator[Written]:
+    def write(self, name: str) -> Iterator[Written]:
         start = time.perf_counter()
-        made = self.candidates(partial(on_progress, f"{self.set.name}, {name}: writing"))
+        made = self.candidates(f"{self.set.name}, {name}: writing")
         seconds, each = time.perf_counter() - start, self.asked.mbr
         yield self.written("one sample", [candidates[0] for candidates in made], seconds / each, made, 1)
         if each > 1:
-            on_progress(f"{self.set.name}, {name}: choosing", 0, 1)
+            say(f"{self.set.name}, {name}: choosing")
             central = [candidates[most_central(candidates)] for candidates in made]
             yield self.written(f"MBR of {each}", central, seconds, made, each)
             texts = self.whole_texts(made) if self.asked.draws and self.lm.model.capabilities.likelihood else None
             if texts is not None:
-                nats = self.scored(texts, partial(on_progress, f"{self.set.name}, {name}: scoring"))
+                nats = self.scored(texts, f"{self.set.name}, {name}: scoring")
                 likeliest = [found[costs.index(min(costs))] for found, costs in zip(made, nats, strict=True)]
                 yield self.written(f"likeliest of {each}", likeliest, seconds, made, each)
-        yield from self.others(on_progress)
+        yield from self.others()
 
     def written(self, how: str, middles: list[Words], seconds: float, made: list[list[Words]], each: int) -> Written:
         """Describe middles chosen among the first `each` candidates, all of which count in the cost."""
@@ -158,10 +149,10 @@ class Writer:
         sampling = language.describe_sampling(self.sampling)
         return Written(self.label + how, middles, seconds, calls, self.kept, sampling)
 
-    def scored(self, texts: list[list[str]], on_progress: Counted) -> list[list[float]]:
+    def scored(self, texts: list[list[str]], doing: str) -> list[list[float]]:
         """Return the nats of all candidates' texts; candidates of one gap share noise."""
         flat = self.lm.tokenizer.encode_batch([text for many in texts for text in many])
-        nats = language.score(self.lm, flat, self.asked.seed, self.asked.draws, on_progress, self.asked.mbr)
+        nats = language.score(self.lm, flat, self.asked.seed, self.asked.draws, doing, self.asked.mbr)
         return self.grouped(nats.tolist())
 
     def grouped(self, found: list[T]) -> list[list[T]]:
@@ -177,9 +168,9 @@ class BothSides(Writer):
         super().__init__(lm, gaps, asked)
         self.method, self.label = method, f"{method}: " if method else ""
 
-    def candidates(self, on_progress: Counted) -> list[list[Words]]:
+    def candidates(self, doing: str) -> list[list[Words]]:
         jobs = [(gap, job) for gap in self.set.gaps for job in self.jobs(gap)]
-        made = language.run_all(self.lm, [job for _, job in jobs], on_progress)
+        made = language.run_all(self.lm, [job for _, job in jobs], doing)
         texts = [(gap, text) for (gap, _), some in zip(jobs, made, strict=True) for text in some]
         # A new control without the length: the job's own check does not judge words that the model does not know.
         kept = [Infill(f"{gap.left} ___ {gap.right}").check(g.text).satisfied for gap, g in texts]
@@ -200,7 +191,7 @@ class BothSides(Writer):
             infill = Infill(f"{gap.left} ___:{words} {gap.right}")
             yield make(1, (key + k) % 2**31, controls=[infill], **self.settings)
 
-    def write(self, name: str, on_progress: OnProgress) -> Iterator[Written]:
+    def write(self, name: str) -> Iterator[Written]:
         if self.method:
             try:
                 for gap in self.set.gaps:
@@ -208,7 +199,7 @@ class BothSides(Writer):
             except UsageError as error:
                 yield Written(self.method, [], 0.0, 0.0, refused=str(error))
                 return
-        yield from super().write(name, on_progress)
+        yield from super().write(name)
 
     def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
         gaps = zip(self.set.gaps, made, strict=True)
@@ -239,10 +230,10 @@ class LeftToRight(Writer):
     def prompts(self) -> list[str]:
         return [asked(gap.left, gap.right) if self.answers else gap.left for gap in self.set.gaps]
 
-    def candidates(self, on_progress: Counted) -> list[list[Words]]:
-        return self.grouped(self.continued(self.asked.mbr, self.sampling, on_progress))
+    def candidates(self, doing: str) -> list[list[Words]]:
+        return self.grouped(self.continued(self.asked.mbr, self.sampling, doing))
 
-    def continued(self, each: int, sampling: Sampling, on_progress: Counted) -> list[Words]:
+    def continued(self, each: int, sampling: Sampling, doing: str) -> list[Words]:
         """Return what the model writes `each` times after each prompt; those of similar length share batches."""
         model, device = self.lm.model.eval(), self.lm.device
         prompts = [prompt for prompt in self.lm.tokenizer.encode_batch(self.prompts) for _ in range(each)]
@@ -262,16 +253,16 @@ class LeftToRight(Writer):
             for k, row in zip(chosen, last.tokens.tolist(), strict=True):
                 written = model.words(row)[len(prompts[k]) :][:MOST_WORDS]
                 made[k] = self.middle(self.lm.tokenizer.decode(written))
-            on_progress(start + len(chosen), len(order))
+            say(doing, start + len(chosen), len(order))
         return made
 
-    def others(self, on_progress: OnProgress) -> Iterator[Written]:
+    def others(self) -> Iterator[Written]:
         ways = {"greedy": replace(self.sampling, temperature=0.0)}
         if self.answers and (beams := self.asked.beams):
             ways[f"beam search, {beams}"] = replace(self.sampling, beams=beams, temperature=1.0)
         for how, sampling in ways.items():
             start = time.perf_counter()
-            middles = self.continued(1, sampling, partial(on_progress, f"{self.set.name}: {how}"))
+            middles = self.continued(1, sampling, f"{self.set.name}: {how}")
             calls = sum(self.lm.model.calls(sampling, len(m)) for m in middles) / len(middles)
             spent, said = time.perf_counter() - start, language.describe_sampling(sampling)
             yield Written(how, middles, spent, calls, None, said)
@@ -298,7 +289,6 @@ def evaluate_infill(
     options: Options,
     training_sentences: Sequence[str],
     similarity: BertScore | None = None,
-    on_progress: OnProgress = lambda what, done, total: None,
     judge: TextDiffusion | None = None,
 ) -> Report:
     """Measure all models on all sets; the report also has some gaps of each set with their middles."""
@@ -316,10 +306,10 @@ def evaluate_infill(
             raise UsageError(f"{gaps.name}: no gap fits into all of these models.")
         metrics = GapMetrics(fitting, options.seed, training_sentences, similarity, judge)
         written = {
-            name: [way for writer in writers_for(lm, fitting, options) for way in writer.write(name, on_progress)]
+            name: [way for writer in writers_for(lm, fitting, options) for way in writer.write(name)]
             for name, lm in models.items()
         }
-        on_progress(f"{gaps.name}: measuring", 0, 1)
+        say(f"{gaps.name}: measuring")
         given_up = [(name, way) for name, ways in written.items() for way in ways if way.refused]
         notes += [f"{gaps.name}, {name}, {way.how}: {way.refused}" for name, way in given_up]
         first = [way for ways in written.values() for way in ways if not way.refused]

@@ -7,9 +7,8 @@ import hashlib
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from itertools import compress, islice
 
 import numpy as np
@@ -31,7 +30,7 @@ from difflm.data.words import split_words
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import MOST_TEXTS, Corpus, fits
-from difflm.evaluation.options import DEFAULTS, SAMPLES, Options
+from difflm.evaluation.options import DEFAULTS, SAMPLES, Options, say
 from difflm.evaluation.reports import LANGUAGE, Report, Row
 from difflm.generation.jobs import Generation, GenerationJob
 from difflm.generation.pipeline import TextDiffusion
@@ -42,10 +41,8 @@ from difflm.models.sampling import FAMILIES, understood_by
 from difflm.runtime.files import Json
 
 Nats = NDArray[np.float64]
-OnProgress = Callable[[str, int, int], None]  # description, done, total
-Counted = Callable[[int, int], None]
 
-CHUNK = 256  # texts scored between two calls of on_progress
+CHUNK = 256  # texts scored between two calls of `say`
 JUDGED = "judge_nats_per_token"
 RECONSTRUCTED = "reconstructed"  # only for models with latents or pixels
 
@@ -56,7 +53,6 @@ def evaluate_language(
     judge: TextDiffusion | None = None,
     options: Options = DEFAULTS,
     twin: TextDiffusion | None = None,
-    on_progress: OnProgress = lambda what, done, total: None,
 ) -> Report:
     """Measure `samples` texts of each model, of the twin (of the judge if there is none) and of real text.
 
@@ -70,16 +66,16 @@ def evaluate_language(
     rivals = {"twin samples" if twin else "judge's own samples": rival} if rival else {}
     writers = {**rivals, **models}
     reference = random.Random(seed).sample(corpus.texts, min(len(corpus.texts), MOST_TEXTS))
-    reader = Judge.of(judge, reference, on_progress) if judge else None
+    reader = Judge.of(judge, reference) if judge else None
     tokenizer = judge.tokenizer if judge else next(iter(writers.values())).tokenizer
     real = reference[:samples]
     sets = {f"real text ({corpus.split})": Texts(real, tokenizer.encode_batch(real), tokenizer)}
     for name, lm in writers.items():
-        changes, writing = {} if name in rivals else options.settings, partial(on_progress, f"{name}: writing")
-        sets[name] = write_samples(lm, changes, samples, seed, writing)
+        changes = {} if name in rivals else options.settings
+        sets[name] = write_samples(lm, changes, samples, seed, f"{name}: writing")
         if isinstance(lm.model, LatentDiffusion):
             sets[f"{name}, random latents"] = write_random(lm, lm.model, samples, seed)
-    on_progress("looking for copies", 0, 1)
+    say("looking for copies")
     written = (text for made in sets.values() for text in made.texts)
     measure = Measure(
         reader,
@@ -88,10 +84,10 @@ def evaluate_language(
         min(len(made.texts) for made in sets.values()),
         seed,
     )
-    rows = [measure.row(name, made, on_progress) for name, made in sets.items()]
+    rows = [measure.row(name, made) for name, made in sets.items()]
     scored, note = choose_scored(reference, list(writers.values()), options.score_texts)
     for row, lm in ((row, writers[row.name]) for row in rows if row.name in writers):
-        add_likelihood(row, lm, scored, note, seed, draws, on_progress)
+        add_likelihood(row, lm, scored, note, seed, draws)
         if lm.model.capabilities.whole_text and scored:
             row.figures[RECONSTRUCTED] = reconstructed_share(lm, lm.tokenizer.encode_batch(scored))
             row.texts[RECONSTRUCTED] = len(scored)
@@ -126,7 +122,7 @@ class Texts:
     notes: dict[str, str] = field(default_factory=dict)
 
 
-def write_samples(lm: TextDiffusion, changes: Json, n: int, seed: int, on_progress: Counted) -> Texts:
+def write_samples(lm: TextDiffusion, changes: Json, n: int, seed: int, doing: str = "") -> Texts:
     """Generate the texts of `generate` with their ids: an unknown word is in the ids, not in the text."""
     method, job = lm.config["method"], lm.make_job(n, seed, **settings_for(lm, changes))
     # The first call is slower than the next ones: two steps of one batch are not counted.
@@ -137,7 +133,7 @@ def write_samples(lm: TextDiffusion, changes: Json, n: int, seed: int, on_progre
     for made in lm.run_unchecked([job]):
         rows |= {row.sample: row.ids for row in made}
         calls += sum(row.calls for row in made)
-        on_progress(len(rows), n)
+        say(doing, len(rows), n)
     seconds = time.perf_counter() - start
     ids = [rows[k] for k in range(n)]
     return Texts(
@@ -182,12 +178,12 @@ def device_name(device: torch.device) -> str:
 
 
 def score(
-    lm: TextDiffusion, rows: list[list[int]], seed: int, draws: int, on_progress: Counted, share_noise: int = 1
+    lm: TextDiffusion, rows: list[list[int]], seed: int, draws: int, doing: str = "", share_noise: int = 1
 ) -> Nats:
     """Return the nats of each text, as `TextDiffusion.score` does; `share_noise` consecutive texts share noise."""
     nats = []
     for start in range(0, len(rows), CHUNK):
-        on_progress(start, len(rows))
+        say(doing, start, len(rows))
         size = 64 if lm.device.type == "cpu" else CHUNK
         here = rows[start : start + CHUNK]
         piece = lm.score_ids(here, seed, draws, size, [k // share_noise for k in range(start, start + len(here))])
@@ -226,16 +222,16 @@ def judge_texts(judge: TextDiffusion, row: Row, groups: Sequence[Sequence[str]])
     ids = judge.tokenizer.encode_batch([text for group in fitting for text in group])
     row.texts[JUDGED] = len(ids)
     if ids:
-        nats = score(judge, ids, 0, 1, lambda done, total: None)
+        nats = score(judge, ids, 0, 1)
         add_nats(row, JUDGED, nats, ids, [len(group) for group in fitting if group])
 
 
-def run_all(lm: TextDiffusion, jobs: Sequence[GenerationJob], on_progress: Counted) -> list[list[Generation]]:
+def run_all(lm: TextDiffusion, jobs: Sequence[GenerationJob], doing: str = "") -> list[list[Generation]]:
     """Generate the texts of all jobs together."""
     found: list[dict[int, Generation]] = [{} for _ in jobs]
     for number, made in lm.run_jobs(jobs):
         found[number] |= made
-        on_progress(sum(map(len, found)), sum(job.n for job in jobs))
+        say(doing, sum(map(len, found)), sum(job.n for job in jobs))
     return [[texts[k] for k in sorted(texts)] for texts in found]
 
 
@@ -258,14 +254,14 @@ class Judge:
     p99: float
 
     @classmethod
-    def of(cls, lm: TextDiffusion, reference: list[str], on_progress: OnProgress) -> "Judge":
+    def of(cls, lm: TextDiffusion, reference: list[str]) -> "Judge":
         rows = lm.tokenizer.encode_batch([*compress(reference, fits(lm, reference))])
         if not rows:
             raise UsageError("all texts are too long for the judge. Use another judge.")
-        nats = score(lm, rows, 0, 1, partial(on_progress, "judge: reading real text"))
+        nats = score(lm, rows, 0, 1, "judge: reading real text")
         return cls(lm, model_name(lm), float(np.quantile(nats / tokens_of(rows), 0.99)))
 
-    def add_figures(self, row: Row, made: Texts, on_progress: OnProgress) -> None:
+    def add_figures(self, row: Row, made: Texts) -> None:
         """A judge of byte pairs tokenizes any text itself; others can only score texts of their own vocabulary."""
         written = [ids for ids in made.ids if ids]
         high = empty = len(made.ids) - len(written)
@@ -282,7 +278,7 @@ class Judge:
         if empty:
             row.notes[JUDGED] = f"{row.name}: {empty} empty texts, not judged but counted above the 99th percentile"
         if written:
-            nats = score(self.lm, written, 0, 1, partial(on_progress, f"{row.name}: judging"))
+            nats = score(self.lm, written, 0, 1, f"{row.name}: judging")
             high += int((add_nats(row, JUDGED, nats, written) > self.p99).sum())
         row.figures["above_p99"] = high / max(1, empty + len(written))
 
@@ -296,9 +292,7 @@ def choose_scored(reference: Sequence[str], lms: Sequence[TextDiffusion], count:
     return [reference[i] for i in chosen], note
 
 
-def add_likelihood(
-    row: Row, lm: TextDiffusion, texts: list[str], note: str, seed: int, draws: int, on_progress: OnProgress
-) -> None:
+def add_likelihood(row: Row, lm: TextDiffusion, texts: list[str], note: str, seed: int, draws: int) -> None:
     if lm.model.capabilities.likelihood is None:
         row.notes["nats_per_token"] = f"{row.name}: {row.about['method']} has no likelihood and no bound"
         return
@@ -307,7 +301,7 @@ def add_likelihood(
         row.notes["nats_per_token"] = note
     if texts:
         ids = lm.tokenizer.encode_batch(texts)
-        nats = score(lm, ids, seed, draws, partial(on_progress, f"{row.name}: likelihood"))
+        nats = score(lm, ids, seed, draws, f"{row.name}: likelihood")
         add_nats(row, "nats_per_token", nats, ids)
 
 
@@ -335,7 +329,7 @@ class Measure:
     smallest: int  # texts of the smallest row
     seed: int
 
-    def row(self, name: str, made: Texts, on_progress: OnProgress) -> Row:
+    def row(self, name: str, made: Texts) -> Row:
         words = [split_words(text) for text in made.texts]
         first, count = words[: self.smallest], len(words)
         lengths = [len(w) for w in words]
@@ -359,5 +353,5 @@ class Measure:
         if self.judge is None:
             row.notes[JUDGED] = "no judge: no judge figures"
         else:
-            self.judge.add_figures(row, made, on_progress)
+            self.judge.add_figures(row, made)
         return row

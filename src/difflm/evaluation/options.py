@@ -1,6 +1,7 @@
 """What can be asked of an evaluation: every option once, for the command and for Python, with the tasks it is for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -103,6 +104,14 @@ class Options:
 
 
 DEFAULTS = Options()
+OnProgress = Callable[[str, int, int], None]  # what is being done, how much of it is done, and of how much
+TELL: ContextVar[OnProgress] = ContextVar("TELL", default=lambda what, done, total: None)
+
+
+def say(what: str, done: int = 0, total: int = 1) -> None:
+    """Tell whoever watches this evaluation what is being done; nothing, if that has no name."""
+    if what:
+        TELL.get()(what, done, total)
 
 
 @cache

@@ -8,24 +8,17 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 import numpy as np
 
-from difflm.data.seq2seq_metrics import (
-    check_references,
-    choose_oracle,
-    div_4,
-    measure_texts,
-    pairwise_self_bleu,
-)
+from difflm.data.seq2seq_metrics import check_references, choose_oracle, div_4, measure_texts, pairwise_self_bleu
 from difflm.data.text_metrics import most_central
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.corpora import PairSet
-from difflm.evaluation.language import Counted, OnProgress, describe_sampling, device_name, settings_for
-from difflm.evaluation.options import Options
+from difflm.evaluation.language import describe_sampling, device_name, settings_for
+from difflm.evaluation.options import Options, say
 from difflm.evaluation.reports import SEQ2SEQ, Report, Row
 from difflm.generation.jobs import Chosen, Decode, Generation, Ids
 from difflm.generation.pipeline import TextDiffusion
@@ -104,7 +97,6 @@ def evaluate_seq2seq(
     options: Options,
     ranks: Sequence[Rank] = (),
     similarity: BertScore | None = None,
-    on_progress: OnProgress = lambda what, done, total: None,
 ) -> Report:
     """Generate texts from all sources with all models, and measure them. `ranks` are further choices among the
     candidates: by the model's own bound, by a twin."""
@@ -116,11 +108,8 @@ def evaluate_seq2seq(
     if not fitting.sources:
         raise UsageError("no source fits into all of these models.")
     rankings = {name: rank_by(lm, fitting.sources, options, ranks) for name, lm in models.items()}
-    written = {}
-    for name, lm in models.items():
-        tell = lambda what, done, total, name=name: on_progress(f"{name}: {what}", done, total)  # noqa: E731
-        written[name] = [*write_outputs(lm, fitting, options, rankings[name], tell)]
-    on_progress("measuring", 0, 1)
+    written = {name: [*write_outputs(name, lm, fitting, options, rankings[name])] for name, lm in models.items()}
+    say("measuring")
     about = {"corpus": fitting.name, "split": fitting.split, "seed": options.seed}
     return measure_outputs(fitting.sources, fitting.references, written, similarity, about, notes)
 
@@ -145,18 +134,17 @@ def rank_by(lm: TextDiffusion, sources: Sequence[str], options: Options, ranks: 
 
 
 def write_outputs(
-    lm: TextDiffusion, pairs: PairSet, options: Options, rankings: Mapping[str, Ranking], on_progress: OnProgress
+    name: str, lm: TextDiffusion, pairs: PairSet, options: Options, rankings: Mapping[str, Ranking]
 ) -> Iterator[Outputs]:
     """Yield a model's texts: one sample, the most central and the likeliest of several, and beam search if it supports
     that."""
     settings, mbr, seed = settings_for(lm, options.settings), options.mbr, options.seed
-    writing = partial(on_progress, "writing")
 
     def describe(how: str, **changes: object) -> Json:
         sampling = describe_sampling(lm.sampling(**settings, **changes))
         return {"how": how, "about": {"method": lm.config["method"], "sampling": f"{how}: {sampling}"}}
 
-    ids, made, calls, seconds = write_candidates(lm, pairs.sources, mbr, seed, settings, writing)
+    ids, made, calls, seconds = write_candidates(lm, pairs.sources, mbr, seed, settings, f"{name}: writing")
     texts = [[text.text for text in group] for group in made]
     yield Outputs([group[:1] for group in texts], calls / mbr, seconds / mbr, **describe("one sample"))
     if mbr > 1:
@@ -165,7 +153,7 @@ def write_outputs(
         own = seconds + time.perf_counter() - start
         yield Outputs(texts, calls, own, chosen=chosen, selection="mbr", **describe(f"MBR of {mbr}"))
     for how, ranking in rankings.items():
-        on_progress("ranking", 0, 1)
+        say(f"{name}: ranking")
         start = time.perf_counter()
         best = ranking(range(len(ids)), ids)
         own, cost = seconds + time.perf_counter() - start, sum(one.calls for one in best) / len(best)
@@ -176,7 +164,7 @@ def write_outputs(
         yield Outputs(texts, calls, seconds, chosen=chosen, selection="oracle", **describe(f"oracle of {mbr}"))
     if "left-to-right" in lm.model.capabilities.settings and options.beams:
         search = {**settings, "beams": options.beams}
-        _, made, calls, seconds = write_candidates(lm, pairs.sources, 1, seed, search, writing)
+        _, made, calls, seconds = write_candidates(lm, pairs.sources, 1, seed, search, f"{name}: writing")
         about = describe(f"{options.beams} beams", beams=options.beams)
         yield Outputs([[text.text for text in group] for group in made], calls, seconds, **about)
 
@@ -191,12 +179,7 @@ def put_repairs(lm: TextDiffusion, texts: list[list[str]], best: Sequence[Chosen
 
 
 def write_candidates(
-    lm: TextDiffusion,
-    sources: Sequence[str],
-    each: int,
-    seed: int,
-    settings: Json,
-    on_progress: Counted = lambda done, total: None,
+    lm: TextDiffusion, sources: Sequence[str], each: int, seed: int, settings: Json, doing: str = ""
 ) -> tuple[list[list[Ids]], list[list[Generation]], float, float]:
     """Return the candidates of each source as ids and as texts, the calls per source, and the seconds for all."""
     warm = lm.make_job(1, seed, source=sources[0], **settings)  # the first call is slower than the next ones
@@ -206,7 +189,7 @@ def write_candidates(
     def keep_all(numbers: Sequence[int], rows: list[list[Ids]], decoded: list[list[Decode]]) -> list[Chosen]:
         for number, ids, group in zip(numbers, rows, decoded, strict=True):
             made[number] = ids, [decode() for decode in group]
-        on_progress(len(made), len(sources))
+        say(doing, len(made), len(sources))
         return [Chosen(0)] * len(rows)
 
     job = lm.make_job(1, seed, mbr=each, source=sources, **settings)  # as `translate --mbr` writes them

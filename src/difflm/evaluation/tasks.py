@@ -18,7 +18,7 @@ from difflm.evaluation.control import System, evaluate_control
 from difflm.evaluation.corpora import corpus_for, named_corpus, pairs_for, read_pair_set
 from difflm.evaluation.infill import Lengths, Set, evaluate_infill
 from difflm.evaluation.language import evaluate_language
-from difflm.evaluation.options import SAMPLES, Options, split_names
+from difflm.evaluation.options import SAMPLES, TELL, Options, split_names
 from difflm.evaluation.reports import Report
 from difflm.evaluation.seq2seq import evaluate_seq2seq
 from difflm.evaluation.targets import (
@@ -62,7 +62,11 @@ def evaluate(runs: Sequence[str], task: str, options: Options, watch: Watcher) -
     if options.out is not None:
         check_place(options.out)
     Sampling().change(options.settings)
-    return MEASURES[task](runs, options, watch)
+    before = TELL.set(watch.update)
+    try:
+        return MEASURES[task](runs, options, watch)
+    finally:
+        TELL.reset(before)
 
 
 def measure_language(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
@@ -85,7 +89,7 @@ def measure_language(runs: Sequence[str], options: Options, watch: Watcher) -> R
         others = {"the judge": judge, "the twin": twin}
         check_seeds({**ours, **{name: lm for name, lm in others.items() if lm is not None}}, options.data)
         corpus = corpus_for(next(iter(ours.values())), options.data, options.split)
-    return evaluate_language(models, corpus, judge, options, twin, watch.update)
+    return evaluate_language(models, corpus, judge, options, twin)
 
 
 def measure_control(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
@@ -126,7 +130,7 @@ def measure_control(runs: Sequence[str], options: Options, watch: Watcher) -> Re
             write_lines(path, (target.to_json() for target in targets))
             watch.note(f"{path}: {len(targets):,} targets. Give this file again to use the same targets.")
     judge = load_judge(options.judge, models.values(), options.device, watch.note)
-    report = evaluate_control(systems, targets, judge, pairs, options, watch.update, about)
+    report = evaluate_control(systems, targets, judge, pairs, options, about)
     return replace(report, notes=[*notes, *report.notes])
 
 
@@ -165,7 +169,7 @@ def measure_infill(runs: Sequence[str], options: Options, watch: Watcher) -> Rep
     find_decoders(models, options)
     judge = load_judge(options.judge, (), options.device, watch.note) if options.judge else None
     training = [sentence for story in stories for sentence in story]
-    return evaluate_infill(models, sets, options, training, similarity, watch.update, judge)
+    return evaluate_infill(models, sets, options, training, similarity, judge)
 
 
 def measure_seq2seq(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
@@ -190,7 +194,7 @@ def measure_seq2seq(runs: Sequence[str], options: Options, watch: Watcher) -> Re
         check_same_data(models, options.data)
         given = pairs_for(next(iter(models.values())), options.data, options.split)
     pairs = given.sample(options.samples, options.skip, options.seed)
-    return evaluate_seq2seq(models, pairs, options, rankers, similarity, watch.update)
+    return evaluate_seq2seq(models, pairs, options, rankers, similarity)
 
 
 def load_gaps(name: str, stories: Sequence[Sequence[str]], options: Options) -> Set:
