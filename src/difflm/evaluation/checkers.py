@@ -66,11 +66,10 @@ class Checkers:
         parts, found = control.split("+"), {}
         if POS in parts and self.second_tagger:
             found["tags_equal_second"] = compare(known, self.second_tagger.tags, lambda _, a, b: equal_tags(a, b))
-        if self.second_parser and "tree" in parts:
-            parse = partial(parse_texts, self.second_parser)
+        parse = partial(parse_texts, self.second_parser) if self.second_parser else None
+        if parse and "tree" in parts:
             found["tree_f1_second"] = compare(known, parse, lambda _, a, b: agreement(a, b).f1)
-        if self.second_parser and "span" in parts:
-            parse = partial(parse_texts, self.second_parser)
+        if parse and "span" in parts:
             found["span_found_second"] = compare(known, parse, lambda target, _, tree: spans_found(target, tree))
         return {figure: values for figure, values in found.items() if values}
 

@@ -263,18 +263,15 @@ class Judge:
 
     def add_figures(self, row: Row, made: Texts) -> None:
         """A judge of byte pairs tokenizes any text itself; others can only score texts of their own vocabulary."""
-        written = [ids for ids in made.ids if ids]
-        high = empty = len(made.ids) - len(written)
-        if self.lm.tokenizer.fingerprint() != made.tokenizer.fingerprint():
-            if not self.lm.tokenizer.byte_level:
-                row.notes[JUDGED] = f"{row.name}: the judge reads other tokens, so it cannot judge this model"
-                return
-            texts = [text for text in made.texts if text]
-            written = self.lm.tokenizer.encode_batch([*compress(texts, fits(self.lm, texts))])
-            high = empty = len(made.texts) - len(texts)
-            if len(written) < len(texts):
-                said = f"{row.name}: {len(texts) - len(written)} texts are too long for the judge and were left out"
-                row.notes["above_p99"] = said
+        same = self.lm.tokenizer.fingerprint() == made.tokenizer.fingerprint()
+        if not same and not self.lm.tokenizer.byte_level:
+            row.notes[JUDGED] = f"{row.name}: the judge reads other tokens, so it cannot judge this model"
+            return
+        rows = made.ids if same else self.lm.tokenizer.encode_batch(made.texts)
+        written = [ids for ids in rows if ids and (same or len(ids) <= self.lm.model.max_words)]
+        high = empty = sum(not ids for ids in rows)
+        if long := len(rows) - empty - len(written):
+            row.notes["above_p99"] = f"{row.name}: {long} texts are too long for the judge and were left out"
         if empty:
             row.notes[JUDGED] = f"{row.name}: {empty} empty texts, not judged but counted above the 99th percentile"
         if written:

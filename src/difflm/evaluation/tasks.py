@@ -3,7 +3,7 @@
 import json
 import random
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -85,9 +85,7 @@ def measure_language(runs: Sequence[str], options: Options, watch: Watcher) -> R
         ours = {name: lm for name, lm in models.items() if lm.config["recipe"]}
         if not ours:
             raise UsageError("what somebody else's model was trained on is not known: give --on NAME or FILE.")
-        check_same_data(ours, options.data)
-        others = {"the judge": judge, "the twin": twin}
-        check_seeds({**ours, **{name: lm for name, lm in others.items() if lm is not None}}, options.data)
+        check_same_data(ours, options.data, {"the judge": judge, "the twin": twin})
         corpus = corpus_for(next(iter(ours.values())), options.data, options.split)
     return evaluate_language(models, corpus, judge, options, twin)
 
@@ -214,12 +212,9 @@ def load_gaps(name: str, stories: Sequence[Sequence[str]], options: Options) -> 
 
 
 Measure = Callable[[Sequence[str], Options, Watcher], Report]
-MEASURES: dict[str, Measure] = {
-    "language": measure_language,
-    "control": measure_control,
-    "infill": measure_infill,
-    "seq2seq": measure_seq2seq,
-}
+MEASURES: dict[str, Measure] = dict(
+    language=measure_language, control=measure_control, infill=measure_infill, seq2seq=measure_seq2seq
+)
 
 
 # -- runs: loading them, refusing those that cannot be compared, and keeping their figures ---------------------------
@@ -275,25 +270,20 @@ def source_of(lm: TextDiffusion, root: Path | None) -> tuple[str, ...]:
     return (resolve_data(recipe["data"], root), *(str(part) for part in more if part))
 
 
-def check_same_data(models: dict[str, TextDiffusion], root: Path | None) -> None:
-    """Refuse runs that were trained on different data, or on different texts of one file."""
+def check_same_data(
+    models: Mapping[str, TextDiffusion], root: Path | None, others: Mapping[str, TextDiffusion | None] | None = None
+) -> None:
+    """Refuse runs that were trained on different data, and those, `others` among them, that held out different texts of
+    one file: the seed decides which."""
     sources = {name: source_of(lm, root) for name, lm in models.items()}
     if len(set(sources.values())) > 1:
         texts = ", ".join(f"{name}: {' '.join(source)}" for name, source in sources.items())
         raise UsageError(f"these runs were trained on different data ({texts}). Compare runs trained on the same data.")
-    check_seeds(models, root)
-
-
-def check_seeds(models: dict[str, TextDiffusion], root: Path | None) -> None:
-    """Refuse runs with different seeds on a file: the seed decides which texts are held out."""
-    first = next(iter(models.values()))
-    if first.config["recipe"]["data"] in NAMES:
-        return
-    source, seed = source_of(first, root), first.config["recipe"]["seed"]
-    for name, lm in models.items():
-        other = lm.config["recipe"]["seed"]
-        if source_of(lm, root) == source and other != seed:
-            seeds = f"{next(iter(models))}: seed {seed}, {name}: seed {other}"
+    first, *_ = models
+    source, recipe = sources[first], models[first].config["recipe"]
+    for name, lm in {**models, **(others or {})}.items() if recipe["data"] not in NAMES else ():
+        if lm and source_of(lm, root) == source and lm.config["recipe"]["seed"] != recipe["seed"]:
+            seeds = f"{first}: seed {recipe['seed']}, {name}: seed {lm.config['recipe']['seed']}"
             raise UsageError(f"these runs held out different texts ({seeds}). Compare runs with the same seed.")
 
 

@@ -44,16 +44,6 @@ FOLLOWING = "following words"  # the loss that needs no labels
 COUNT_BATCH = 10_000  # texts whose words are counted at once
 
 
-class Frozen:
-    """Holds the guided model. Copies share it, since it is neither trained nor averaged."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self.model = model.eval().requires_grad_(False)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "Frozen":
-        return self
-
-
 class Learner(Trainable):
     """A classifier in training, with the frozen model that it will guide."""
 
@@ -62,7 +52,8 @@ class Learner(Trainable):
     def __init__(self, classifier: Classifier, guided: LanguageModel, low_noise: float = 2.0) -> None:
         super().__init__()
         self.classifier, self.low_noise = classifier, low_noise
-        self.frozen = Frozen(guided)  # not a submodule, so that it is not saved
+        guided.eval().requires_grad_(False)
+        self.guided = lambda: guided  # no submodule, so that it is not saved; copies share it, since it is not trained
 
     def forward(self, batch: Batch) -> Losses:
         noise = self.training_noise(batch)
@@ -81,7 +72,7 @@ class Learner(Trainable):
     def label_nats(self, batch: Batch, u: Tensor, noise: Noise) -> dict[str, Tensor]:
         """−log p(labels | x_t) of each text, [B], at times given by u in [0, 1); for tags and spans the mean over its
         words, so that every labelling has the same weight, however many positions it labels."""
-        guided = self.frozen.model.to(batch.ids.device)
+        guided = self.guided().to(batch.ids.device)
         codec, process, t = guided.denoiser.codec, guided.denoiser.process, guided.times.time_of(u)
         canvas, mask = guided.lengths.canvas(batch.ids, batch.lengths)
         with torch.no_grad(), torch.autocast(canvas.device.type, enabled=False):
@@ -104,7 +95,7 @@ class PrefixLearner(Learner):
     def label_nats(self, batch: Batch, u: Tensor, noise: Noise) -> dict[str, Tensor]:
         """−log p(label | x_≤i) as a mean over the prefixes of each text, [B], or over its words for tags; and, at one
         prefix of each text given by u in [0, 1), −log p(words that follow) divided by the text's length."""
-        guided = cast(Autoregressive, self.frozen.model.to(batch.ids.device))
+        guided = cast(Autoregressive, self.guided().to(batch.ids.device))
         canvas = with_ends(batch.ids, batch.lengths)
         place, ends = torch.arange(canvas.shape[1], device=canvas.device), batch.lengths.unsqueeze(1) + 1
         with torch.no_grad(), torch.autocast(canvas.device.type, enabled=False):
