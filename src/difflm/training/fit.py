@@ -36,6 +36,7 @@ from difflm.training.run import WRITTEN, load_run, resolve_run
 from difflm.training.texts import (
     DOING,
     VALIDATION_BATCHES,
+    WARN,
     Prepared,
     Setup,
     Split,
@@ -115,6 +116,9 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
         outcome = trainer.fit(ready.batches, time_run(trainer, ready.batches, ready.held_out), watcher)
         if processes.first:
             write_checked(out / "config.json", {**ready.config, **outcome.summary()})
+            if ready.tokenizer is not None and not (out / "tokenizer.json").exists():
+                ready.tokenizer.save(out / "tokenizer.json")
+                setup.note(f"{out}/tokenizer.json was removed during training; it is written again", WARN)
         return outcome
 
 
@@ -189,7 +193,7 @@ def prepare_rows(
     others: Figure = "round_nats" if METHODS[recipe.method].family == "edits" else "masked_nats"
     unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else others
     figure: Figure = "nats_per_token" if model.capabilities.likelihood else unlikely
-    return Prepared(recipe, model, batches, validation, figure, config)
+    return Prepared(recipe, model, batches, validation, figure, config, tokenizer)
 
 
 def prepare_packed(
@@ -223,7 +227,7 @@ def prepare_packed(
     validation = [fixed.batch(step) for step in range(min(VALIDATION_BATCHES, len(checked) // size))]
     config = describe_run(recipe, model, tokenizer, counts)
     batches = PackedBatches(rows, recipe.batch_size, recipe.seed)
-    return Prepared(recipe, model, batches, validation, "nats_per_token", config)
+    return Prepared(recipe, model, batches, validation, "nats_per_token", config, tokenizer)
 
 
 def start_weights(

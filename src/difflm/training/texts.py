@@ -78,6 +78,7 @@ class Prepared:
     held_out: list[Batch]
     figure: Figure
     config: Json
+    tokenizer: Tokenizer | None = None  # that it holds itself
 
 
 # -- texts that do not fit ---------------------------------------------------------------------------------------------
