@@ -1,10 +1,9 @@
 """Checkpoints: safetensors and JSON, written atomically."""
 
-import os
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -63,51 +62,39 @@ def remove_leftovers(run: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: Json) -> Path:
-    """Write a checkpoint directory atomically, then delete the oldest ones, and later ones, which were damaged."""
-    target = run / "checkpoints" / f"step-{step}"
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    with explain_write_errors(target), ExitStack() as stack:
-        temporary.mkdir(parents=True)
-        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-        sync_directory(run)  # the directory of checkpoints may be new
-        sha256 = save_tensors(temporary / "state.safetensors", tensors)
-        finish_checkpoint(run, temporary, target, {**state, "sha256": sha256})
-    return target
-
-
-def save_shards(run: Path, step: int, tensors: Mapping[str, Tensor], state: Json) -> None:
-    """Write a checkpoint as one file per process: its rows of each tensor. The first also has what is not sharded."""
+def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: Json) -> None:
+    """Write a checkpoint directory atomically, then delete the oldest ones, and later ones, which were damaged. Of
+    sharded weights each process writes a file, with its rows of each tensor; the first also has what is not sharded."""
     processes = current()
     target = run / "checkpoints" / f"step-{step}"
-    temporary = target.with_name(f".{target.name}.shards")
-    if processes.first:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with explain_write_errors(target):
+    temporary = target.with_name(f".{target.name}.new")
+    with explain_write_errors(target), ExitStack() as stack:
+        if processes.first:
+            shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-    processes.any()  # wait until the directory exists
-    divided = {name: local_part(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
-    own = {name: part for name, part in divided.items() if len(part)}
-    if processes.first:
-        own |= {name: tensor for name, tensor in tensors.items() if name not in divided}
-    sha256 = save_tensors(temporary / shard_name(processes.rank, processes.count), own)
-    shards = processes.gather_json(sha256)
-    if processes.first:
-        finish_checkpoint(run, temporary, target, {**state, "shards": shards})
-    processes.any()  # wait until the checkpoint exists
-
-
-def finish_checkpoint(run: Path, temporary: Path, target: Path, state: Json) -> None:
-    """Write the state next to the tensors and make the checkpoint visible; then delete the oldest and later ones."""
-    with explain_write_errors(target):
-        write_checked(temporary / "state.json", state)
-        shutil.rmtree(target, ignore_errors=True)
-        temporary.replace(target)
-        sync_directory(target.parent)
-    found = checkpoints(run)
-    here = found.index(target)
-    for other in found[:here] + found[here + KEEP :]:
-        shutil.rmtree(other, ignore_errors=True)
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+            sync_directory(run)  # the directory of checkpoints may be new
+        if processes.shards:
+            processes.any()  # wait until the directory exists
+            divided = {name: local_part(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
+            own = {name: part for name, part in divided.items() if len(part)}
+            whole = {name: tensor for name, tensor in tensors.items() if name not in divided}
+            own |= whole if processes.first else {}
+            sha256 = save_tensors(temporary / shard_name(processes.rank, processes.count), own)
+            state = {**state, "shards": processes.gather_json(sha256)}
+        else:
+            state = {**state, "sha256": save_tensors(temporary / "state.safetensors", tensors)}
+        if processes.first:
+            write_checked(temporary / "state.json", state)
+            shutil.rmtree(target, ignore_errors=True)
+            temporary.replace(target)
+            sync_directory(target.parent)
+            found = checkpoints(run)
+            here = found.index(target)
+            for other in found[:here] + found[here + KEEP :]:
+                shutil.rmtree(other, ignore_errors=True)
+    if processes.shards:
+        processes.any()  # wait until the checkpoint exists
 
 
 def shard_name(number: int, count: int) -> str:
@@ -144,26 +131,18 @@ def save_weights(run: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Json]:
-    state = read_checked(path / "state.json", "Start the run again.")
+    """Read a checkpoint; of several files, which have some rows of every tensor each, these are joined."""
+    advice = "Start the run again."
+    state = read_checked(path / "state.json", advice)
     if not is_state(state) or path.name != f"step-{state['step']}":
         raise DifflmError(f"{path}/state.json does not describe a checkpoint.")
-    advice = "Start the run again."
-    if "shards" in state:
-        return load_shards(path, state["shards"], advice), state
-    tensors = load_tensors(path / "state.safetensors", advice)
-    check_sha256(path / "state.safetensors", state, advice)
-    return tensors, state
-
-
-def load_shards(path: Path, shards: Sequence[str], advice: str) -> dict[str, Tensor]:
-    """Join the files of several processes, which have some rows of every tensor each; `shards` are their checksums."""
-    found: dict[str, list[Tensor]] = {}
-    for number, sha256 in enumerate(shards):
-        file = path / shard_name(number, len(shards))
-        for name, part in load_tensors(file, advice).items():
-            found.setdefault(name, []).append(part)
-        check_sha256(file, {"sha256": sha256}, advice)
-    return {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in found.items()}
+    shards, found = state.get("shards", []), defaultdict[str, list[Tensor]](list)
+    sums = {shard_name(number, len(shards)): {"sha256": sha256} for number, sha256 in enumerate(shards)}
+    for name, about in (sums or {"state.safetensors": state}).items():
+        for key, part in load_tensors(path / name, advice).items():
+            found[key].append(part)
+        check_sha256(path / name, about, advice)
+    return {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in found.items()}, state
 
 
 def part_tensors(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

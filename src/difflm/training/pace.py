@@ -136,8 +136,7 @@ class ClockPace(StepPace):
         self.idle, self.checked_at, self.step_seconds = self.elapsed - trained, self.elapsed, step_seconds
         self.plan_save(20 * weights / WRITING)  # weights, average and moments, and the best weights
         if step_seconds is not None:
-            self.make_plan(step)
-            self.announce(step, step_seconds)
+            self.make_plan(step, step_seconds)
 
     def replan(self, step: int, taken: int, seconds: float) -> None:
         """Plan again, after some steps that took so many seconds."""
@@ -147,19 +146,19 @@ class ClockPace(StepPace):
         self._recent = (self._recent[0] / 2 + seconds, self._recent[1] / 2 + taken)
         self.step_seconds = self._recent[0] / self._recent[1]
         self.check_cost = (self.check_cost[0], self.check_cost[1] or self.step_seconds)
-        self.make_plan(step)
-        if not self.told:
-            self.announce(step, self.step_seconds)
+        self.make_plan(step, self.step_seconds)
 
-    def make_plan(self, step: int) -> None:
+    def make_plan(self, step: int, step_seconds: float) -> None:
         """Plan the next line of the log and the next validation. All validations together stay within their share of
-        the time; the last step is validated anyway."""
+        the time; the last step is validated anyway. The first plan is announced."""
         coming = self.time_to_come(step)
-        self.steps = step + round(coming / max(self.step_seconds or 0, 1e-9))
+        self.steps = step + round(coming / max(step_seconds, 1e-9))
         self.due["log"] = self.elapsed + min(self.log_every, self.elapsed - self.idle)  # early steps vary the most
         affordable = int((CHECKING * self.whole - self.checking) / max(self.check_seconds, 1e-9))
         count, end = min(affordable, MOST_CHECKS - len(self.checks)), self.elapsed + coming
         self.due["validate"] = self.checked_at + (end - self.checked_at) / count if count > 1 else math.inf
+        if not self.told:
+            self.announce(step, step_seconds)
 
     def plan_save(self, seconds: float) -> None:
         """Plan the next checkpoint; the last one took so many seconds."""

@@ -170,15 +170,10 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
     directory = out / "data" / split
     TokenFile.remove_leftovers(directory)
     first, *others = (source_fingerprint(path) for path in corpus_paths(recipe.data, setup.root, split))
-    origin = {**first, "column": recipe.column, **({"parallel": others} if others else {})}
-    for key in ("chunk", "split"):
-        if getattr(recipe, key):
-            origin[key] = getattr(recipe, key)
-    special = recipe.task in ("span-denoising", "prompts")
-    if special:
-        origin["task"] = recipe.task
-    if recipe.rows == "packed" and METHODS[recipe.method].family == "autoregressive":
-        origin["ended"] = True
+    special = recipe.task if recipe.task in ("span-denoising", "prompts") else ""
+    ended = recipe.rows == "packed" and METHODS[recipe.method].family == "autoregressive"
+    more = dict(parallel=others, chunk=recipe.chunk, split=recipe.split, task=special, ended=ended)
+    origin = {**first, "column": recipe.column, **{key: value for key, value in more.items() if value}}
     if directory.exists():
         tokens = TokenFile.open(directory)
         same = tokens.matches(tokenizer, origin)
@@ -188,7 +183,7 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
             raise DifflmError(f"{recipe.data} changed since {out} was started: resuming would not repeat the run.")
         del tokens  # Windows cannot move a directory while one of its files is mapped
     setup.note(f"encoding {split} texts", DOING)
-    made = recipe.task if special else "seq2seq" if recipe.has_sources else "language"
+    made = special or ("seq2seq" if recipe.has_sources else "language")
     examples = corpus_examples(recipe.data, setup.root, split, recipe.column, recipe.chunk, made)
     if recipe.split:
         examples = (

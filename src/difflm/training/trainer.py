@@ -46,7 +46,6 @@ from difflm.training.checkpoints import (
     part_tensors,
     remove_leftovers,
     save_checkpoint,
-    save_shards,
     save_weights,
 )
 from difflm.training.pace import StepPace
@@ -279,9 +278,7 @@ class Trainer:
                 sync_path(metrics)
         state = {"step": self.step, "seconds": self.seconds, "validation": self.validation}
         state |= self.pace.state(self.step)
-        if self.processes.shards:
-            save_shards(self.run, self.step, self.tensors(), state)
-        elif self.processes.first:
+        if self.processes.shards or self.processes.first:
             save_checkpoint(self.run, self.step, self.tensors(), state)
         self.save_model()
 
