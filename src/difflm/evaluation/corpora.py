@@ -79,8 +79,9 @@ def fits(lm: TextDiffusion, texts: Sequence[str], room: int = 0) -> list[bool]:
 
 
 def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Corpus:
-    """Return a split of the data that `lm` was trained on; for a file, the texts that its training held out. A student
-    whose weights are added to those of another model is compared with that model's data."""
+    """Return a split of the data that `lm` was trained on; for a file, the texts that its training held out, without
+    those that are too long for the model; packed rows are cut as in training. A student whose weights are added to
+    those of another model is compared with that model's data."""
     recipe = (read_config(find_run(lm.config["base"]["run"])) if "base" in lm.config else lm.config)["recipe"]
     data, column, chunk = recipe["data"], recipe["column"], recipe.get("chunk", 0)
     if data in BUNDLED:
@@ -90,10 +91,25 @@ def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Co
         texts = list(corpus(data, root, split, column))  # type: ignore[arg-type]
         return Corpus(data, split, texts, lambda: corpus(data, root, "train", column))
     most = recipe.get("split") or MOST_CHARACTERS**2  # unchanged
-    whole = lambda: corpus(data, root, "train", column, chunk)  # noqa: E731
-    return _file_corpus(
-        lm, split, lambda: ((k, one) for k, text in enumerate(whole()) for one in split_long(text, most))
-    )
+
+    def read() -> Iterator[tuple[int, str]]:
+        """Pieces with the number of their text."""
+        texts = enumerate(corpus(data, root, "train", column, chunk))
+        return ((number, piece) for number, text in texts for piece in split_long(text, most))
+
+    def numbered() -> Iterator[tuple[int, str]]:
+        examples = number_examples(lm, (Example(text) for _, text in read()))
+        return ((number, example.target) for number, example in examples)
+
+    numbers = np.fromiter((number for number, _ in read()), np.int64)
+    whole = numbers if lm.config.get("whole_texts_held_out") else None  # earlier versions held out pieces
+    wanted, unseen = choose_numbers(lm, len(numbers), split, whole)
+    texts = [text for number, text in numbered() if number in wanted]
+    if recipe.get("rows") == "packed":
+        rows, size = lm.tokenizer.encode_batch(texts), lm.model.max_words
+        texts = [lm.tokenizer.decode(ids[k : k + size]) for ids in rows for k in range(0, len(ids), size)]
+    training = lambda: (text for number, text in numbered() if number not in unseen)  # noqa: E731
+    return Corpus(Path(data).name, split, list(compress(texts, fits(lm, texts))), training)
 
 
 def check_split(data: str, split: str) -> None:
@@ -139,28 +155,6 @@ def number_examples(lm: TextDiffusion, examples: Iterable[Example]) -> Iterator[
         sources = lm.tokenizer.for_sources.encode_batch([one.source or "" for _, one in some])
         rows = zip(some, targets, sources, strict=True)
         yield from (one for one, *ids in rows if is_new(repr(ids).encode(), seen))
-
-
-def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[tuple[int, str]]]) -> Corpus:
-    """Split the texts of a file as training did, then leave out those that are too long for the model; packed rows are
-    cut as in training. `read` yields pieces with the number of their text."""
-    recipe = lm.config["recipe"]
-    numbers = np.fromiter((number for number, _ in read()), np.int64)
-    whole = numbers if lm.config.get("whole_texts_held_out") else None  # earlier versions held out pieces
-    wanted, unseen = choose_numbers(lm, len(numbers), split, whole)
-
-    def numbered() -> Iterator[tuple[int, str]]:
-        examples = number_examples(lm, (Example(text) for _, text in read()))
-        return ((number, example.target) for number, example in examples)
-
-    texts = [text for number, text in numbered() if number in wanted]
-    if recipe.get("rows") == "packed":
-        rows, size = lm.tokenizer.encode_batch(texts), lm.model.max_words
-        texts = [lm.tokenizer.decode(ids[k : k + size]) for ids in rows for k in range(0, len(ids), size)]
-    texts = list(compress(texts, fits(lm, texts)))
-    return Corpus(
-        Path(recipe["data"]).name, split, texts, lambda: (text for number, text in numbered() if number not in unseen)
-    )
 
 
 def choose_numbers(

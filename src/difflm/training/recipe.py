@@ -237,16 +237,12 @@ def _sizes_of(init: object, method: object) -> Json:
 
 def check_init(recipe: Recipe) -> None:
     """Reject an initial run of a method that this one cannot start from, or of other sizes."""
-    theirs = _sizes_of(recipe.init, recipe.method)
-    ours = {**{key: getattr(recipe, key) for key in theirs}, "model": recipe.build_method().model_dump()}
-    for key in theirs:
-        if key != "model" and ours[key] != theirs[key]:
-            raise UsageError(f"init={recipe.init} has {key}={theirs[key]}, not {ours[key]}: leave {key} out.")
-    for key, value in theirs["model"].items():
-        added = key in ADDED and not value
-        if key not in UNWEIGHTED and not added and ours["model"][key] != value:
-            given = ours["model"][key]
-            raise UsageError(f"init={recipe.init} has model.{key}={value}, not {given}: leave model.{key} out.")
+    ours = read_changes({**dict(recipe), "model": recipe.build_method().model_dump()})
+    free = {f"model.{key}" for key in UNWEIGHTED}
+    for key, value in read_changes(_sizes_of(recipe.init, recipe.method)).items():
+        added = key.removeprefix("model.") in ADDED and not value
+        if key not in free and not added and ours[key] != value:
+            raise UsageError(f"init={recipe.init} has {key}={value}, not {ours[key]}: leave {key} out.")
 
 
 def check_tokenizer(recipe: Recipe) -> None:

@@ -187,7 +187,6 @@ class Trainer:
     ) -> None:
         self.pace = pace or StepPace(recipe)
         self.model, self.recipe, self.run, self.device = model.to(device), recipe.adapt_to(device.type), run, device
-        self.figure = figure  # what validation measures
         accelerate(model)
         self.dtype = torch.bfloat16 if self.recipe.precision == "bf16" else None  # of autocast
         self.processes = current()
