@@ -26,17 +26,8 @@ from difflm.data.text_metrics import distinct_n, self_bleu
 from difflm.data.texts import read_lines
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
+from difflm.evaluation import language
 from difflm.evaluation.checkers import Checkers
-from difflm.evaluation.language import (
-    JUDGED,
-    describe_sampling,
-    describe_tokenizer,
-    device_name,
-    judge_texts,
-    model_name,
-    run_all,
-    settings_for,
-)
 from difflm.evaluation.options import DEFAULTS, Options, say
 from difflm.evaluation.reports import CONTROL, SENTENCES, Report, Row
 from difflm.evaluation.targets import Target, write_lines
@@ -94,13 +85,13 @@ class System:
             controls=controls,
             guidance=self.guidance,
             method=self.method,
-            **settings_for(self.lm, self.settings),
+            **language.settings_for(self.lm, self.settings),
         )
 
     def write(self, targets: Sequence[Target], doing: str = "") -> list[Made]:
         """Generate the texts of all targets together."""
         jobs = [self.make_job(target, number) for number, target in enumerate(targets)]
-        return [Made(*pair) for pair in zip(targets, run_all(self.lm, jobs, doing), strict=True)]
+        return [Made(*pair) for pair in zip(targets, language.run_all(self.lm, jobs, doing), strict=True)]
 
     def warm_up(self, target: Target) -> None:
         """Run a short job: the first call is slower than the next ones."""
@@ -108,7 +99,7 @@ class System:
         list(self.lm.run_jobs([quick.make_job(target, 0)]))
 
     def describe(self) -> str:
-        sampling = describe_sampling(self.lm.sampling(**settings_for(self.lm, self.settings)))
+        sampling = language.describe_sampling(self.lm.sampling(**language.settings_for(self.lm, self.settings)))
         if self.method is not None:
             strength = self.guidance.size if self.guidance else DECODERS[self.method].usual_strength
             return f"{sampling} {self.method}={strength:g} candidates={self.candidates}"
@@ -186,11 +177,11 @@ def make_report(
     first = systems[0]
     lines = "\n".join(json.dumps(target.to_json(), ensure_ascii=False) for target in targets)
     shared = {
-        "tokenizer": describe_tokenizer(first.lm.tokenizer),
+        "tokenizer": language.describe_tokenizer(first.lm.tokenizer),
         **about,
         "target_set": hashlib.sha256(lines.encode()).hexdigest()[:16],
         "seed": first.seed,
-        "judge": model_name(measure.judge) if measure.judge else None,
+        "judge": language.model_name(measure.judge) if measure.judge else None,
     }
     counts = dict.fromkeys(f"{select(row.count for row in rows):,}" for select in (min, max))
     amount = f"{' to '.join(counts)} targets per control, {first.each} samples each, seed {first.seed}"
@@ -198,7 +189,7 @@ def make_report(
     sampling = dict.fromkeys(row.about["sampling"] for row in rows if row.name != SENTENCES)
     legend = ["in brackets: 95 %, over targets", f"checked by: {', '.join(used)}", *sampling]
     legend += [f"judge: {shared['judge']}"] if measure.judge else []
-    notes = [*notes, f"seconds: on {device_name(first.lm.device)}", *measure.make_notes(rows)]
+    notes = [*notes, f"seconds: on {language.device_name(first.lm.device)}", *measure.make_notes(rows)]
     names = ", ".join(dict.fromkeys(system.name for system in systems))
     title = f"{names} on {shared['corpus']} ({shared['split']}): {amount}"
     return Report("control", title, rows, shared, legend, notes)
@@ -351,7 +342,7 @@ class Measure:
             row.figures["distinct_4"] = distinct_n([many[0] for many in words], 4)
             row.texts["distinct_4"] = len(groups)
         if self.judge:
-            judge_texts(self.judge, row, groups)
+            language.judge_texts(self.judge, row, groups)
         return row
 
     def make_notes(self, rows: Sequence[Row]) -> list[str]:
@@ -360,7 +351,7 @@ class Measure:
         notes = [f"{row.group}, {row.name}, {row.about['how']}: {row.about['refused']}" for row in refused]
         notes += [] if self.judge else ["no judge: no judge figures"]
         for row in (row for row in rows if self.judge and "refused" not in row.about):
-            short = row.name != SENTENCES and row.texts["denoiser_calls"] - row.texts[JUDGED]
+            short = row.name != SENTENCES and row.texts["denoiser_calls"] - row.texts[language.JUDGED]
             if short:
                 name = f"{row.group}, {row.name}, {row.about['how']}"
                 notes.append(f"{name}: {short} texts are empty or too long for the judge, and not judged")
@@ -368,7 +359,7 @@ class Measure:
             notes.append("no sentences of one meaning to compare self-BLEU with")
         if self.checkers.second_tagger is None and any(POS in row.group.split("+") for row in rows):
             notes.append("spaCy is not installed: tags are checked by the bundled tagger alone")
-        if not all(row.texts[JUDGED] for row in rows if row.name == SENTENCES):
+        if not all(row.texts[language.JUDGED] for row in rows if row.name == SENTENCES):
             notes.append("some targets come without a sentence")
         return notes
 

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from difflm.controls import Infill
+from difflm.data import text_metrics as metrics
 from difflm.data.corpora import REARRANGED
 from difflm.data.stories import ANSWER, BLANK, MIDDLES, Gap, asked, sentences
-from difflm.data.text_metrics import bleu_counts, cider, copied_share, corpus_bleu, distinct_n, most_central, rouge_l
 from difflm.data.words import join_words, split_words
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
@@ -133,7 +133,7 @@ class Writer:
         yield self.written("one sample", [candidates[0] for candidates in made], seconds / each, made, 1)
         if each > 1:
             say(f"{self.set.name}, {name}: choosing")
-            central = [candidates[most_central(candidates)] for candidates in made]
+            central = [candidates[metrics.most_central(candidates)] for candidates in made]
             yield self.written(f"MBR of {each}", central, seconds, made, each)
             texts = self.whole_texts(made) if self.asked.draws and self.lm.model.capabilities.likelihood else None
             if texts is not None:
@@ -304,7 +304,7 @@ def evaluate_infill(
             notes.append(f"{gaps.name}: {left_out} gaps are left out: their text is too long for a model")
         if not fitting.gaps:
             raise UsageError(f"{gaps.name}: no gap fits into all of these models.")
-        metrics = GapMetrics(fitting, options.seed, training_sentences, similarity, judge)
+        measure = GapMetrics(fitting, options.seed, training_sentences, similarity, judge)
         written = {
             name: [way for writer in writers_for(lm, fitting, options) for way in writer.write(name)]
             for name, lm in models.items()
@@ -315,10 +315,10 @@ def evaluate_infill(
         first = [way for ways in written.values() for way in ways if not way.refused]
         if not first:
             raise UsageError(given_up[0][1].refused)
-        best = metrics.overlap(first[1 if options.mbr > 1 else 0].middles)
-        rows += metrics.people()
+        best = measure.overlap(first[1 if options.mbr > 1 else 0].middles)
+        rows += measure.people()
         for name, ways in written.items():
-            rows += [metrics.row(name, models[name], way, best) for way in ways]
+            rows += [measure.row(name, models[name], way, best) for way in ways]
         read[gaps.name] = format_middles(fitting.gaps, written)
     legend = ["±: half of the 95 % interval, over gaps. Overlap is of words in lower case"]
     about = {"seed": options.seed, "mbr": options.mbr, "judge": language.model_name(judge) if judge else None}
@@ -372,11 +372,11 @@ class GapMetrics:
         own = [lower_words(middle) for middle in middles]
         weights = self.weights if references is None else np.ones((1, len(own)))
         references = self.references if references is None else references
-        counts = np.array([bleu_counts(*pair) for pair in zip(own, references, strict=True)], dtype=np.float64)
-        found = {"bleu_4": np.array([100 * corpus_bleu(row) for row in (weights @ counts).tolist()])}
+        counts = np.array([metrics.bleu_counts(*pair) for pair in zip(own, references, strict=True)], dtype=np.float64)
+        found = {"bleu_4": np.array([100 * metrics.corpus_bleu(row) for row in (weights @ counts).tolist()])}
         each = {
-            "rouge_l": [rouge_l(*pair) for pair in zip(own, references, strict=True)],
-            "cider": cider(own, references) if len(own) > 1 else [math.nan],
+            "rouge_l": [metrics.rouge_l(*pair) for pair in zip(own, references, strict=True)],
+            "cider": metrics.cider(own, references) if len(own) > 1 else [math.nan],
         }
         if self.similarity is not None:
             texts, others = [join_words(one) for one in own], [[join_words(one) for one in many] for many in references]
@@ -391,10 +391,10 @@ class GapMetrics:
         drawn = self.overlap(way.middles)
         drawn |= {f"{figure}_ahead": best[figure] - drawn[figure] for figure in ("bleu_4", "rouge_l")}
         row = self.make_row(name, way.how, way.middles, drawn, {**about, "sampling": f"{way.how}: {way.sampling}"})
-        copied = copied_share([join_words(middle) for middle in way.middles], self.training)
+        copied = metrics.copied_share([join_words(middle) for middle in way.middles], self.training)
         row.figures.update({"copied": copied, "kept": way.kept, "calls": way.calls, "seconds": way.seconds})
         row.figures["seconds_50"] = 50 * way.seconds / len(way.middles)
-        row.figures["distinct_4"] = distinct_n(way.middles, 4)
+        row.figures["distinct_4"] = metrics.distinct_n(way.middles, 4)
         if self.judge is not None:
             gaps = zip(self.set.gaps, way.middles, strict=True)
             texts = [f"{gap.left} {join_words(middle)} {gap.right}" for gap, middle in gaps]

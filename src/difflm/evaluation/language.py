@@ -15,16 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from difflm.data import text_metrics as metrics
 from difflm.data.batches import Batch
-from difflm.data.text_metrics import (
-    copied_among,
-    copied_share,
-    distinct_n,
-    length_distance,
-    self_bleu,
-    unique_share,
-    unknown_share,
-)
 from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.data.words import split_words
 from difflm.diffusion.noise import Noise
@@ -79,7 +71,7 @@ def evaluate_language(
     written = (text for made in sets.values() for text in made.texts)
     measure = Measure(
         reader,
-        None if corpus.training is None else copied_among(written, corpus.training()),
+        None if corpus.training is None else metrics.copied_among(written, corpus.training()),
         [len(split_words(text)) for text in reference],
         min(len(made.texts) for made in sets.values()),
         seed,
@@ -331,14 +323,14 @@ class Measure:
         first, count = words[: self.smallest], len(words)
         lengths = [len(w) for w in words]
         figures: dict[str, float | None] = dict.fromkeys(name for name in LANGUAGE if name != RECONSTRUCTED)
-        figures |= {f"distinct_{n}": distinct_n(first, n) for n in range(1, 5)}
+        figures |= {f"distinct_{n}": metrics.distinct_n(first, n) for n in range(1, 5)}
         figures |= {
-            "self_bleu": self_bleu(first, seed=self.seed) if self.smallest > 1 else None,
-            "copied": None if self.copied is None else copied_share(made.texts, self.copied),
-            "unknown": unknown_share(made.ids, UNK) if any(made.ids) else None,
-            "unique": unique_share(made.texts),
+            "self_bleu": metrics.self_bleu(first, seed=self.seed) if self.smallest > 1 else None,
+            "copied": None if self.copied is None else metrics.copied_share(made.texts, self.copied),
+            "unknown": metrics.unknown_share(made.ids, UNK) if any(made.ids) else None,
+            "unique": metrics.unique_share(made.texts),
             "length_mean": sum(lengths) / count,
-            "length_distance": length_distance(lengths, self.lengths),
+            "length_distance": metrics.length_distance(lengths, self.lengths),
         }
         texts = {figure: self.smallest if figure.startswith(("distinct", "self")) else count for figure in figures}
         about = {"method": made.method, "tokenizer": describe_tokenizer(made.tokenizer)}

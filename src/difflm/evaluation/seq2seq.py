@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from difflm.data.seq2seq_metrics import check_references, choose_oracle, div_4, measure_texts, pairwise_self_bleu
+from difflm.data import seq2seq_metrics as metrics
 from difflm.data.text_metrics import most_central
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
@@ -58,18 +58,18 @@ def measure_outputs(
     notes: Iterable[str] = (),
 ) -> Report:
     """Measure the systems' outputs, by the name of their rows, and the copy baseline on the same sources."""
-    check_references(sources, references)
+    metrics.check_references(sources, references)
     copies = Outputs([[source] for source in sources], calls=0, seconds=0.0)
     named = [(name, one) for name, made in systems.items() for one in made]
     rows = []
     for name, outputs in [*named, (COPY, copies)]:
         texts = outputs.texts
-        measured, signature = measure_texts(texts, sources, references)
+        measured, signature = metrics.measure_texts(texts, sources, references)
         figures: dict[str, float | None] = {**dict.fromkeys(SEQ2SEQ), **measured}
         if len(outputs.candidates[0]) >= SAMPLES:
             samples = [some[:SAMPLES] for some in outputs.candidates]
-            figures["self_bleu"] = sum(map(pairwise_self_bleu, samples)) / len(samples)
-            figures["div_4"] = sum(map(div_4, samples)) / len(samples)
+            figures["self_bleu"] = sum(map(metrics.pairwise_self_bleu, samples)) / len(samples)
+            figures["div_4"] = sum(map(metrics.div_4, samples)) / len(samples)
         if similarity is not None:
             figures["bert_score"] = sum(similarity(texts, references)) / len(texts)
         figures |= {"calls": outputs.calls, "seconds": outputs.seconds}
@@ -160,7 +160,7 @@ def write_outputs(
         chosen = [one.index for one in best]
         yield Outputs(put_repairs(lm, texts, best), calls + cost, own, chosen=chosen, **describe(how))
     if mbr > 1 and options.oracle:  # an upper limit, not a result: it looks at the references
-        chosen = list(map(choose_oracle, texts, pairs.references))
+        chosen = list(map(metrics.choose_oracle, texts, pairs.references))
         yield Outputs(texts, calls, seconds, chosen=chosen, selection="oracle", **describe(f"oracle of {mbr}"))
     if "left-to-right" in lm.model.capabilities.settings and options.beams:
         search = {**settings, "beams": options.beams}

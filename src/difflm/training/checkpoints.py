@@ -13,20 +13,9 @@ from torch import Tensor
 
 from difflm.errors import DifflmError
 from difflm.fast.sharding import is_divided, local_part
+from difflm.runtime import files
 from difflm.runtime.distributed import current
-from difflm.runtime.files import (
-    AGAIN,
-    OF_WEIGHTS,
-    Json,
-    check_regular,
-    check_sha256,
-    explain_write_errors,
-    parse_record,
-    read_checked,
-    sync_directory,
-    write_atomic,
-    write_checked,
-)
+from difflm.runtime.files import Json
 from difflm.runtime.tensors import encode_tensors, load_tensors, save_tensors
 
 REPEATED = ("train", "validation")  # records that a resumed run writes again
@@ -38,7 +27,7 @@ CLOCK = (("elapsed", float), ("checking", float), ("ended", float), ("checks", l
 def advise_resume(run: Path) -> str:
     """Advice for a run whose weights are damaged: resume from its newest complete checkpoint, if there is one."""
     newest = newest_checkpoint(run)
-    return f"Resume from {newest} with --resume." if newest else AGAIN
+    return f"Resume from {newest} with --resume." if newest else files.AGAIN
 
 
 def checkpoint_steps(run: Path) -> list[int]:
@@ -47,13 +36,13 @@ def checkpoint_steps(run: Path) -> list[int]:
     return sorted(int(name[1]) for name in found if name)
 
 
-def checkpoints(run: Path) -> list[Path]:
+def list_checkpoints(run: Path) -> list[Path]:
     """The checkpoints of a run, the newest first."""
     return [run / "checkpoints" / f"step-{step}" for step in reversed(checkpoint_steps(run))]
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    return next(iter(checkpoints(run)), None)
+    return next(iter(list_checkpoints(run)), None)
 
 
 def remove_leftovers(run: Path) -> None:
@@ -68,12 +57,12 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
     processes = current()
     target = run / "checkpoints" / f"step-{step}"
     temporary = target.with_name(f".{target.name}.new")
-    with explain_write_errors(target), ExitStack() as stack:
+    with files.explain_write_errors(target), ExitStack() as stack:
         if processes.first:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-            sync_directory(run)  # the directory of checkpoints may be new
+            files.sync_directory(run)  # the directory of checkpoints may be new
         if processes.shards:
             processes.any()  # wait until the directory exists
             divided = {name: local_part(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
@@ -85,11 +74,11 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
         else:
             state = {**state, "sha256": save_tensors(temporary / "state.safetensors", tensors)}
         if processes.first:
-            write_checked(temporary / "state.json", state)
+            files.write_checked(temporary / "state.json", state)
             shutil.rmtree(target, ignore_errors=True)
             temporary.replace(target)
-            sync_directory(target.parent)
-            found = checkpoints(run)
+            files.sync_directory(target.parent)
+            found = list_checkpoints(run)
             here = found.index(target)
             for other in found[:here] + found[here + KEEP :]:
                 shutil.rmtree(other, ignore_errors=True)
@@ -105,7 +94,7 @@ def shard_name(number: int, count: int) -> str:
 def read_whole_config(run: Path) -> Json:
     """The config of a run; {} if there is none, or if it is damaged, since it will be written again."""
     try:
-        config = read_checked(run / "config.json")
+        config = files.read_checked(run / "config.json")
     except DifflmError:
         return {}
     return config if isinstance(config, dict) else {}
@@ -114,7 +103,8 @@ def read_whole_config(run: Path) -> Json:
 def write_config(run: Path, config: Json) -> None:
     """Write the config of a run whose weights do not change: their checksum is kept."""
     before = read_whole_config(run)
-    write_checked(run / "config.json", {**config, **{key: before[key] for key in OF_WEIGHTS if key in before}})
+    kept = {key: before[key] for key in files.OF_WEIGHTS if key in before}
+    files.write_checked(run / "config.json", {**config, **kept})
 
 
 def save_weights(run: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -123,17 +113,17 @@ def save_weights(run: Path, tensors: Mapping[str, Tensor]) -> str:
     data, sha256 = encode_tensors(tensors)
     config = {key: value for key, value in read_whole_config(run).items() if key != "next_sha256"}
     if config:
-        write_checked(run / "config.json", {**config, "next_sha256": sha256})
-    write_atomic(run / "model.safetensors", data)
+        files.write_checked(run / "config.json", {**config, "next_sha256": sha256})
+    files.write_atomic(run / "model.safetensors", data)
     if config:
-        write_checked(run / "config.json", {**config, "sha256": sha256})
+        files.write_checked(run / "config.json", {**config, "sha256": sha256})
     return sha256
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Json]:
     """Read a checkpoint; of several files, which have some rows of every tensor each, these are joined."""
     advice = "Start the run again."
-    state = read_checked(path / "state.json", advice)
+    state = files.read_checked(path / "state.json", advice)
     if not is_state(state) or path.name != f"step-{state['step']}":
         raise DifflmError(f"{path}/state.json does not describe a checkpoint.")
     shards, found = state.get("shards", []), defaultdict[str, list[Tensor]](list)
@@ -141,7 +131,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Json]:
     for name, about in (sums or {"state.safetensors": state}).items():
         for key, part in load_tensors(path / name, advice).items():
             found[key].append(part)
-        check_sha256(path / name, about, advice)
+        files.check_sha256(path / name, about, advice)
     return {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in found.items()}, state
 
 
@@ -173,11 +163,11 @@ def drop_records_after(metrics: Path, step: int) -> None:
     """Drop the records of steps that a resumed run will repeat, and a half-written last line."""
 
     def is_kept(line: str) -> bool:
-        record = parse_record(line)
+        record = files.parse_record(line)
         at = record.get("step")
         return bool(record) and (record.get("kind") not in REPEATED or (isinstance(at, int) and at <= step))
 
-    check_regular(metrics)
+    files.check_regular(metrics)
     if metrics.exists():
         lines = metrics.read_text(encoding="utf-8", errors="replace").split("\n")
-        write_atomic(metrics, "".join(f"{line}\n" for line in lines if is_kept(line)))
+        files.write_atomic(metrics, "".join(f"{line}\n" for line in lines if is_kept(line)))

@@ -8,15 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.controls.guidance import (
-    Classifier,
-    Guided,
-    LabelReader,
-    labels_on_canvas,
-    matches_model,
-    model_signature,
-    span_chart,
-)
+from difflm.controls import guidance
+from difflm.controls.guidance import Classifier, Guided, LabelReader
 from difflm.controls.sentence_classifier import load_sentence_classifier
 from difflm.data.batches import Batch, split
 from difflm.data.corpora import corpus_path
@@ -81,7 +74,7 @@ class Learner(Trainable):
         output = self.classifier(view, t, mask)
         first = guided.lengths.first
         return {
-            name: output.nats(name, labels_on_canvas(one, batch.labels[name], mask.shape[1], first))
+            name: output.nats(name, guidance.labels_on_canvas(one, batch.labels[name], mask.shape[1], first))
             / (1 if one.kind == "text" else batch.lengths)
             for name, one in self.classifier.labellings.items()
         }
@@ -109,7 +102,7 @@ class PrefixLearner(Learner):
             if one.kind == "text":
                 labels = labels.unsqueeze(1).expand_as(there)
             else:
-                labels = labels_on_canvas(one, labels, canvas.shape[1], 1)
+                labels = guidance.labels_on_canvas(one, labels, canvas.shape[1], 1)
                 there = labels != NOTHING
             nats = -output.text(name).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
             found[name] = (nats * there).sum(-1) / there.sum(-1).clamp(min=1)
@@ -134,7 +127,7 @@ class PrefixLearner(Learner):
         there = torch.cat([given, given], 1)
         at = (u[:, 2 * count :] * (lengths + 2).unsqueeze(1)).long()  # START, a word or END; word k is at k + 1
         answers = self.classifier.label_spans(name, features[rows, at], first - at + 1, last - at + 1)
-        labels = span_chart(spans, mask)[rows, first, last]
+        labels = guidance.span_chart(spans, mask)[rows, first, last]
         nats = -answers.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         return (nats * there).sum(-1) / there.sum(-1).clamp(min=1)
 
@@ -174,7 +167,7 @@ def prepare_classifier(setup: Setup) -> Prepared:
         labels = [*labels, Labels(lengths, np.minimum(tokens.lengths, guided.longest).tolist())]
     kept, held = split(selection.kept, len(tokens), recipe.seed)
     begun = read_checked(setup.out / "config.json") if setup.resume else None
-    if begun is not None and not matches_model(view, begun.get("signature", [])):
+    if begun is not None and not guidance.matches_model(view, begun.get("signature", [])):
         raise DifflmError(f"the model that {setup.out} guides has changed: train the classifier again.")
     report_left_out(setup, selection, held)
     torch.manual_seed(recipe.seed)
@@ -186,7 +179,7 @@ def prepare_classifier(setup: Setup) -> Prepared:
     config = {
         "format": FORMAT,
         "method": "classifier",
-        "signature": model_signature(view),
+        "signature": guidance.model_signature(view),
         "longest": guided.longest,
         "causal": classifier.causal,
         "labels": [one.to_json() for one in labellings],
@@ -287,7 +280,7 @@ def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> LabelReade
     tensors = load_tensors(path, advice)
     try:
         guides = Path(config["model"]["guides"]).name
-        if config["tokenizer"] != tokenizer.fingerprint() or not matches_model(guided, config["signature"]):
+        if config["tokenizer"] != tokenizer.fingerprint() or not guidance.matches_model(guided, config["signature"]):
             raise UsageError(f"the classifier {folder} was made for another model ({guides}), not for this one.")
         labellings = [Labelling(one["name"], one["kind"], tuple(one["values"])) for one in config["labels"]]
         with SkipInit(tensors):

@@ -27,32 +27,14 @@ from difflm.models.base import LanguageModel
 from difflm.runtime.distributed import current
 from difflm.runtime.files import FORMAT, Json, append_line, locked, refuse_links, write_checked
 from difflm.runtime.threads import check_process
+from difflm.training import texts
 from difflm.training.checkpoints import newest_checkpoint, read_whole_config, write_config
 from difflm.training.classifier import prepare_classifier, resolve_guided
 from difflm.training.model_card import finish_run
 from difflm.training.pace import set_pace
 from difflm.training.recipe import Recipe, check, check_init, read_recipe
 from difflm.training.run import WRITTEN, load_run, resolve_run
-from difflm.training.texts import (
-    DOING,
-    VALIDATION_BATCHES,
-    WARN,
-    Prepared,
-    Setup,
-    Split,
-    advise_longest,
-    build_tokenizer,
-    choose_sizes,
-    count_left_out,
-    count_neighbours,
-    count_overlap,
-    histograms,
-    make_batches,
-    pair_lengths,
-    read_splits,
-    read_tokens,
-    report_left_out,
-)
+from difflm.training.texts import Prepared, Setup, Split
 from difflm.training.timing import time_run
 from difflm.training.trainer import Outcome, Trainer, Watcher
 from difflm.training.validation import Figure
@@ -118,27 +100,28 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
             write_checked(out / "config.json", {**ready.config, **outcome.summary()})
             if ready.tokenizer is not None and not (out / "tokenizer.json").exists():
                 ready.tokenizer.save(out / "tokenizer.json")
-                setup.note(f"{out}/tokenizer.json was removed during training; it is written again", WARN)
+                setup.note(f"{out}/tokenizer.json was removed during training; it is written again", texts.WARN)
         return outcome
 
 
 def prepare_model(setup: Setup) -> Prepared:
     """Read the texts of a recipe, and build the tokenizer and the model."""
     if setup.recipe.init or not setup.resume:
-        setup.note(f"loading {Path(setup.recipe.init).name}" if setup.recipe.init else "learning a tokenizer", DOING)
+        doing = f"loading {Path(setup.recipe.init).name}" if setup.recipe.init else "learning a tokenizer"
+        setup.note(doing, texts.DOING)
     initial: Initial | None = None
     if setup.recipe.init:
         check_init(setup.recipe)
         initial = load_run(setup.recipe.init)[:2]
     if not setup.resume:
-        learned = initial[1] if initial else build_tokenizer(setup.recipe, setup.root, setup.note)
+        learned = initial[1] if initial else texts.build_tokenizer(setup.recipe, setup.root, setup.note)
         learned.save(setup.out / "tokenizer.json")
     tokenizer = Tokenizer.load(setup.out / "tokenizer.json")
     own = tokenizer.fingerprint()
     if setup.resume and read_whole_config(setup.out).get("tokenizer", own) != own:
         raise DifflmError(f"{setup.out}/tokenizer.json is damaged: the run was started with another. Copy it again.")
-    tokens = read_tokens(setup, tokenizer, "train")
-    setup = replace(setup, recipe=choose_sizes(setup, tokenizer, tokens))
+    tokens = texts.read_tokens(setup, tokenizer, "train")
+    setup = replace(setup, recipe=texts.choose_sizes(setup, tokenizer, tokens))
     recipe, method = setup.recipe, setup.recipe.build_method()
     torch.manual_seed(recipe.seed)
     sources = tokenizer.for_sources.size if recipe.source_words == "own" else 0
@@ -154,34 +137,34 @@ def prepare_rows(
     recipe = setup.recipe
     limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest, model.room)
     selection = select_texts(tokens, limits, recipe.distinct)
-    training, held_out = read_splits(setup, tokenizer, tokens, selection)
+    training, held_out = texts.read_splits(setup, tokenizer, tokens, selection)
     subset = training[1]
-    advice = advise_longest(recipe, recipe.longest - limits.target, tokens)
-    report_left_out(setup, selection, held_out[1], advice)
-    overlap = count_overlap(*training, *held_out)
+    advice = texts.advise_longest(recipe, recipe.longest - limits.target, tokens)
+    texts.report_left_out(setup, selection, held_out[1], advice)
+    overlap = texts.count_overlap(*training, *held_out)
     if overlap:
         advice = "" if recipe.distinct or recipe.data in NAMES else "; distinct=true trains on each text once"
         setup.report(f"{overlap:,} of {len(held_out[1]):,} held-out texts also occur in training{advice}")
-    lengths, words = histograms(tokens, subset, recipe.longest, tokenizer.size)
+    lengths, words = texts.histograms(tokens, subset, recipe.longest, tokenizer.size)
     if not (initial and isinstance(model, type(initial[0]))):
         for part in model.pair_readers:
-            part.read_pairs(count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
+            part.read_pairs(texts.count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
     start_weights(setup, model, tokenizer, lengths, words, initial)
     if tokens.sources is not None:
-        model.observe_pairs(pair_lengths(tokens, subset, recipe.longest, recipe.source_longest))
+        model.observe_pairs(texts.pair_lengths(tokens, subset, recipe.longest, recipe.source_longest))
     origin: Origin | None = None
     if model.capabilities.coupled:
         if not initial:
             raise UsageError("a coupled model starts from its teacher: give init=MODEL, which wrote the texts.")
         origin = read_pairs(corpus_path(recipe.data, setup.root), recipe.column or "text")
         report_odd_pairs(setup, origin, (tokens, selection.kept), initial[0])
-    batches, validation = make_batches(setup, recipe.longest, training, held_out, origin=origin)
+    batches, validation = texts.make_batches(setup, recipe.longest, training, held_out, origin=origin)
     counts: Json = {
         "texts": len(subset),
         "held_out": len(held_out[1]),
         "held_out_seen": overlap,
         **({"whole_texts_held_out": True} if tokens.holds_pieces else {}),
-        **count_left_out(recipe, selection),
+        **texts.count_left_out(recipe, selection),
         **(
             {"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)}
             if recipe.task == "prompts"
@@ -203,10 +186,10 @@ def prepare_packed(
     split, or a hundredth of a file that has none."""
     recipe, total = setup.recipe, len(tokens)
     if recipe.data in NAMES:
-        valid = read_tokens(setup, tokenizer, "valid")
+        valid = texts.read_tokens(setup, tokenizer, "valid")
         rows, checked = PackedRows(tokens, recipe.longest), PackedRows(valid, recipe.longest)
         learned, held = total, len(valid)
-        overlap = count_overlap(tokens, range(total), valid, range(held))
+        overlap = texts.count_overlap(tokens, range(total), valid, range(held))
     else:
         chosen = held_out(total, recipe.seed)
         if tokens.holds_pieces:
@@ -214,7 +197,7 @@ def prepare_packed(
         rows, checked = PackedRows(tokens, recipe.longest, chosen), PackedRows(tokens, recipe.longest, only=chosen)
         learned, held, few = total - len(chosen), len(chosen), set(chosen.tolist())
         rest: Iterable[int] = (number for number in range(total) if number not in few)
-        overlap = count_overlap(tokens, rest, tokens, chosen.tolist())
+        overlap = texts.count_overlap(tokens, rest, tokens, chosen.tolist())
     if overlap:
         setup.report(f"{overlap:,} of {held:,} held-out texts also occur in training")
     setup.report(f"{learned:,} texts of {rows.total:,} tokens in {len(rows):,} rows of {recipe.longest}")
@@ -224,7 +207,7 @@ def prepare_packed(
     start_weights(setup, model, tokenizer, lengths, words, initial)
     size = min(recipe.batch_size, len(checked))
     fixed = PackedBatches(checked, size, recipe.seed)
-    validation = [fixed.batch(step) for step in range(min(VALIDATION_BATCHES, len(checked) // size))]
+    validation = [fixed.batch(step) for step in range(min(texts.VALIDATION_BATCHES, len(checked) // size))]
     config = describe_run(recipe, model, tokenizer, counts)
     batches = PackedBatches(rows, recipe.batch_size, recipe.seed)
     return Prepared(recipe, model, batches, validation, "nats_per_token", config, tokenizer)

@@ -10,23 +10,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from difflm.data import tokenfile
 from difflm.data.batches import Batch, Batches, Permutation, Stream, split
 from difflm.data.corpora import NAMES, corpus_examples, corpus_path, corpus_paths, counted_texts, plain_texts
 from difflm.data.encoders import is_pretrained
 from difflm.data.known_corpora import Split as SplitName
 from difflm.data.prompts import prompt_words
 from difflm.data.texts import LONGEST, MOST_TOKENS, cut_text, split_long
-from difflm.data.tokenfile import (
-    HELD,
-    PACK,
-    Ints,
-    Selection,
-    TokenFile,
-    digest_key,
-    select_texts,
-    source_fingerprint,
-    tokens_that_hold_most,
-)
+from difflm.data.tokenfile import HELD, Ints, Selection, TokenFile, tokens_that_hold_most
 from difflm.data.tokenizers import Bpe, Characters, PretrainedTokenizer, Tokenizer, Words
 from difflm.errors import DifflmError
 from difflm.methods import METHODS, TextSpec
@@ -87,7 +78,7 @@ class Prepared:
 def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: str = "") -> None:
     """Report which texts are left out; as a warning, with advice, if there are many."""
     limits, _, total, too_long, source_too_long, repeated = selection
-    split_them = f"Split them into shorter texts.{'' if setup.recipe.has_sources else PACK}"
+    split_them = f"Split them into shorter texts.{'' if setup.recipe.has_sources else tokenfile.PACK}"
     share = f"{too_long / total:.0%} of the data. {advice or split_them}"
     many, text_too_long = too_long > WARN_SHARE * total, too_long - source_too_long
     wide = " or are wider than a picture" if limits.room else ""
@@ -156,7 +147,7 @@ def read_splits(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection
     """Training and held-out texts: the corpus's own split, or a hundredth of a file, which has none."""
     if setup.recipe.data in NAMES:
         valid = read_tokens(setup, tokenizer, "valid")
-        return (tokens, selection.kept), (valid, select_texts(valid, selection.limits).kept)
+        return (tokens, selection.kept), (valid, tokenfile.select_texts(valid, selection.limits).kept)
     kept, held = split(selection.kept, len(tokens), setup.recipe.seed, tokens.texts)
     if tokens.holds_pieces and tokens.texts is not None and len(held) > WARN_SHARE * len(tokens):
         whole = f"{len(np.unique(tokens.texts[held])):,} of {tokens.texts[-1] + 1:,} texts"
@@ -169,7 +160,7 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
     recipe, out = setup.recipe, setup.out
     directory = out / "data" / split
     TokenFile.remove_leftovers(directory)
-    first, *others = (source_fingerprint(path) for path in corpus_paths(recipe.data, setup.root, split))
+    first, *others = (tokenfile.source_fingerprint(path) for path in corpus_paths(recipe.data, setup.root, split))
     special = recipe.task if recipe.task in ("span-denoising", "prompts") else ""
     ended = recipe.rows == "packed" and METHODS[recipe.method].family == "autoregressive"
     more = dict(parallel=others, chunk=recipe.chunk, split=recipe.split, task=special, ended=ended)
@@ -282,9 +273,9 @@ def report_reading(items: Iterable[Item], what: str, note: Note) -> Iterator[Ite
 
 def count_overlap(tokens: TokenFile, subset: Iterable[int], others: TokenFile, few: Iterable[int]) -> int:
     """How many of `few` held-out texts also occur, token for token, in a subset of the training texts."""
-    unseen, seen = Counter(digest_key(others.key(i)) for i in few), set()
+    unseen, seen = Counter(tokenfile.digest_key(others.key(i)) for i in few), set()
     for i in subset:
-        if (key := digest_key(tokens.key(i))) in unseen:
+        if (key := tokenfile.digest_key(tokens.key(i))) in unseen:
             seen.add(key)
         if i % RELEASE == 0:
             tokens.release_pages()

@@ -19,35 +19,18 @@ from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import fold_counter
 from difflm.diffusion.precision import avoid_onednn
 from difflm.errors import DifflmError
+from difflm.fast import sharding
 from difflm.fast.accelerate import accelerate, prepare_blocks
 from difflm.fast.ema import Ema
 from difflm.fast.graph_capture import CapturedSteps
 from difflm.fast.kernels import has_kernel
 from difflm.fast.master_weights import MasterWeights
-from difflm.fast.sharding import (
-    WARP,
-    divide_like,
-    gather_observations,
-    local_part,
-    shard_model,
-    sum_gradients,
-    whole_tensors,
-)
 from difflm.models.base import LanguageModel, Losses, Trainable, sum_losses
 from difflm.runtime.distributed import current, on_loss
 from difflm.runtime.files import Json, append_line, keep_lock, sync_path
 from difflm.runtime.stop_signals import catch_stop_signals
 from difflm.runtime.tensors import load_into
-from difflm.training.checkpoints import (
-    checkpoints,
-    drop_records_after,
-    load_checkpoint,
-    newest_checkpoint,
-    part_tensors,
-    remove_leftovers,
-    save_checkpoint,
-    save_weights,
-)
+from difflm.training import checkpoints
 from difflm.training.pace import StepPace
 from difflm.training.recipe import Recipe
 from difflm.training.validation import Figure, Validation, Validator, move_batch
@@ -128,7 +111,7 @@ class Update:
     def __init__(self, masters: MasterWeights, ema: Ema, recipe: Recipe, device: torch.device, recorded: bool) -> None:
         self.masters, self.ema, self.recipe = masters, ema, recipe
         named = masters.weights.items()
-        self.groups = [[name for name, _ in named if name.startswith(WARP) == warp] for warp in (False, True)]
+        self.groups = [[name for name, _ in named if name.startswith(sharding.WARP) == warp] for warp in (False, True)]
         self.weights = [masters.weights[name].whole for name in self.groups[0]]
         warp = [masters.weights[name].whole for name in self.groups[1]]
         groups: list[dict[str, object]] = [{"params": self.weights}]
@@ -165,7 +148,7 @@ class Update:
         return {f"{index}.{k}": torch.as_tensor(v) for index, own in found.items() for k, v in own.items()}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        found = {int(index): state for index, state in part_tensors(tensors).items()}
+        found = {int(index): state for index, state in checkpoints.part_tensors(tensors).items()}
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": found})
         self.masters.copy_weights()
         if self.fused:
@@ -193,7 +176,7 @@ class Trainer:
         # Some networks cannot be captured; nor can activation checkpointing, which resets the random generator, or
         # communication between processes within a step.
         capturable = recipe.recompute is not True and all(part.capturable for part in model.networks())
-        exchanging = gather_observations(model, self.processes) or self.processes.shards
+        exchanging = sharding.gather_observations(model, self.processes) or self.processes.shards
         recording = capture and capturable and not exchanging and device.type == "cuda"  # as CUDA graphs
         # Gradients may be in bfloat16, unless those of several micro-batches are summed.
         narrow = recording and self.recipe.precision == "bf16" and recipe.accumulate == 1
@@ -201,8 +184,8 @@ class Trainer:
         self.processes.copy_from_first([*model.parameters(), *model.buffers()])
         self.ema = Ema(model, recipe.ema)
         if self.processes.shards:
-            shard_model(model, device)
-            self.ema.follow(shard_model(self.ema.model, device), model)
+            sharding.shard_model(model, device)
+            self.ema.follow(sharding.shard_model(self.ema.model, device), model)
         self.masters = MasterWeights(model, torch.bfloat16 if narrow else None)
         self.update = Update(self.masters, self.ema, recipe, device, recording)
         summing = recipe.accumulate > 1
@@ -250,7 +233,7 @@ class Trainer:
             return losses
         numbers = torch.stack([losses.total, losses.count.to(losses.total), *losses.terms.values()])
         total, count, *terms = self.processes.sum_tensors([numbers])[0]
-        sum_gradients(self.processes, grads, UNIT / count, count / losses.count)
+        sharding.sum_gradients(self.processes, grads, UNIT / count, count / losses.count)
         return Losses(total, dict(zip(losses.terms, terms, strict=True)), count)
 
     def gradients(self, batch: Batch) -> Losses:
@@ -278,20 +261,22 @@ class Trainer:
         state = {"step": self.step, "seconds": self.seconds, "validation": self.validation}
         state |= self.pace.state(self.step)
         if self.processes.shards or self.processes.first:
-            save_checkpoint(self.run, self.step, self.tensors(), state)
+            checkpoints.save_checkpoint(self.run, self.step, self.tensors(), state)
         self.save_model()
 
     def save_model(self) -> None:
-        weights = whole_tensors(self.ema.model.state_dict() if self.best_weights is None else self.best_weights)
+        weights = sharding.whole_tensors(
+            self.ema.model.state_dict() if self.best_weights is None else self.best_weights
+        )
         if self.processes.first:
-            self.sha256 = save_weights(self.run, weights)
+            self.sha256 = checkpoints.save_weights(self.run, weights)
 
     def resume(self, note: Callable[[str, int], None]) -> None:
         """Continue from the newest complete checkpoint, or start from the beginning if there is none."""
         if self.processes.first:
-            remove_leftovers(self.run)
+            checkpoints.remove_leftovers(self.run)
         damage: DifflmError | None = None
-        for path in checkpoints(self.run):
+        for path in checkpoints.list_checkpoints(self.run):
             try:
                 self._load(path)
             except DifflmError as error:
@@ -305,13 +290,13 @@ class Trainer:
                 raise damage
             note("no checkpoint yet, starting from the beginning", 0)
         if self.processes.first:
-            drop_records_after(self.run / "metrics.jsonl", self.step)
+            checkpoints.drop_records_after(self.run / "metrics.jsonl", self.step)
 
     def _load(self, path: Path) -> None:
-        tensors, state = load_checkpoint(path)
+        tensors, state = checkpoints.load_checkpoint(path)
         if self.processes.shards:
-            tensors = divide_like(tensors, dict(self.model.named_parameters()), self.update.optimizer)
-        parts = part_tensors(tensors)
+            tensors = sharding.divide_like(tensors, dict(self.model.named_parameters()), self.update.optimizer)
+        parts = checkpoints.part_tensors(tensors)
         load_into(self.model, parts["model"], path)
         load_into(self.ema.model, parts["ema"], path)
         self.update.load(parts["optimizer"])
@@ -381,7 +366,7 @@ class Trainer:
     @torch.no_grad()
     def check_finite(self, losses: dict[str, float]) -> None:
         """Check losses, and weights after the last update: a finite loss can be followed by an infinite update."""
-        size = torch.stack(torch._foreach_norm([local_part(weight) for weight in self.update.weights])).sum()
+        size = torch.stack(torch._foreach_norm([sharding.local_part(weight) for weight in self.update.weights])).sum()
         if self.processes.shards:
             size = self.processes.sum_tensors([size])[0]
         for name, value in {**losses, "the size of the weights": float(size)}.items():
@@ -393,7 +378,7 @@ class Trainer:
 
     def advise(self) -> str:
         """Say where a run that failed can be continued."""
-        good = newest_checkpoint(self.run)
+        good = checkpoints.newest_checkpoint(self.run)
         return f"The last good checkpoint is {good}" if good else "No checkpoint was saved yet"
 
     def note_record(self, record: Json) -> None:
