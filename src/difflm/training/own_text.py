@@ -180,9 +180,8 @@ def find_pairs(plain: Recipe, given: Mapping[str, Any], root: Path | None) -> tu
 def choose_start(survey: Survey, given: Mapping[str, Any]) -> list[Choice]:
     """Choose the bundled model that training on English texts starts from, if there is one and none is given. For a
     file with few different words, a small network of whole words learns faster (docs/log)."""
-    if not survey.english or survey.closed or any(key in OTHER_MODEL or key.startswith("model.") for key in given):
-        return []
-    if (name := find_start("en")) is None:
+    other = any(key in OTHER_MODEL or key.startswith("model.") for key in given)
+    if other or not survey.english or survey.closed or (name := find_start("en")) is None:
         return []
     why = "the texts are English, like those of this bundled model; init=none starts from scratch"
     found: list[Choice] = [("init", name, why), ("method", read_config(find_run(name))["method"], why)]
@@ -194,10 +193,8 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
     found = list[Choice]()
     kind = plain.tokenizer if plain.tokenizer != "bpe" else "words" if survey.closed else "bpe"
     if kind == "words":
-        found += [
-            (key, value, f"{survey.words:,} different words, all of them common")
-            for key, value in (("tokenizer", "words"), ("more_than", 0))
-        ]
+        why = f"{survey.words:,} different words, all of them common"
+        found += [("tokenizer", "words", why), ("more_than", 0, why)]
     elif kind == "bpe":
         size = next(size for most, size in PIECES if survey.bytes <= most)
         why = f"{survey.words:,} different words, {survey.once:,} of them only once: subwords can spell them all"
@@ -217,9 +214,8 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
             found.append(("split", survey.longest, "the longest text: none is cut or left out"))
         else:
             cut = survey.texts - bisect_right(survey.lengths, most)
-            why = f"{cut:,} longer texts, of up to {survey.longest:,} characters, are cut where sentences end; "
-            why += "none is left out"
-            found.append(("split", most, why))
+            why = f"{cut:,} longer texts, of up to {survey.longest:,} characters, are cut where sentences end"
+            found.append(("split", most, f"{why}; none is left out"))
     tokens = survey.characters / rate
     sizes = next(sizes for most, sizes in NETWORKS[device] if tokens <= most)
     why = f"a network for about {tokens:,.0f} tokens on this device ({device})"
