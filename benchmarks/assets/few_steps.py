@@ -167,7 +167,7 @@ def measure(asked: Asked) -> list[dict[str, Any]]:
     corpus = corpus_for(teacher, asked.data, "valid")
     assert corpus.training is not None
     training = list(corpus.training())
-    judge = Judge.of(TextDiffusion.from_pretrained("judge", asked.device), corpus.texts, lambda *_: None)
+    judge = Judge.of(TextDiffusion.from_pretrained("judge", asked.device), corpus.texts)
     trained = [name for name in asked.students if is_trained(asked.out / name)]
     for name in ["teacher", *trained]:
         lm = teacher if name == "teacher" else TextDiffusion.from_pretrained(asked.out / name, asked.device)
@@ -185,7 +185,7 @@ def measured(
     lm: TextDiffusion, settings: dict[str, Any], judge: Judge, training: Sequence[str], samples: int
 ) -> dict[str, Any]:
     """What `difflm evaluate` tells of texts, but for what takes long."""
-    made = write_samples(lm, settings, samples, 0, lambda *_: None)
+    made = write_samples(lm, settings, samples, 0)
     copied = copied_among(made.texts, training)
     figures: dict[str, float | None] = {
         "distinct_4": distinct_n([split_words(text) for text in made.texts], 4),
@@ -193,7 +193,7 @@ def measured(
         "unique": unique_share(made.texts),
     }
     row = Row("", figures | made.figures)
-    judge.add_figures(row, made, lambda *_: None)
+    judge.add_figures(row, made)
     return {**row.figures, "judge_error": row.errors.get("judge_nats_per_token")}
 
 

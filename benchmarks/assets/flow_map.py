@@ -123,7 +123,7 @@ def measure(asked: Asked, until: float) -> None:
     corpus = corpus_for(teacher, asked.data, "valid")
     assert corpus.training is not None
     training = list(corpus.training())
-    judge = Judge.of(TextDiffusion.from_pretrained("judge", asked.device), corpus.texts, lambda *_: None)
+    judge = Judge.of(TextDiffusion.from_pretrained("judge", asked.device), corpus.texts)
     runs = {name: asked.out / name for name in asked.only if (asked.out / name / "done").exists()}
     for name, run in {**runs, **{path.name: path for path in asked.beside}}.items():
         lm = TextDiffusion.from_pretrained(run, asked.device)
@@ -143,7 +143,7 @@ def time_one(lm: Any, way: Way) -> float:
     """Milliseconds of one text, the quickest of a few."""
     from difflm.evaluation.language import write_samples
 
-    made = (write_samples(lm, asdict(way), 1, seed, lambda *_: None) for seed in range(3))
+    made = (write_samples(lm, asdict(way), 1, seed) for seed in range(3))
     return 1000 * min(one.figures["seconds"] or 0.0 for one in made)
 
 

@@ -17,14 +17,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from benchmarks.assets.treebanks import TREEBANKS, Treebank, treebank
 from difflm.annotators.parser import Parser, SpanParser, batch_by_cells
-from difflm.annotators.span_scorer import HashedShape, HashedWords, best_binary_trees, index_by_width, mark_sentences
+from difflm.annotators.span_scorer import (
+    HashedShape,
+    HashedWords,
+    SpanScorer,
+    best_binary_trees,
+    index_by_width,
+    mark_sentences,
+)
 from difflm.annotators.trees import CHAIN, Tree, agreements, phrases
 from difflm.runtime.files import write_checked
 from difflm.runtime.tensors import save_tensors
 
+FORMS = 2  # the first features of a word identify the word itself
 RARE = 3  # a chain of labels that occurs less often is learned as its outermost label
 
 
@@ -49,6 +58,27 @@ def margin_loss(scores: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
     return (found - gains.gather(-1, right).sum((1, 2, 3))).clamp(min=0).sum() / lengths.sum()
 
 
+@torch.no_grad()
+def start_weights(network: SpanScorer) -> None:
+    """Initialise a new parser: nine spans in ten are no phrase, so it starts there instead of learning it; and with the
+    zeros of a Transformer's head all boundaries, hence all spans, would be equal."""
+    network.out.bias[0] = 5.0
+    if isinstance(network.encoder, HashedWords):
+        nn.init.xavier_uniform_(network.encoder.body.head.weight)
+
+
+def drop_forms(encoder: HashedWords) -> RemovableHandle:
+    """Drop some word forms while it is trained, so that it learns to read unknown words by their letters."""
+
+    def drop(table: nn.Module, inputs: tuple[Tensor, ...], vectors: Tensor) -> Tensor:
+        if not encoder.training:
+            return vectors
+        known = torch.rand(vectors.shape[:2], device=vectors.device) >= encoder.shape.dropout
+        return torch.cat([vectors[:, :, :FORMS] * known[..., None, None], vectors[:, :, FORMS:]], dim=2)
+
+    return encoder.table.register_forward_hook(drop)
+
+
 def train(
     parser: SpanParser,
     trees: Sequence[Tree],
@@ -62,6 +92,8 @@ def train(
 ) -> None:
     """Fit the parser to the trees; `epochs` or `minutes` end training, and the learning rate falls to 0 by then."""
     torch.manual_seed(seed)
+    start_weights(parser.network)
+    dropping = drop_forms(parser.network.encoder) if isinstance(parser.network.encoder, HashedWords) else None
     draw = random.Random(seed)
     number = {label: i for i, label in enumerate(parser.labels, 1)}
     sentences = [tree.words() for tree in trees]
@@ -104,6 +136,8 @@ def train(
             if done >= reported:
                 print(f"{parser.name} {100 * done:3.0f} %  {loss.item():.3f} points/word", flush=True)
                 reported += 0.1
+    if dropping:
+        dropping.remove()
     parser.network.eval()
 
 

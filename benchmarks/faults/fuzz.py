@@ -40,8 +40,8 @@ from difflm.generation.requests import parse_request
 from difflm.player.frames import Draft, Packer, spaces, written
 from difflm.runtime.files import read_json
 from difflm.runtime.tensors import load_tensors
+from difflm.training.checkpoints import drop_records_after
 from difflm.training.recipe import load_recipe
-from difflm.training.resuming import drop_records_after
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

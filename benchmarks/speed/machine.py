@@ -25,7 +25,7 @@ from difflm.app import bench
 from difflm.app.console import note
 from difflm.app.plots.canvas import check_out, draw_panels
 from difflm.errors import UsageError
-from difflm.evaluation.control import Protocol, by_control, write_texts, written
+from difflm.evaluation.control import System, by_control, write_texts
 from difflm.evaluation.targets import Target, read_targets
 from difflm.evaluation.tasks import load_judge, name_runs
 from difflm.generation.pipeline import TextDiffusion
@@ -120,8 +120,8 @@ class Speed:
         settings = {"steps": steps, "temperature": self.asked.temperature}
         row = rows_of.control_row(self.lm, targets, texts, self.judge, **settings)
         if self.asked.texts and texts == self.batches[-1]:
-            protocol = Protocol(each=max(1, texts // len(targets)), settings=settings)
-            self.kept.setdefault(steps, []).extend(written(self.lm, targets[:texts], protocol, lambda *_: None))
+            system = System(self.lm, each=max(1, texts // len(targets)), settings=settings)
+            self.kept.setdefault(steps, []).extend(system.write(targets[:texts]))
             write_texts(self.asked.texts / f"steps-{steps}.jsonl", self.kept[steps])
         return {"model": self.name, **row}
 

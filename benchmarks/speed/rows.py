@@ -22,7 +22,7 @@ from difflm.app.bench import Row, rounded, time_work
 from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Steering
-from difflm.evaluation.control import Protocol
+from difflm.evaluation.control import System
 from difflm.evaluation.language import ratio, score, tokens_of
 from difflm.evaluation.targets import Target
 from difflm.fast.inference import Inference
@@ -118,7 +118,7 @@ def judge_texts(judge: TextDiffusion | None, texts: Sequence[str]) -> Row:
     rows = [ids for ids in rows if judge and 0 < len(ids) <= judge.model.max_words]
     if not judge or not rows:
         return {}
-    nats, error = ratio(score(judge, rows, 0, 1, lambda done, total: None), tokens_of(rows))
+    nats, error = ratio(score(judge, rows, 0, 1), tokens_of(rows))
     return {"judge_nats_per_token": round(nats, 3), "judge_error": rounded(error or 0.0), "judged_texts": len(rows)}
 
 
@@ -145,11 +145,11 @@ def control_row(
 ) -> Row:
     """Measure about so many texts for targets of one control, as many for each. Checkers are not part of it."""
     each, asked = max(1, texts // len(targets)), targets[:texts]
-    protocol = Protocol(each=each, settings=settings)
+    system = System(lm, each=each, settings=settings)
     made: list[str] = []
 
     def make() -> None:
-        jobs = [protocol.make_job(lm, target, number) for number, target in enumerate(asked)]
+        jobs = [system.make_job(target, number) for number, target in enumerate(asked)]
         ended = (row.ids for rows in lm.run_unchecked(jobs) for row in rows)
         made[:] = [lm.tokenizer.decode(ids) for ids in ended]
 

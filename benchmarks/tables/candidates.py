@@ -23,7 +23,7 @@ from difflm.controls.guidance import STANDARD
 from difflm.controls.plan import ControlPlan, check_text
 from difflm.data.words import split_words
 from difflm.evaluation.checkers import Checkers
-from difflm.evaluation.control import Made, Measure, Protocol
+from difflm.evaluation.control import Made, Measure, System
 from difflm.evaluation.targets import Target, choose, read_targets
 from difflm.generation import jobs, pipeline
 from difflm.generation.jobs import Choice, Chosen
@@ -56,8 +56,8 @@ def write_candidates(
         module.check_text = lambda *_: []  # type: ignore[attr-defined]  # checkers have no part in this
     pipeline.choose_by_classifiers = keep_candidates  # type: ignore[assignment]
     settings = {"steps": steps, "temperature": 1.0}
-    protocol = Protocol(1, SEED, candidates, replace(STANDARD, size=size), settings)
-    for _ in lm.run_jobs([protocol.make_job(lm, target, number) for number, target in enumerate(targets)]):
+    system = System(lm, 1, SEED, candidates, replace(STANDARD, size=size), settings)
+    for _ in lm.run_jobs([system.make_job(target, number) for number, target in enumerate(targets)]):
         pass
     write_atomic(out, "".join(json.dumps({"candidates": own}, ensure_ascii=False) + "\n" for own in kept))
 

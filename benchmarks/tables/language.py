@@ -193,7 +193,7 @@ def time_texts(asked: Asked, until: float) -> None:
             return
         lm = load_model(str(asked.out / run), asked.device)
         for _ in range(2):  # the first texts record their steps
-            made = write_samples(lm, {}, TEXTS, 0, lambda done, total: None)
+            made = write_samples(lm, {}, TEXTS, 0)
         record = {"run": run, **made.figures, "sampling": made.notes["sampling"], "examples": made.texts[:8]}
         append_line(asked.timings, json.dumps(record, ensure_ascii=False))
 

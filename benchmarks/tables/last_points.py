@@ -47,7 +47,7 @@ def draw_sets(data: Path, out: Path, excluded: Sequence[Path], counts: Mapping[s
     each sentence in one set alone."""
     from difflm.controls.learned import checking_tagger
     from difflm.data.known_corpora import e2e_path, read_e2e
-    from difflm.evaluation.targets import draw, keep_fitting, read_targets, write_targets
+    from difflm.evaluation.targets import draw, keep_fitting, read_targets, write_lines
     from difflm.generation.pipeline import TextDiffusion
 
     tagger = checking_tagger()
@@ -61,7 +61,7 @@ def draw_sets(data: Path, out: Path, excluded: Sequence[Path], counts: Mapping[s
     for name, share in SETS.items():
         end = start + round(share * len(order))
         found = [one for control in CONTROLS for one in draw(control, order[start:end], tagger, counts[name], SEED)]
-        write_targets(out / f"{name}.jsonl", found)
+        write_lines(out / f"{name}.jsonl", (target.to_json() for target in found))
         print(f"{name}: {len(found)} targets of {end - start} sentences", flush=True)
         start = end
 
@@ -144,7 +144,7 @@ def write_setting(name: str, plan: Plan) -> None:
     from difflm.app.commands.options import load_model
     from difflm.controls.guidance import STANDARD
     from difflm.evaluation.checkers import Checkers
-    from difflm.evaluation.control import Measure, Protocol, write_texts, written
+    from difflm.evaluation.control import Measure, System, write_texts
     from difflm.generation import jobs, pipeline
     from difflm.runtime.files import append_line
 
@@ -160,9 +160,9 @@ def write_setting(name: str, plan: Plan) -> None:
         if plan.until and time.time() > plan.until - LAST:
             return
         targets = plan.read(of, control)
-        protocol = Protocol(1, SEED, setting.candidates, replace(STANDARD, size=setting.size), settings)
+        system = System(lm, 1, SEED, setting.candidates, replace(STANDARD, size=setting.size), settings)
         begun = time.perf_counter()
-        made = written(lm, targets, protocol, lambda done, total: None)
+        made = system.write(targets)
         seconds = time.perf_counter() - begun
         row = measure.compare(name, control, len(made), [[text.text for text in one.texts] for one in made])
         about = {"set": of, "setting": name, "control": control, "targets": len(made), "seconds": round(seconds, 2)}
@@ -195,7 +195,7 @@ def check_texts(plan: Plan) -> None:
                     continue
                 targets = plan.read(of, control)
                 found = read_texts(texts, targets, 1)
-                row = measure.model_row(name, control, [found[id(target)] for target in targets], None)
+                row = measure.model_row(name, control, found, None)
                 line = {"texts": texts.name, "set": of, "setting": name, "control": control, "targets": len(targets)}
                 figures = {key: value for key, value in row.figures.items() if key in row.intervals}
                 line |= {"figures": figures, "intervals": row.intervals, "checkers": row.about["checkers"]}

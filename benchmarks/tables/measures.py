@@ -128,12 +128,8 @@ def write_groups(lm: "TextDiffusion", pairs: "PairSet", cell: Cell, seed: int) -
     """The samples of each source, the calls for all of them, and seconds."""
     from difflm.evaluation.seq2seq import write_candidates
 
-    _, made, calls, seconds = write_candidates("", lm, pairs.sources, cell.samples, seed, cell.settings, ignore)
+    _, made, calls, seconds = write_candidates(lm, pairs.sources, cell.samples, seed, cell.settings)
     return [[text.text for text in group] for group in made], calls, seconds
-
-
-def ignore(*_: object) -> None:
-    pass
 
 
 def measure_selected(lm: "TextDiffusion", pairs: "PairSet", sizes: Sequence[int]) -> Measured:
@@ -148,7 +144,7 @@ def measure_selected(lm: "TextDiffusion", pairs: "PairSet", sizes: Sequence[int]
     if "diffusion" not in lm.model.capabilities.settings:
         search = Cell("beams=5||", {"beams": 5, "length_penalty": 1.0})
         found = measure_pairs(lm, pairs, [search])
-    _, made, calls, _ = write_candidates("", lm, pairs.sources, max(sizes), 1, cell.settings, ignore)
+    _, made, calls, _ = write_candidates(lm, pairs.sources, max(sizes), 1, cell.settings)
     for size in sizes:
         some = [group[:size] for group in made]
         texts = [group[most_central([text.tokens for text in group])].text for group in some]
@@ -193,7 +189,7 @@ class LanguageMeasure:
             return None
         room = lm.config["recipe"]["longest"] - ROOM  # the same texts for all
         rows = [ids for ids in lm.tokenizer.encode_batch(list(texts)) if 0 < len(ids) <= room][:SCORED]
-        nats = score(lm, rows, 0, 1 if lm.model.capabilities.likelihood == "exact" else DRAWS, ignore)
+        nats = score(lm, rows, 0, 1 if lm.model.capabilities.likelihood == "exact" else DRAWS)
         return np.stack([np.round(nats * NATS), tokens_of(rows)], 1).astype(np.int32)
 
     def measure(self, lm: "TextDiffusion", split: str, cells: Sequence[Cell]) -> Measured:
@@ -213,7 +209,7 @@ class LanguageMeasure:
         from difflm.data.text_metrics import distinct_n, unique_share
         from difflm.evaluation.language import score, tokens_of, write_samples
 
-        made = write_samples(lm, cell.settings, min(WRITTEN, len(real)), seed, ignore)
+        made = write_samples(lm, cell.settings, min(WRITTEN, len(real)), seed)
         texts = [separate_words(text) for text in made.texts]
         grams = self.count_seen(texts)
         figures = {
@@ -228,7 +224,7 @@ class LanguageMeasure:
         if self.judge is not None:
             rows = [ids for ids in made.ids if ids]
             if rows:
-                nats = score(self.judge, rows, 0, 1, ignore)
+                nats = score(self.judge, rows, 0, 1)
                 found.items[f"judge {cell.name}"] = np.stack([np.round(nats * NATS), tokens_of(rows)], 1).astype(
                     np.int32
                 )

@@ -213,44 +213,42 @@ def load_targets(task: str, lm: "TextDiffusion", plan: Plan, choose: bool) -> "l
 
 def measure_controls(task: str, system: System, plan: Plan, parts: Sequence[str]) -> None:
     """Choose the strength of a system for each of the parts, and measure it."""
-    from difflm.evaluation.control import Protocol, by_control
     from difflm.evaluation.control import System as Asking
+    from difflm.evaluation.control import by_control
     from difflm.evaluation.infill import interval
 
     lm, measure = plan.load(system.run), make_measure(task, plan)
     reported, others = (by_control(load_targets(task, lm, plan, choose)) for choose in (False, True))
     for part in parts:
-        begun = Protocol(system.each or plan.each, 0, 1, *system.tries()[0], system.method)
-        if reason := Asking(system.name, lm, begun).refusal([*reported[part], *others[part]]):
+        begun = Asking(lm, system.each or plan.each, 0, 1, *system.tries()[0], system.method)
+        if reason := begun.refusal([*reported[part], *others[part]]):
             put(plan, {"row": system.name, "part": part, "refused": reason})
             continue
         tried = []
         pulled = system.method or any(control.head for control in reported[part][0].asked.controls())
         for strength, settings in system.tries() if pulled and len(system.tries()) > 1 else ():
-            protocol = replace(begun, each=min(2, begun.each), guidance=strength, settings=settings, seed=1)
-            row, _ = write_part(lm, protocol, system, part, others[part], measure)
+            trial = replace(begun, each=min(2, begun.each), guidance=strength, settings=settings, seed=1)
+            row, _ = write_part(trial, system, part, others[part], measure)
             tried.append((success(row), row.figures.get("judge_nats_per_token"), strength, settings))
         best = max(tried, key=lambda one: (one[0], -(one[1] or 0.0)))[2:] if tried else system.tries()[0]
-        protocol = replace(begun, guidance=best[0], settings=best[1])
-        row, made = write_part(lm, protocol, system, part, reported[part], measure)
+        asking = replace(begun, guidance=best[0], settings=best[1])
+        row, made = write_part(asking, system, part, reported[part], measure)
         keep_texts(plan, task, system.name, part, made)
         line = {"row": system.name, "part": part, "method": lm.config["method"], **figures_of(row)}
         if task == "words":
             for figure, values in overlap(plan, lm, made).items():
                 line["figures"][figure], line["intervals"][figure] = float(values[0]), interval(values)
         search = [[*describe(strength, settings), found, nats] for found, nats, strength, settings in tried]
-        line |= {"how": protocol.describe(lm), "chosen": describe(*best), "tried": search}
+        line |= {"how": asking.describe(), "chosen": describe(*best), "tried": search}
         put(plan, {**line, "sentences": real(measure, part, reported)})
 
 
 def write_part(
-    lm: "TextDiffusion", protocol: Any, system: System, part: str, targets: "Sequence[Target]", measure: "Measure"
+    asking: Any, system: System, part: str, targets: "Sequence[Target]", measure: "Measure"
 ) -> "tuple[Row, list[Any]]":
-    from difflm.evaluation.control import written
-
-    protocol.warm_up(lm, targets[0])
+    asking.warm_up(targets[0])
     begun = time.perf_counter()
-    made = written(lm, targets, protocol, lambda done, total: None)
+    made = asking.write(targets)
     return measure.model_row(system.name, part, made, time.perf_counter() - begun), made
 
 
@@ -280,8 +278,7 @@ def overlap(plan: Plan, lm: "TextDiffusion", made: "Sequence[Any]") -> "dict[str
     """BLEU-4, ROUGE-L and CIDEr of the first text of each target with CommonGen's references, and bootstrap draws."""
     from difflm.data.stories import Gap
     from difflm.data.words import split_words
-    from difflm.evaluation.infill import GapMetrics
-    from difflm.evaluation.infill_writers import Lengths, Set
+    from difflm.evaluation.infill import GapMetrics, Lengths, Set
 
     references = concept_targets(plan, lm, choose=False)[1]
     gaps = Set("contains", [Gap("", "", tuple(scenes)) for scenes in references], Lengths.of([["a"] * 5], True))
@@ -302,7 +299,7 @@ def check_texts(plan: Plan) -> None:
         texts = plan.out / "texts" / f"control-{name}-{part}.jsonl"
         if name in known and part in PARTS and texts.exists():
             found = read_texts(texts, targets[part], known[name].each or plan.each)
-            row = measure.model_row(name, part, [found[id(target)] for target in targets[part]], None)
+            row = measure.model_row(name, part, found, None)
             anew = figures_of(row)
             line.update({key: line[key] | anew[key] for key in ("figures", "intervals", "errors")})
             line["sentences"] = sentences[part] = sentences.get(part) or real(measure, part, targets)
@@ -380,7 +377,7 @@ def measure_likelihood(plan: Plan, name: str) -> None:
     found = {}
     for run, lm in models.items():
         ids = lm.tokenizer.encode_batch(scored)
-        value, error = ratio(score(lm, ids, 0, 16, lambda *_: None), tokens_of(ids))
+        value, error = ratio(score(lm, ids, 0, 16), tokens_of(ids))
         size = sum(p.numel() for p in lm.model.parameters())
         kind = {"likelihood": lm.model.capabilities.likelihood, "parameters": size, "trained": lm.config.get("trained")}
         found[run] = {"nats_per_token": value, "error": error, **kind}
@@ -390,20 +387,21 @@ def measure_likelihood(plan: Plan, name: str) -> None:
 def measure_seconds(system: System, plan: Plan) -> None:
     """Seconds of 50 texts of one target, without checks, the first call not counted. A search makes one text of a
     target, so ten targets are searched, and their seconds counted five times."""
-    from difflm.evaluation.control import Protocol, by_control
+    from difflm.evaluation.control import System as Asking
+    from difflm.evaluation.control import by_control
 
     lm, found = plan.load(system.run), {}
     lines = {line["part"]: line for line in read_results(plan.results) if line["row"] == system.name}
     for part, targets in by_control(load_targets("control", lm, plan, choose=False)).items():
         if "figures" in lines.get(part, {}):
-            protocol = Protocol(1 if system.each else 50, 0, 1, *system.tries()[0], system.method)
+            asking = Asking(lm, 1 if system.each else 50, 0, 1, *system.tries()[0], system.method)
             asked = targets[: 10 if system.each else 1]
-            jobs = [protocol.make_job(lm, target, n) for n, target in enumerate(asked)]
+            jobs = [asking.make_job(target, n) for n, target in enumerate(asked)]
             for _ in range(2):
                 begun = time.perf_counter()
                 for _ in lm.run_unchecked(jobs):
                     pass
-                found[part] = (time.perf_counter() - begun) * 50 / (len(jobs) * protocol.each)
+                found[part] = (time.perf_counter() - begun) * 50 / (len(jobs) * asking.each)
     put(plan, {"row": system.name, "part": "seconds", "figures": found})
 
 

@@ -273,7 +273,7 @@ def write(
 
     settings = {key: value for key, value in how.items() if key not in RANKING}
     count, sources, chosen = max(each, how.get("mbr", 1)), pairs.sources, list[int]()
-    ids, made, calls, seconds = write_candidates("", lm, sources, count, 0, settings, lambda *_: None)
+    ids, made, calls, seconds = write_candidates(lm, sources, count, 0, settings)
     texts = [[text.text for text in group] for group in made]
     if how.get("rank"):
         twin = rankers[how["rank"]]
@@ -298,7 +298,7 @@ def write_repaired(
     from difflm.generation.ranking import make_ranking
 
     settings = {key: value for key, value in how.items() if key not in RANKING}
-    ids, _, calls, seconds = write_candidates("", lm, pairs.sources, each, 0, settings, lambda *_: None)
+    ids, _, calls, seconds = write_candidates(lm, pairs.sources, each, 0, settings)
     begun = time.perf_counter()
     ranking = make_ranking(lm, twin, each, lm.encode_sources(pairs.sources), len(ids), 0, how["repairs"])
     ranking = replace(ranking, doubt=how.get("doubt", ranking.doubt))

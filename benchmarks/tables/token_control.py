@@ -19,7 +19,7 @@ from pathlib import Path
 
 from difflm.app.console import TrainingView
 from difflm.controls.guidance import GuidanceSettings
-from difflm.evaluation.control import Protocol, by_control, write_texts, written
+from difflm.evaluation.control import System, by_control, write_texts
 from difflm.evaluation.targets import Target, choose, read_targets
 from difflm.generation import jobs, pipeline
 from difflm.generation.checks import check_device
@@ -95,14 +95,14 @@ def write(lm: TextDiffusion, targets: Sequence[Target], way: str, asked: Asked) 
     guidance = lm.guidance_settings(None if asked.guidance is None else GuidanceSettings(size=asked.guidance))
     guidance = replace(guidance, size=share * guidance.size, impose=impose)
     settings = {"sampler": asked.sampler, "steps": asked.sampling_steps}
-    protocol = Protocol(asked.each, 0, candidates, guidance, settings)
+    system = System(lm, asked.each, 0, candidates, guidance, settings)
     pieces: list[Path] = []
     for control, own in by_control(targets).items():
         pieces.append(asked.out / way / f"{control}.jsonl")
         if not pieces[-1].exists():
-            protocol.warm_up(lm, own[0])
+            system.warm_up(own[0])
             clock = time.perf_counter()
-            made = written(lm, own, protocol, lambda done, total: None)
+            made = system.write(own)
             tell(way, control, [text for one in made for text in one.texts], time.perf_counter() - clock)
             write_texts(pieces[-1], made)
         write_atomic(asked.out / f"{way}.jsonl", b"".join(piece.read_bytes() for piece in pieces))

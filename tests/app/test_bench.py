@@ -13,7 +13,7 @@ from difflm.app.bench import measure, median_seconds, rounded
 from difflm.app.commands.bench import bench
 from difflm.data.batches import Batch
 from difflm.errors import UsageError
-from difflm.evaluation.control import Protocol, read_texts, written
+from difflm.evaluation.control import System, read_texts
 from difflm.evaluation.targets import Target
 from difflm.fast.cuda_graphs import CapturedFunction
 from difflm.generation.pipeline import TextDiffusion
@@ -153,7 +153,7 @@ def test_texts_of_controls_are_those_of_generate(tiny_runs, monkeypatch):
     monkeypatch.setattr(speed_rows, "judge_texts", lambda judge, texts: read.extend(texts) or {})
     row = speed_rows.control_row(lm, targets, 4, None, steps=2)
     assert (row["texts"], row["targets"]) == (4, 2)
-    expected = written(lm, targets, Protocol(each=2, settings={"steps": 2}), lambda done, total: None)
+    expected = System(lm, each=2, settings={"steps": 2}).write(targets)
     assert sorted(read) == sorted(text.text for one in expected for text in one.texts)
 
 
@@ -264,7 +264,7 @@ def test_the_benchmark_runs_from_end_to_end(tiny_runs, one_second, tmp_path, cap
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["part"] for row in rows[4:]] == ["sampling"] * 2 + ["control"] * 2
     made = read_texts(texts / "steps-2.jsonl", [speed.TARGETS[0]], each=4)
-    assert all(len(t.tokens) == 14 for one in made.values() for t in one.texts)
+    assert all(len(t.tokens) == 14 for one in made for t in one.texts)
     assert speed.main(["--table", str(out)]) == 0
     assert "### Control" in capsys.readouterr().out
 

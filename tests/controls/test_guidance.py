@@ -436,7 +436,7 @@ def test_tags_and_spans_are_learned_and_asked_for(tiny_runs, small_guide, method
 def test_the_frozen_model_is_shared_by_copies_and_saved_nowhere(tiny_runs):
     model, _, _ = load_run(tiny_runs["difflm"])
     learner = Learner(Classifier([Labelling("k", "text", (NONE, "x"))], 32, 24, 9, Sizes(8, 1, 2)), model)
-    assert copy.deepcopy(learner).frozen.model is model
+    assert copy.deepcopy(learner).guided() is model
     assert all(name.startswith("classifier.") for name in learner.state_dict())
 
 

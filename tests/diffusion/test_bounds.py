@@ -312,5 +312,5 @@ def test_candidates_of_one_place_share_their_noise():
     model.weight = torch.nn.Parameter(torch.zeros(1))
     lm = TextDiffusion(model, Words.build(["a b c"], more_than=0), {})
     assert lm.score_ids([[5]] * 6, numbers=[4, 4, 4, 2, 2, 2]).tolist() == [4, 4, 4, 2, 2, 2]
-    found = score(lm, [[5]] * 6, 0, 1, lambda done, total: None, share_noise=3)
+    found = score(lm, [[5]] * 6, 0, 1, share_noise=3)
     assert found.tolist() == [0, 0, 0, 1, 1, 1]

@@ -12,8 +12,7 @@ from difflm.app.cli import main
 from difflm.data.stories import Gap
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore, f_measure
-from difflm.evaluation.infill import GapMetrics
-from difflm.evaluation.infill_writers import Lengths, Set
+from difflm.evaluation.infill import GapMetrics, Lengths, Set
 from difflm.evaluation.reports import INFILL
 from difflm.evaluation.seq2seq import COPY, Outputs, measure_outputs
 from tests.support.pretrained import make_encoder

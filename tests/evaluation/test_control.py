@@ -25,7 +25,6 @@ from difflm.evaluation.checkers import Checkers, equal_tags
 from difflm.evaluation.control import (
     Made,
     Measure,
-    Protocol,
     System,
     evaluate_control,
     human_self_bleu,
@@ -44,7 +43,7 @@ from difflm.evaluation.targets import (
     fit_for,
     parse_target,
     read_targets,
-    write_targets,
+    write_lines,
 )
 from difflm.generation.jobs import Generation
 from difflm.generation.pipeline import TextDiffusion
@@ -262,7 +261,7 @@ def test_targets_depend_on_the_seed_alone(pairs, lm):
 
 def test_targets_survive_their_file(pairs, lm, tmp_path):
     targets = drawn(pairs, lm)
-    write_targets(tmp_path / "targets.jsonl", targets)
+    write_lines(tmp_path / "targets.jsonl", (target.to_json() for target in targets))
     assert read_targets(tmp_path / "targets.jsonl") == targets
     assert fit_for(targets, lm, checking_tagger()) == (targets, [])
     first = json.loads((tmp_path / "targets.jsonl").read_text(encoding="utf-8").splitlines()[0])
@@ -337,7 +336,7 @@ def test_a_line_that_is_no_target_is_told_by_its_number(tmp_path, line, told):
 @pytest.fixture(scope="module")
 def report(pairs, lm, judge):
     targets = drawn(pairs, lm, 2)
-    return evaluate_control([System("tiny", lm, Protocol(2, 3, 2, settings={"steps": 3}))], targets, judge, pairs)
+    return evaluate_control([System(lm, 2, 3, 2, settings={"steps": 3}, name="tiny")], targets, judge, pairs)
 
 
 def rows_of(report):
@@ -370,7 +369,7 @@ def test_every_control_is_measured_beside_its_sentences(report, pairs, judge):
 
 def test_the_judges_figure_of_the_sentences_is_their_likelihood(pairs, lm, judge):
     targets = drawn(pairs, lm, 3, names=["length"])
-    made = evaluate_control([System("tiny", lm, Protocol(1, settings={"steps": 2}))], targets, judge, pairs)
+    made = evaluate_control([System(lm, 1, settings={"steps": 2}, name="tiny")], targets, judge, pairs)
     sentences = [t.sentence for t in targets]
     tokens = sum(len(judge.tokenizer.encode(s)) + 1 for s in sentences)
     expected = sum(judge.score(sentences)) / tokens
@@ -496,7 +495,7 @@ def test_targets_that_ask_the_same_have_texts_of_their_own(tmp_path):
     ]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     found = read_texts(tmp_path / "texts.jsonl", twice, 2)
-    assert [[text.text for text in found[id(target)].texts] for target in twice] == [
+    assert [[text.text for text in one.texts] for one in found] == [
         ["A pub", "No"],
         ["An inn", "Here I go"],
     ]
@@ -514,7 +513,7 @@ def test_trees_of_a_file_are_parsed_at_once(tmp_path, monkeypatch):
     parse = parser.parse
     monkeypatch.setattr(parser, "parse", lambda sentences: calls.append(len(sentences)) or parse(sentences))
     found = read_texts(tmp_path / "texts.jsonl", [target], 4)
-    assert [text.controls for text in found[id(target)].texts] == alone and calls == [3]
+    assert [text.controls for text in found[0].texts] == alone and calls == [3]
     assert [one[0]["satisfied"] for one in alone][2:] == [False, False]
 
 
@@ -522,25 +521,25 @@ def test_trees_of_a_file_are_parsed_at_once(tmp_path, monkeypatch):
 def test_texts_made_elsewhere_are_checked_anew(pairs, lm, tmp_path):
     """What is read from a file has the figures of what was just written, and a file that lacks some is refused."""
     targets, kept = drawn(pairs, lm, 2), tmp_path / "texts.jsonl"
-    protocol = Protocol(2, 3, settings={"steps": 2})
-    made = evaluate_control([System("tiny", lm, protocol)], targets, None, pairs, options=Options(texts=kept))
-    again = evaluate_control([System("tiny", lm, protocol)], targets, None, pairs, options=Options(texts=kept))
+    system = System(lm, 2, 3, settings={"steps": 2}, name="tiny")
+    made = evaluate_control([system], targets, None, pairs, options=Options(texts=kept))
+    again = evaluate_control([system], targets, None, pairs, options=Options(texts=kept))
     for one, other in zip(made.rows, again.rows, strict=True):
         assert {k: v for k, v in one.figures.items() if not k.startswith("seconds")} == pytest.approx(
             {k: v for k, v in other.figures.items() if not k.startswith("seconds")}
         )
     assert again.rows[0].figures["seconds"] is None and "made before" in again.notes[0]
     with pytest.raises(UsageError, match="Lower each"):
-        evaluate_control([System("tiny", lm, Protocol(3))], targets, None, pairs, options=Options(texts=kept))
+        evaluate_control([System(lm, 3)], targets, None, pairs, options=Options(texts=kept))
     kept.write_text("{}\n", encoding="utf-8")
     with pytest.raises(UsageError, match="line 1"):
-        evaluate_control([System("tiny", lm, protocol)], targets, None, pairs, options=Options(texts=kept))
+        evaluate_control([system], targets, None, pairs, options=Options(texts=kept))
 
 
 def test_words_around_a_gap_that_the_model_does_not_know_are_counted_as_printed(lm):
     """They stand as they were given, though an answer to a user leaves such a gap unjudged."""
     target = Target("infill", Request(infill="Zebulon ___:2 ."))
-    report = evaluate_control([System("tiny", lm, Protocol(2, settings={"steps": 2}))], [target], None)
+    report = evaluate_control([System(lm, 2, settings={"steps": 2}, name="tiny")], [target], None)
     assert report.rows[0].figures["infill_kept"] == 1.0
 
 
@@ -548,7 +547,7 @@ def test_tags_of_another_tagger_are_refused_where_only_the_bundled_one_checks(lm
     """The figures would rest on targets that were made anew: a line says what to do instead."""
     sentence = "Cotto is a cheap pub ."
     other = Target("pos", Request(pos="X X X X X X"), sentence)
-    same = other.with_tags(own_tagger().tags([split_words(sentence)])[0])
+    same = Target("pos", Request(pos=" ".join(own_tagger().tags([split_words(sentence)])[0])), sentence)
     assert fit_for([same], lm, own_tagger()) == ([same], [])
     with pytest.raises(UsageError, match="1 of 2 targets") as refused:
         fit_for([same, other], lm, own_tagger())

@@ -14,8 +14,21 @@ from difflm.app.cli import main
 from difflm.data.stories import Gap
 from difflm.data.words import split_words
 from difflm.errors import UsageError
-from difflm.evaluation.infill import GapMetrics, count_gaps, evaluate_infill, format_middles, interval, keep_fitting
-from difflm.evaluation.infill_writers import Lengths, Set, Writer, Written, between, writer_for
+from difflm.evaluation.infill import (
+    BothSides,
+    GapMetrics,
+    Lengths,
+    Set,
+    Writer,
+    Written,
+    between,
+    count_gaps,
+    evaluate_infill,
+    format_middles,
+    interval,
+    keep_fitting,
+    writers_for,
+)
 from difflm.evaluation.options import Options
 from difflm.evaluation.reports import PEOPLE
 from difflm.evaluation.tasks import load_gaps
@@ -39,7 +52,7 @@ SET = Set("anlg", GAPS, LENGTHS)
 def test_lengths_of_gaps_are_those_between_such_sentences(monkeypatch):
     """Around the middles of the first stories stand 4, 3.75 and 3.5 words on average, of the others 7."""
     assert sorted(set(LENGTHS.around.tolist())) == [3.5, 3.75, 4.0, 7.0]
-    monkeypatch.setattr("difflm.evaluation.infill_writers.NEAR", 20)
+    monkeypatch.setattr("difflm.evaluation.infill.NEAR", 20)
     long = Gap("A b c d e f.", "A b c d e f.", ("x",))
     assert set(LENGTHS.spread(long, 10, 0.5, 99)) == {7}
     assert set(LENGTHS.spread(long, 10, 0.5, 5)) == {5}  # no more than fits
@@ -70,21 +83,21 @@ class Canned(Writer):
         super().__init__(lm, SET, Options(mbr=len(made[0])))
         self.made, self.told = made, nats
 
-    def candidates(self, on_progress: Any) -> list[list[list[str]]]:
+    def candidates(self, doing: str) -> list[list[list[str]]]:
         return [[text.split() for text in many] for many in self.made]
 
     def whole_texts(self, made: Any) -> Any:
         return made
 
-    def scored(self, texts: Any, on_progress: Any) -> list[list[float]]:
+    def scored(self, texts: Any, doing: str) -> list[list[float]]:
         return self.told
 
 
 def test_the_most_central_and_the_likeliest_are_chosen(monkeypatch):
-    monkeypatch.setattr("difflm.evaluation.infill_writers.describe_sampling", lambda sampling: "")
+    monkeypatch.setattr("difflm.evaluation.language.describe_sampling", lambda sampling: "")
     made = [["a b c d", "x y z w", "a b c e"]] * 3
     writer = Canned(made, [[3, 2, 1], [1, 2, 3], [2, 1, 3]])
-    one, mbr, likeliest = writer.write("m", lambda *_: None)
+    one, mbr, likeliest = writer.write("m")
     assert [" ".join(m) for m in one.middles] == ["a b c d"] * 3
     assert all(" ".join(m) in ("a b c d", "a b c e") for m in mbr.middles)
     assert [" ".join(m) for m in likeliest.middles] == ["a b c e", "a b c d", "x y z w"]
@@ -158,11 +171,10 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 
 @pytest.mark.long
 def test_each_model_writes_in_its_own_way(runs):
-    kinds = {
-        name: type(writer_for(TextDiffusion.from_pretrained(run), SET, Options())).__name__
-        for name, run in runs.items()
-    }
-    assert kinds == {"roc": "BothSides", "roc-twin": "LeftOnly", "roc-infill-twin": "Answering"}
+    found = {name: writers_for(TextDiffusion.from_pretrained(run), SET, Options()) for name, run in runs.items()}
+    writers = {name: writer for name, (writer,) in found.items()}
+    assert isinstance(writers["roc"], BothSides)
+    assert not writers["roc-twin"].answers and writers["roc-infill-twin"].answers
 
 
 @pytest.mark.long
@@ -172,12 +184,12 @@ def test_left_to_right_models_see_what_they_should(runs):
     sets = Set("anlg", gaps, LENGTHS)
     wrote = {}
     for name in ("roc-twin", "roc-infill-twin"):
-        writer: Any = writer_for(TextDiffusion.from_pretrained(runs[name]), sets, Options())
-        wrote[name] = next(way for way in writer.others(lambda *_: None) if way.how == "greedy").middles
+        (writer,) = writers_for(TextDiffusion.from_pretrained(runs[name]), sets, Options())
+        wrote[name] = next(way for way in writer.others() if way.how == "greedy").middles
         assert all(0 < len(middle) <= 40 for middle in wrote[name])
     assert len({tuple(middle) for middle in wrote["roc-twin"]}) == 1
     prompts = writer.prompts
-    assert len({tuple(prompt) for prompt in prompts}) == len(THINGS)
+    assert len({*prompts}) == len(THINGS)
 
 
 @pytest.mark.long
@@ -298,8 +310,8 @@ def test_sides_with_unknown_words_are_counted_as_kept(runs):
     lm = TextDiffusion.from_pretrained(runs["roc"])
     gap = Gap("Zebulon went to the park.", "Now Zebulon has a hat.", ("Zebulon saw a hat.",))
     assert lm.tokenizer.unknown(gap.left) == ["Zebulon"]
-    writer = writer_for(lm, Set("roc", [gap], LENGTHS), Options(mbr=2, draws=0, settings={"steps": 2}))
-    writer.candidates(lambda done, total: None)
+    (writer,) = writers_for(lm, Set("roc", [gap], LENGTHS), Options(mbr=2, draws=0, settings={"steps": 2}))
+    writer.candidates("")
     assert writer.kept == 1.0
 
 

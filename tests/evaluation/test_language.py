@@ -19,8 +19,9 @@ from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import Corpus, corpus_for
 from difflm.evaluation.language import evaluate_language, ratio, score
-from difflm.evaluation.options import Options
+from difflm.evaluation.options import TELL, Options
 from difflm.evaluation.reports import LANGUAGE
+from difflm.evaluation.tasks import load_judge
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities, LanguageModel, Sampling
 from tests.support.corpora import DATA, needs_e2e
@@ -256,6 +257,7 @@ def test_three_methods_in_one_report(tiny_runs):
     models = {name: lms[name] for name in ("diffusion-lm", "difflm")}
     texts = corpus_for(models["difflm"], None, "valid")
     told: list[tuple[str, int, int]] = []
+    TELL.set(lambda *now: told.append(now))
     reports = [
         evaluate_language(
             {**models, "again": lms["autoregressive"]},
@@ -263,7 +265,6 @@ def test_three_methods_in_one_report(tiny_runs):
             lms["autoregressive"],
             Options(samples=6, seed=1, draws=2, settings={"steps": 5, "sampler": "ddim"}),
             twin=lms["autoregressive"],
-            on_progress=lambda *now: told.append(now),
         )
         for _ in range(2)
     ]
@@ -330,7 +331,7 @@ def test_a_text_has_the_figure_that_scoring_all_of_them_gives(grammar, tiny_runs
     """Scoring goes in pieces of 256; text 300 must not be taken for text 44 of another seed."""
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"])
     rows = lm.encode(grammar[:300])
-    pieces = score(lm, rows, 0, 1, lambda done, total: None)
+    pieces = score(lm, rows, 0, 1)
     assert pieces == pytest.approx(np.array(lm.score(grammar[:300], draws=1)), rel=1e-3)
 
 
@@ -356,10 +357,10 @@ def test_numbers_out_of_range_are_refused(grammar, judge, wrong):
         evaluate_language({"m": recorded(grammar, judge.tokenizer)}, held_out(grammar), judge, Options(**wrong))
 
 
-def test_a_bound_cannot_judge_and_nothing_cannot_be_compared_with(grammar, judge):
-    bound = recorded(grammar, judge.tokenizer, likelihood="bound")
+def test_a_bound_cannot_judge_and_nothing_cannot_be_compared_with(grammar, judge, tiny_runs):
     with pytest.raises(UsageError, match="exact likelihood"):
-        evaluate_language({"m": bound}, held_out(grammar), bound, Options(samples=5))
+        load_judge(str(tiny_runs["difflm"]), [judge], "cpu", print)
+    bound = recorded(grammar, judge.tokenizer, likelihood="bound")
     with pytest.raises(DifflmError, match="no held-out text"):
         evaluate_language({"m": bound}, held_out([]), judge, Options(samples=5))
 

@@ -8,7 +8,7 @@ import torch
 from benchmarks.tables import candidates
 from difflm import Field, Tags, TextDiffusion, Tree
 from difflm.controls.guidance import ORIGINAL
-from difflm.evaluation.control import Protocol
+from difflm.evaluation.control import System
 from difflm.evaluation.targets import Request, Target
 from difflm.generation import jobs, pipeline
 from difflm.generation.jobs import LABEL_WEIGHT, choose_by_classifiers
@@ -78,7 +78,7 @@ def test_kept_candidates_are_those_that_are_chosen_from(lm, tmp_path, monkeypatc
     candidates.write_candidates(tmp_path / "kept.jsonl", targets, 4, 10.0, 3, "cpu")
     kept = json.loads((tmp_path / "kept.jsonl").read_text())["candidates"]
     monkeypatch.undo()
-    job = Protocol(1, candidates.SEED, 4, None, {"steps": 3, "temperature": 1.0}).make_job(lm, targets[0], 0)
+    job = System(lm, 1, candidates.SEED, 4, None, {"steps": 3, "temperature": 1.0}).make_job(targets[0], 0)
     (texts,) = (texts for _, texts in lm.run_jobs([job]))
     assert min(kept, key=lambda one: LABEL_WEIGHT * one[0] + one[1])[2] == texts[0].text
     candidates.repeat_choice(tmp_path / "kept.jsonl", targets, [1, 4], [30.0])

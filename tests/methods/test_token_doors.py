@@ -11,7 +11,7 @@ from difflm.controls.guidance import ORIGINAL, STANDARD, TOKENS
 from difflm.data.texts import read_chunks
 from difflm.data.tokenizers import SPECIALS, UNK, Characters, Tokenizer
 from difflm.errors import UsageError
-from difflm.evaluation.control import Protocol, System, evaluate_control
+from difflm.evaluation.control import System, evaluate_control
 from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.language import evaluate_language
 from difflm.evaluation.options import Options
@@ -160,7 +160,7 @@ def test_blocks_of_characters_are_as_many_as_asked(tmp_path, capsys):
     assert main(["generate", str(tmp_path / "run"), "--infill", "To be ___", "--length", "3"]) == 2
     assert "needs 7 characters" in capsys.readouterr().err
     with pytest.raises(UsageError, match="counted in words"):
-        evaluate_control([System("run", lm, Protocol(each=1))], [Target("length", Request(length=20))], None)
+        evaluate_control([System(lm, each=1)], [Target("length", Request(length=20))], None)
 
 
 def test_a_model_of_characters_writes_and_is_measured_on_what_it_held_out(tmp_path):

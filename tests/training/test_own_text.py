@@ -158,7 +158,7 @@ def test_losing_much_of_the_data_is_a_warning_that_says_what_to_do(grammar, tmp_
 
 def test_a_warning_is_an_object_of_its_own_in_json(tmp_path, capsys):
     from difflm.app.console import TrainingView
-    from difflm.training.vocabulary import WARN
+    from difflm.training.texts import WARN
 
     TrainingView(tmp_path, as_json=True).reading("much is lost", WARN)
     assert json.loads(capsys.readouterr().out) == {"kind": "warning", "text": "much is lost"}
@@ -249,19 +249,19 @@ def test_a_run_is_locked_while_it_trains(grammar, tmp_path, monkeypatch):
     """Another train of the same directory, begun while the first one reads its texts, is refused and spoils nothing."""
     import torch
 
-    from difflm.training import fit
+    from difflm.training import fit, texts
     from difflm.training.texts import Setup
 
-    read, refused = fit.read_splits, []
+    read, refused = texts.read_splits, []
     recipe = load_recipe("own-text", [f"data={grammar}", *TINY])
 
     def meanwhile(*args):
-        monkeypatch.setattr(fit, "read_splits", read)
+        monkeypatch.setattr(texts, "read_splits", read)
         with pytest.raises(DifflmError, match=f"process {os.getpid()} "):
             fit.train_run(Setup(recipe, tmp_path / "run", torch.device("cpu"), lambda *_: None), Silent())
         refused.append(True)
         return read(*args)
 
-    monkeypatch.setattr(fit, "read_splits", meanwhile)
+    monkeypatch.setattr(texts, "read_splits", meanwhile)
     fit.train_run(Setup(recipe, tmp_path / "run", torch.device("cpu"), lambda *_: None), Silent())
     assert refused and read_config(tmp_path / "run")["trained"]["steps"] == 2

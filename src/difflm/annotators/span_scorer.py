@@ -20,7 +20,6 @@ from difflm.networks.transformer import Sizes, Transformer
 Sentences = Sequence[Sequence[str]]
 START, END = "\x02", "\x03"  # pseudo-words before the first word and after the last one
 FEATURES = 10
-FORMS = 2  # the first features identify the word itself
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class HashedWords(nn.Module):
         self.table = nn.Embedding(shape.rows, shape.embedding)
         sizes = Sizes(shape.hidden, shape.layers, shape.heads, shape.dropout)
         self.body = Transformer(shape.embedding, shape.hidden, sizes, time="none", positions=shape.positions)
-        nn.init.xavier_uniform_(self.body.head.weight)  # with its zeros all boundaries, hence all spans, would be equal
 
     def read(self, sentences: Sentences) -> dict[str, Tensor]:
         """Look up feature ids on the host, once per distinct word of the batch."""
@@ -68,12 +66,8 @@ class HashedWords(nn.Module):
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return vectors of START, of each word and of END, [B, words + 2, width]."""
         ids, lengths = inputs["ids"], inputs["lengths"]
-        vectors = self.table(ids)
-        if self.training:  # drop some word forms, so that the network learns to read unknown words by their letters
-            known = torch.rand(ids.shape[:2], device=ids.device) >= self.shape.dropout
-            vectors = torch.cat([vectors[:, :, :FORMS] * known[..., None, None], vectors[:, :, FORMS:]], dim=2)
         mask = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
-        out: Tensor = self.body(vectors.sum(2) / FEATURES**0.5, None, mask)
+        out: Tensor = self.body(self.table(ids).sum(2) / FEATURES**0.5, None, mask)
         return out
 
 
@@ -90,8 +84,6 @@ class SpanScorer(nn.Module):
         self.encoder = encoder
         self.fence = nn.Linear(2 * int(encoder.width), hidden)  # type: ignore[arg-type]
         self.norm, self.drop, self.out = nn.LayerNorm(hidden), nn.Dropout(dropout), nn.Linear(hidden, labels)
-        with torch.no_grad():
-            self.out.bias[0] = 5.0  # nine spans in ten are no phrase: start there instead of learning it
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return scores [B, n, n, labels]."""

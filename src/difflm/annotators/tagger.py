@@ -167,16 +167,12 @@ def tag_features(before: ArrayLike, second: ArrayLike, context: Ids) -> Ids:
 @lru_cache(maxsize=1 << 16)
 def _hash_word(word: str) -> tuple[int, ...]:
     """Hash a word's lower case, ending and shape, then its other features."""
-    lower, shape = word.lower(), _shape(word)
+    # The shape maps The to Xx, 20 to d, well-known to x-x: runs of one kind of character become one letter.
+    kinds = ("X" if c.isupper() else "x" if c.isalpha() else "d" if c.isdigit() else c for c in word)
+    lower, shape = word.lower(), "".join(kind for kind, _ in groupby(kinds)) + ("s" if len(word) == 1 else "")
     values = [lower, lower[-3:], shape, word, lower[-1:], lower[-2:], lower[-4:], lower[:1], lower[:2], lower[:3]]
     values += [lower[-2:] + shape, "bias"]
     return tuple(zlib.crc32(f"{kind} {value}".encode()) for kind, value in enumerate(values))
-
-
-def _shape(word: str) -> str:
-    """Map The to Xx, 20 to d, well-known to x-x: runs of one kind of character become one letter."""
-    kinds = ("X" if c.isupper() else "x" if c.isalpha() else "d" if c.isdigit() else c for c in word)
-    return "".join(kind for kind, _ in groupby(kinds)) + ("s" if len(word) == 1 else "")
 
 
 def _odd_constant(number: int) -> np.uint64:

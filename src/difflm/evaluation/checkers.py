@@ -66,12 +66,11 @@ class Checkers:
         parts, found = control.split("+"), {}
         if POS in parts and self.second_tagger:
             found["tags_equal_second"] = compare(known, self.second_tagger.tags, lambda _, a, b: equal_tags(a, b))
-        if self.second_parser and "tree" in parts:
-            parse = partial(parse_texts, self.second_parser)
+        parse = partial(parse_texts, self.second_parser) if self.second_parser else None
+        if parse and "tree" in parts:
             found["tree_f1_second"] = compare(known, parse, lambda _, a, b: agreement(a, b).f1)
-        if self.second_parser and "span" in parts:
-            parse = partial(parse_texts, self.second_parser)
-            found["span_found_second"] = compare(known, parse, lambda target, _, tree: spans_found(target, tree))
+        if parse and "span" in parts:
+            found["span_found_second"] = compare(known, parse, holds_spans)
         return {figure: values for figure, values in found.items() if values}
 
 
@@ -94,6 +93,6 @@ def equal_tags(found: Sequence[str], wanted: Sequence[str]) -> float:
     return same / max(len(found), len(wanted), 1)
 
 
-def spans_found(target: Target, tree: Tree) -> float:
-    """Return 1 if the tree contains all phrases of the target."""
+def holds_spans(target: Target, sentence: Tree, tree: Tree) -> float:
+    """Return 1 if the tree of a text contains all phrases of the target."""
     return float(all(span_in_tree(tree, Span.parse(span)) for span in target.asked.span))

@@ -10,9 +10,8 @@ import math
 import random
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,20 +26,9 @@ from difflm.data.text_metrics import distinct_n, self_bleu
 from difflm.data.texts import read_lines
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
+from difflm.evaluation import language
 from difflm.evaluation.checkers import Checkers
-from difflm.evaluation.language import (
-    JUDGED,
-    OnProgress,
-    check_judge,
-    describe_sampling,
-    describe_tokenizer,
-    device_name,
-    judge_texts,
-    model_name,
-    run_all,
-    settings_for,
-)
-from difflm.evaluation.options import DEFAULTS, Options
+from difflm.evaluation.options import DEFAULTS, Options, say
 from difflm.evaluation.reports import CONTROL, SENTENCES, Report, Row
 from difflm.evaluation.targets import Target, write_lines
 from difflm.generation.jobs import Generation, GenerationJob
@@ -56,78 +44,6 @@ Words = list[str]
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """How texts are requested."""
-
-    each: int = 5  # samples per target
-    seed: int = 0
-    candidates: int = 1
-    guidance: GuidanceSettings | None = None  # None: the model's own, or the decoder's
-    settings: Json = field(default_factory=dict)  # of `Sampling`
-    method: str | None = None  # the decoder of a left-to-right model
-
-    def make_job(self, lm: TextDiffusion, target: Target, number: int) -> GenerationJob:
-        """Return the job that samples one target, with its own noise."""
-        controls = target.asked.controls()
-        fills = target.asked.infill is not None and self.method is None and lm.reads_tokens
-        chooses = fills or any(control.head for control in controls)  # the model, or a classifier
-        return lm.make_job(
-            self.each,
-            zlib.crc32(f"{self.seed} {target.control} {number}".encode()) >> 1,
-            candidates=self.candidates if chooses else 1,
-            controls=controls,
-            guidance=self.guidance,
-            method=self.method,
-            **settings_for(lm, self.settings),
-        )
-
-    def warm_up(self, lm: TextDiffusion, target: Target) -> None:
-        """Run a short job: the first call is slower than the next ones."""
-        quick = replace(self, each=1, candidates=1, settings={**self.settings, "steps": 2})
-        list(lm.run_jobs([quick.make_job(lm, target, 0)]))
-
-    def describe(self, lm: TextDiffusion) -> str:
-        sampling = describe_sampling(lm.sampling(**settings_for(lm, self.settings)))
-        if self.method is not None:
-            strength = self.guidance.size if self.guidance else DECODERS[self.method].usual_strength
-            return f"{sampling} {self.method}={strength:g} candidates={self.candidates}"
-        settings = lm.guidance_settings(self.guidance)
-        rule = "original" if settings == ORIGINAL else f"{'original, ' * (settings.climb == 'sign')}{settings.size:g}"
-        return f"{sampling} guidance={rule} candidates={self.candidates}"
-
-
-@dataclass(frozen=True)
-class System:
-    """A run and its decoder: a row for every control."""
-
-    name: str
-    lm: TextDiffusion
-    protocol: Protocol
-
-    @property
-    def how(self) -> str:
-        """The decoder, or the method of a run that needs none."""
-        return self.protocol.method or str(self.lm.config["method"])
-
-    def refusal(self, targets: Sequence[Target]) -> str:
-        """Return why it does not support a target; empty if it supports all."""
-        try:
-            for target in targets:
-                self.lm.plan_controls(target.asked.controls(), None, self.protocol.guidance, self.protocol.method)
-        except UsageError as error:
-            return str(error)
-        return ""
-
-    def write(self, targets: Sequence[Target], on_progress: OnProgress) -> "tuple[list[Made], float]":
-        """Generate the texts of one control; how many seconds it took."""
-        self.protocol.warm_up(self.lm, targets[0])
-        start = time.perf_counter()
-        doing = f"{targets[0].control}, {self.name}, {self.how}: writing"
-        made = written(self.lm, targets, self.protocol, partial(on_progress, doing))
-        return made, time.perf_counter() - start
-
-
-@dataclass(frozen=True)
 class Made:
     """A target and the texts that were generated for it."""
 
@@ -139,44 +55,107 @@ class Made:
         return [split_words(text.text) for text in self.texts]
 
 
+@dataclass(frozen=True)
+class System:
+    """A run, how texts are requested of it, and its decoder: a row for every control."""
+
+    lm: TextDiffusion
+    each: int = 5  # samples per target
+    seed: int = 0
+    candidates: int = 1
+    guidance: GuidanceSettings | None = None  # None: the model's own, or the decoder's
+    settings: Json = field(default_factory=dict)  # of `Sampling`
+    method: str | None = None  # the decoder of a left-to-right model
+    name: str = ""
+
+    @property
+    def how(self) -> str:
+        """The decoder, or the method of a run that needs none."""
+        return self.method or str(self.lm.config["method"])
+
+    def make_job(self, target: Target, number: int) -> GenerationJob:
+        """Return the job that samples one target, with its own noise."""
+        controls = target.asked.controls()
+        fills = target.asked.infill is not None and self.method is None and self.lm.reads_tokens
+        chooses = fills or any(control.head for control in controls)  # the model, or a classifier
+        return self.lm.make_job(
+            self.each,
+            zlib.crc32(f"{self.seed} {target.control} {number}".encode()) >> 1,
+            candidates=self.candidates if chooses else 1,
+            controls=controls,
+            guidance=self.guidance,
+            method=self.method,
+            **language.settings_for(self.lm, self.settings),
+        )
+
+    def write(self, targets: Sequence[Target], doing: str = "") -> list[Made]:
+        """Generate the texts of all targets together."""
+        jobs = [self.make_job(target, number) for number, target in enumerate(targets)]
+        return [Made(*pair) for pair in zip(targets, language.run_all(self.lm, jobs, doing), strict=True)]
+
+    def warm_up(self, target: Target) -> None:
+        """Run a short job: the first call is slower than the next ones."""
+        quick = replace(self, each=1, candidates=1, settings={**self.settings, "steps": 2})
+        list(self.lm.run_jobs([quick.make_job(target, 0)]))
+
+    def describe(self) -> str:
+        sampling = language.describe_sampling(self.lm.sampling(**language.settings_for(self.lm, self.settings)))
+        if self.method is not None:
+            strength = self.guidance.size if self.guidance else DECODERS[self.method].usual_strength
+            return f"{sampling} {self.method}={strength:g} candidates={self.candidates}"
+        settings = self.lm.guidance_settings(self.guidance)
+        rule = "original" if settings == ORIGINAL else f"{'original, ' * (settings.climb == 'sign')}{settings.size:g}"
+        return f"{sampling} guidance={rule} candidates={self.candidates}"
+
+    def refusal(self, targets: Sequence[Target]) -> str:
+        """Return why it does not support a target; empty if it supports all."""
+        try:
+            for target in targets:
+                self.lm.plan_controls(target.asked.controls(), None, self.guidance, self.method)
+        except UsageError as error:
+            return str(error)
+        return ""
+
+
 def evaluate_control(
     systems: Sequence[System],
     targets: Sequence[Target],
     judge: TextDiffusion | None,
     pairs: Sequence[E2EPair] = (),
     options: Options = DEFAULTS,
-    on_progress: OnProgress = lambda what, done, total: None,
     about: Json = VALIDATION,
 ) -> Report:
     """Generate texts for every target and measure them. Sentences of one meaning among `pairs` are compared with the
     samples of one target; `about` says where the targets come from. The texts are kept in the file `texts`; if it
     exists, its texts are measured instead. A control that one of several systems does not support is a row without
     figures, with the reason."""
-    texts, protocol = options.texts, systems[0].protocol
-    sampling = [system.protocol.describe(system.lm) for system in systems]
-    if judge:
-        check_judge(judge)
-    if texts and len(systems) > 1:
+    texts, (first, *others) = options.texts, systems
+    sampling = [system.describe() for system in systems]
+    if texts and others:
         raise UsageError("--texts keeps the texts of one run: leave the others out.")
     counted = any(target.asked.length is not None for target in targets)
     if counted and any(system.lm.tokenizer.kind != "words" for system in systems):
         raise UsageError("lengths of targets are counted in words: measure them with a model of whole words.")
     checkers = Checkers.load(options.second_parser)
-    kept = read_texts(texts, targets, protocol.each) if texts and texts.exists() else None
+    kept = read_texts(texts, targets, first.each) if texts and texts.exists() else None
     refused = find_refusals(systems, targets) if kept is None else {}
-    measure = Measure(judge, checkers, human_self_bleu(pairs, min(protocol.each, COMPARED), protocol.seed))
+    measure = Measure(judge, checkers, human_self_bleu(pairs, min(first.each, COMPARED), first.seed))
     rows, every = list[Row](), list[Made]()
     for control, asked in by_control(targets).items():
         for number, system in enumerate(systems):
             if reason := refused.get((number, control)):
                 row = Row(system.name, {}, {"checkers": [], "refused": reason}, control, len(asked))
             else:
-                own = None if kept is None else [kept[id(target)] for target in asked]
-                made, seconds = (own, None) if own is not None else system.write(asked, on_progress)
-                on_progress(f"{control}: measuring", 0, 1)
+                made, seconds = [one for one in kept or () if one.target.control == control], None
+                if kept is None:
+                    system.warm_up(asked[0])
+                    start = time.perf_counter()
+                    made = system.write(asked, f"{control}, {system.name}, {system.how}: writing")
+                    seconds = time.perf_counter() - start
+                say(f"{control}: measuring")
                 row = measure.model_row(system.name, control, made, seconds)
                 every += made
-            about_row = {"method": system.lm.config["method"], "how": system.how, "each": system.protocol.each}
+            about_row = {"method": system.lm.config["method"], "how": system.how, "each": system.each}
             row.about.update(about_row, sampling=sampling[number])
             rows.append(row)
         rows.append(measure.sentence_row(control, asked))
@@ -195,21 +174,22 @@ def make_report(
     notes: list[str],
 ) -> Report:
     """The report of these rows: what they share, and how the table is read."""
-    lm, protocol = systems[0].lm, systems[0].protocol
+    first = systems[0]
+    lines = "\n".join(json.dumps(target.to_json(), ensure_ascii=False) for target in targets)
     shared = {
-        "tokenizer": describe_tokenizer(lm.tokenizer),
+        "tokenizer": language.describe_tokenizer(first.lm.tokenizer),
         **about,
-        "target_set": fingerprint(targets),
-        "seed": protocol.seed,
-        "judge": model_name(measure.judge) if measure.judge else None,
+        "target_set": hashlib.sha256(lines.encode()).hexdigest()[:16],
+        "seed": first.seed,
+        "judge": language.model_name(measure.judge) if measure.judge else None,
     }
     counts = dict.fromkeys(f"{select(row.count for row in rows):,}" for select in (min, max))
-    amount = f"{' to '.join(counts)} targets per control, {protocol.each} samples each, seed {protocol.seed}"
+    amount = f"{' to '.join(counts)} targets per control, {first.each} samples each, seed {first.seed}"
     used = dict.fromkeys(checker for row in rows for checker in row.about["checkers"])
     sampling = dict.fromkeys(row.about["sampling"] for row in rows if row.name != SENTENCES)
     legend = ["in brackets: 95 %, over targets", f"checked by: {', '.join(used)}", *sampling]
     legend += [f"judge: {shared['judge']}"] if measure.judge else []
-    notes = [*notes, f"seconds: on {device_name(lm.device)}", *measure.make_notes(rows)]
+    notes = [*notes, f"seconds: on {language.device_name(first.lm.device)}", *measure.make_notes(rows)]
     names = ", ".join(dict.fromkeys(system.name for system in systems))
     title = f"{names} on {shared['corpus']} ({shared['split']}): {amount}"
     return Report("control", title, rows, shared, legend, notes)
@@ -225,7 +205,7 @@ def find_refusals(systems: Sequence[System], targets: Sequence[Target]) -> dict[
         for control, asked in groups.items()
         if (reason := system.refusal(asked))
     }
-    alone = len(systems) == 1 and systems[0].protocol.method is None
+    alone = len(systems) == 1 and systems[0].method is None
     if found and (alone or len(found) == len(systems) * len(groups)):
         raise UsageError(next(iter(found.values())))
     return found
@@ -234,14 +214,6 @@ def find_refusals(systems: Sequence[System], targets: Sequence[Target]) -> dict[
 def by_control(targets: Sequence[Target]) -> dict[str, list[Target]]:
     names = dict.fromkeys(target.control for target in targets)
     return {name: [target for target in targets if target.control == name] for name in names}
-
-
-def written(
-    lm: TextDiffusion, targets: Sequence[Target], protocol: Protocol, on_progress: Callable[[int, int], None]
-) -> list[Made]:
-    """Generate the texts of all targets together."""
-    jobs = [protocol.make_job(lm, target, number) for number, target in enumerate(targets)]
-    return [Made(target, texts) for target, texts in zip(targets, run_all(lm, jobs, on_progress), strict=True)]
 
 
 def write_texts(path: Path, made: Sequence[Made]) -> None:
@@ -253,9 +225,9 @@ def write_texts(path: Path, made: Sequence[Made]) -> None:
     write_lines(path, lines)
 
 
-def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[int, Made]:
+def read_texts(path: Path, targets: Sequence[Target], each: int) -> list[Made]:
     """Read texts, of this or any other system, and check them again. Each line names what it was generated for;
-    targets with the same request take texts in the order of the file. Returned by the id of the target."""
+    targets with the same request take texts in the order of the file."""
     texts: dict[tuple[str, str], list[Generation]] = {}
     for number, line in read_lines(path):
         try:
@@ -269,19 +241,14 @@ def read_texts(path: Path, targets: Sequence[Target], each: int) -> dict[int, Ma
         texts.setdefault((target.control, target.key), []).append(text)
     syntactic = {(one.control, one.key) for one in targets if one.asked.tree or one.asked.span}
     parse_ahead(text.tokens for key in syntactic & texts.keys() for text in texts[key])
-    found = {}
+    found = []
     for target in targets:
         own = texts.get((target.control, target.key), [])
         if len(own) < each:
             raise UsageError(f"{path} has too few texts for {target.key}: {each} for each target. Lower --each.")
         controls, some = target.asked.controls(), [own.pop(0) for _ in range(each)]
-        found[id(target)] = Made(target, [replace(text, controls=check_text(controls, text.text)) for text in some])
+        found.append(Made(target, [replace(text, controls=check_text(controls, text.text)) for text in some]))
     return found
-
-
-def fingerprint(targets: Sequence[Target]) -> str:
-    lines = "\n".join(json.dumps(target.to_json(), ensure_ascii=False) for target in targets)
-    return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
 
 def outcomes(target: Target, text: Generation) -> dict[str, float]:
@@ -375,15 +342,16 @@ class Measure:
             row.figures["distinct_4"] = distinct_n([many[0] for many in words], 4)
             row.texts["distinct_4"] = len(groups)
         if self.judge:
-            judge_texts(self.judge, row, groups)
+            language.judge_texts(self.judge, row, groups)
         return row
 
     def make_notes(self, rows: Sequence[Row]) -> list[str]:
         """Return what a reader of the table must know."""
-        notes = [f"{row.group}, {row.name}, {row.about['how']}: {why}" for row in rows if (why := refusal_of(row))]
+        refused = [row for row in rows if "refused" in row.about]
+        notes = [f"{row.group}, {row.name}, {row.about['how']}: {row.about['refused']}" for row in refused]
         notes += [] if self.judge else ["no judge: no judge figures"]
-        for row in (row for row in rows if self.judge and not refusal_of(row)):
-            short = row.name != SENTENCES and row.texts["denoiser_calls"] - row.texts[JUDGED]
+        for row in (row for row in rows if self.judge and "refused" not in row.about):
+            short = row.name != SENTENCES and row.texts["denoiser_calls"] - row.texts[language.JUDGED]
             if short:
                 name = f"{row.group}, {row.name}, {row.about['how']}"
                 notes.append(f"{name}: {short} texts are empty or too long for the judge, and not judged")
@@ -391,13 +359,9 @@ class Measure:
             notes.append("no sentences of one meaning to compare self-BLEU with")
         if self.checkers.second_tagger is None and any(POS in row.group.split("+") for row in rows):
             notes.append("spaCy is not installed: tags are checked by the bundled tagger alone")
-        if not all(row.texts[JUDGED] for row in rows if row.name == SENTENCES):
+        if not all(row.texts[language.JUDGED] for row in rows if row.name == SENTENCES):
             notes.append("some targets come without a sentence")
         return notes
-
-
-def refusal_of(row: Row) -> str:
-    return str(row.about.get("refused", ""))
 
 
 def human_self_bleu(pairs: Sequence[E2EPair], count: int, seed: int) -> tuple[float, int] | None:

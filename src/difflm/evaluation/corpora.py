@@ -3,7 +3,7 @@ people wrote for them."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, islice
 from pathlib import Path
 
@@ -48,10 +48,9 @@ class PairSet:
         return cls(name, split, list(found), [list(targets) for targets in found.values()])
 
     def keep(self, chosen: Iterable[bool]) -> "PairSet":
-        marked = list(chosen)
-        return PairSet(
-            self.name, self.split, list(compress(self.sources, marked)), list(compress(self.references, marked))
-        )
+        marked = [*chosen]
+        sources, references = [*compress(self.sources, marked)], [*compress(self.references, marked)]
+        return replace(self, sources=sources, references=references)
 
     def sample(self, count: int | None, skip: int, seed: int) -> "PairSet":
         """Keep `count` sources after the first `skip` in the seed's order, which depends on neither number."""
@@ -80,8 +79,9 @@ def fits(lm: TextDiffusion, texts: Sequence[str], room: int = 0) -> list[bool]:
 
 
 def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Corpus:
-    """Return a split of the data that `lm` was trained on; for a file, the texts that its training held out. A student
-    whose weights are added to those of another model is compared with that model's data."""
+    """Return a split of the data that `lm` was trained on; for a file, the texts that its training held out, without
+    those that are too long for the model; packed rows are cut as in training. A student whose weights are added to
+    those of another model is compared with that model's data."""
     recipe = (read_config(find_run(lm.config["base"]["run"])) if "base" in lm.config else lm.config)["recipe"]
     data, column, chunk = recipe["data"], recipe["column"], recipe.get("chunk", 0)
     if data in BUNDLED:
@@ -91,10 +91,25 @@ def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Co
         texts = list(corpus(data, root, split, column))  # type: ignore[arg-type]
         return Corpus(data, split, texts, lambda: corpus(data, root, "train", column))
     most = recipe.get("split") or MOST_CHARACTERS**2  # unchanged
-    whole = lambda: corpus(data, root, "train", column, chunk)  # noqa: E731
-    return _file_corpus(
-        lm, split, lambda: ((k, one) for k, text in enumerate(whole()) for one in split_long(text, most))
-    )
+
+    def read() -> Iterator[tuple[int, str]]:
+        """Pieces with the number of their text."""
+        texts = enumerate(corpus(data, root, "train", column, chunk))
+        return ((number, piece) for number, text in texts for piece in split_long(text, most))
+
+    def numbered() -> Iterator[tuple[int, str]]:
+        examples = number_examples(lm, (Example(text) for _, text in read()))
+        return ((number, example.target) for number, example in examples)
+
+    numbers = np.fromiter((number for number, _ in read()), np.int64)
+    whole = numbers if lm.config.get("whole_texts_held_out") else None  # earlier versions held out pieces
+    wanted, unseen = choose_numbers(lm, len(numbers), split, whole)
+    texts = [text for number, text in numbered() if number in wanted]
+    if recipe.get("rows") == "packed":
+        rows, size = lm.tokenizer.encode_batch(texts), lm.model.max_words
+        texts = [lm.tokenizer.decode(ids[k : k + size]) for ids in rows for k in range(0, len(ids), size)]
+    training = lambda: (text for number, text in numbered() if number not in unseen)  # noqa: E731
+    return Corpus(Path(data).name, split, list(compress(texts, fits(lm, texts))), training)
 
 
 def check_split(data: str, split: str) -> None:
@@ -105,14 +120,10 @@ def check_split(data: str, split: str) -> None:
 
 def named_corpus(name_or_path: str, root: Path | None, split: Split) -> Corpus:
     """Return a split of a corpus that has a name, or all texts of a file, whatever a model was trained on."""
-    texts = list(islice(corpus(name_or_path, root, split), MOST_TEXTS))
-    known = name_or_path in NAMES
-    return Corpus(
-        file_names(name_or_path),
-        split if known else "all",
-        texts,
-        (lambda: corpus(name_or_path, root, "train")) if known else None,
-    )
+    texts, name = list(islice(corpus(name_or_path, root, split), MOST_TEXTS)), file_names(name_or_path)
+    if name_or_path in NAMES:
+        return Corpus(name, split, texts, lambda: corpus(name_or_path, root, "train"))
+    return Corpus(name, "all", texts, None)
 
 
 def pairs_for(lm: TextDiffusion, root: Path | None, split: Split = "valid") -> PairSet:
@@ -144,33 +155,6 @@ def number_examples(lm: TextDiffusion, examples: Iterable[Example]) -> Iterator[
         sources = lm.tokenizer.for_sources.encode_batch([one.source or "" for _, one in some])
         rows = zip(some, targets, sources, strict=True)
         yield from (one for one, *ids in rows if is_new(repr(ids).encode(), seen))
-
-
-def _file_corpus(lm: TextDiffusion, split: str, read: Callable[[], Iterator[tuple[int, str]]]) -> Corpus:
-    """Split the texts of a file as training did, then leave out those that are too long for the model; packed rows are
-    cut as in training. `read` yields pieces with the number of their text."""
-    recipe = lm.config["recipe"]
-    numbers = np.fromiter((number for number, _ in read()), np.int64)
-    whole = numbers if lm.config.get("whole_texts_held_out") else None  # earlier versions held out pieces
-    wanted, unseen = choose_numbers(lm, len(numbers), split, whole)
-
-    def numbered() -> Iterator[tuple[int, str]]:
-        examples = number_examples(lm, (Example(text) for _, text in read()))
-        return ((number, example.target) for number, example in examples)
-
-    texts = [text for number, text in numbered() if number in wanted]
-    if recipe.get("rows") == "packed":
-        texts = cut_texts(lm, texts)
-    texts = list(compress(texts, fits(lm, texts)))
-    return Corpus(
-        Path(recipe["data"]).name, split, texts, lambda: (text for number, text in numbered() if number not in unseen)
-    )
-
-
-def cut_texts(lm: TextDiffusion, texts: Sequence[str]) -> list[str]:
-    """Cut texts into pieces of as many tokens as the model holds."""
-    rows, size = lm.tokenizer.encode_batch(list(texts)), lm.model.max_words
-    return [lm.tokenizer.decode(ids[k : k + size]) for ids in rows for k in range(0, len(ids), size)]
 
 
 def choose_numbers(

@@ -7,31 +7,22 @@ import hashlib
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from itertools import compress, islice
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from difflm.data import text_metrics as metrics
 from difflm.data.batches import Batch
-from difflm.data.text_metrics import (
-    copied_among,
-    copied_share,
-    distinct_n,
-    length_distance,
-    self_bleu,
-    unique_share,
-    unknown_share,
-)
 from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.data.words import split_words
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import MOST_TEXTS, Corpus, fits
-from difflm.evaluation.options import DEFAULTS, SAMPLES, Options
+from difflm.evaluation.options import DEFAULTS, SAMPLES, Options, say
 from difflm.evaluation.reports import LANGUAGE, Report, Row
 from difflm.generation.jobs import Generation, GenerationJob
 from difflm.generation.pipeline import TextDiffusion
@@ -42,10 +33,8 @@ from difflm.models.sampling import FAMILIES, understood_by
 from difflm.runtime.files import Json
 
 Nats = NDArray[np.float64]
-OnProgress = Callable[[str, int, int], None]  # description, done, total
-Counted = Callable[[int, int], None]
 
-CHUNK = 256  # texts scored between two calls of on_progress
+CHUNK = 256  # texts scored between two calls of `say`
 JUDGED = "judge_nats_per_token"
 RECONSTRUCTED = "reconstructed"  # only for models with latents or pixels
 
@@ -56,7 +45,6 @@ def evaluate_language(
     judge: TextDiffusion | None = None,
     options: Options = DEFAULTS,
     twin: TextDiffusion | None = None,
-    on_progress: OnProgress = lambda what, done, total: None,
 ) -> Report:
     """Measure `samples` texts of each model, of the twin (of the judge if there is none) and of real text.
 
@@ -70,44 +58,48 @@ def evaluate_language(
     rivals = {"twin samples" if twin else "judge's own samples": rival} if rival else {}
     writers = {**rivals, **models}
     reference = random.Random(seed).sample(corpus.texts, min(len(corpus.texts), MOST_TEXTS))
-    reader = Judge.of(judge, reference, on_progress) if judge else None
+    reader = Judge.of(judge, reference) if judge else None
     tokenizer = judge.tokenizer if judge else next(iter(writers.values())).tokenizer
     real = reference[:samples]
     sets = {f"real text ({corpus.split})": Texts(real, tokenizer.encode_batch(real), tokenizer)}
     for name, lm in writers.items():
-        sets |= write_sets(name, lm, {} if name in rivals else options.settings, samples, seed, on_progress)
-    on_progress("looking for copies", 0, 1)
+        changes = {} if name in rivals else options.settings
+        sets[name] = write_samples(lm, changes, samples, seed, f"{name}: writing")
+        if isinstance(lm.model, LatentDiffusion):
+            sets[f"{name}, random latents"] = write_random(lm, lm.model, samples, seed)
+    say("looking for copies")
     written = (text for made in sets.values() for text in made.texts)
     measure = Measure(
         reader,
-        None if corpus.training is None else copied_among(written, corpus.training()),
+        None if corpus.training is None else metrics.copied_among(written, corpus.training()),
         [len(split_words(text)) for text in reference],
         min(len(made.texts) for made in sets.values()),
         seed,
     )
-    rows = [measure.row(name, made, on_progress) for name, made in sets.items()]
+    rows = [measure.row(name, made) for name, made in sets.items()]
     scored, note = choose_scored(reference, list(writers.values()), options.score_texts)
     for row, lm in ((row, writers[row.name]) for row in rows if row.name in writers):
-        add_likelihood(row, lm, scored, note, seed, draws, on_progress)
+        add_likelihood(row, lm, scored, note, seed, draws)
         if lm.model.capabilities.whole_text and scored:
             row.figures[RECONSTRUCTED] = reconstructed_share(lm, lm.tokenizer.encode_batch(scored))
             row.texts[RECONSTRUCTED] = len(scored)
     repeated = round((rows[0].figures["copied"] or 0) * len(real))
     if repeated and corpus.split != "train":
         rows[0].notes["copied"] = f"{repeated:,} of {len(real):,} held-out texts also occur in training"
+    return make_report(rows, corpus, reader, samples, seed, draws)
+
+
+def make_report(rows: list[Row], corpus: Corpus, judge: "Judge | None", samples: int, seed: int, draws: int) -> Report:
     about = {"corpus": corpus.name, "split": corpus.split, "samples": samples, "seed": seed, "draws": draws}
-    about |= {"judge": reader.name if reader else None, "judge_p99": reader.p99 if reader else None}
+    about |= {"judge": judge.name if judge else None, "judge_p99": judge.p99 if judge else None}
     title = f"{corpus.name} ({corpus.split}), {samples:,} samples, seed {seed}"
-    return Report("language", title, rows, about, make_legend(rows, reader, draws))
-
-
-def make_legend(rows: Sequence[Row], judge: "Judge | None", draws: int) -> list[str]:
     lines = [f"judge: {judge.name}"] if judge else []
     if any(row.notes.get("likelihood") == "bound" for row in rows):
         lines.append(f"≤: a variational bound, {draws} draws per text")
     if len({row.about["tokenizer"] for row in rows}) > 1:
         lines.append("nats/token: not comparable between models with different tokenizers")
-    return lines + sorted({note for row in rows for key, note in row.notes.items() if key in LANGUAGE})
+    lines += sorted({note for row in rows for key, note in row.notes.items() if key in LANGUAGE})
+    return Report("language", title, rows, about, lines)
 
 
 @dataclass(frozen=True)
@@ -122,17 +114,7 @@ class Texts:
     notes: dict[str, str] = field(default_factory=dict)
 
 
-def write_sets(
-    name: str, lm: TextDiffusion, changes: Json, samples: int, seed: int, on_progress: OnProgress
-) -> dict[str, Texts]:
-    """The samples of a model by their names in the table: where it has latents, also of random ones."""
-    sets = {name: write_samples(lm, changes, samples, seed, partial(on_progress, f"{name}: writing"))}
-    if isinstance(lm.model, LatentDiffusion):
-        sets[f"{name}, random latents"] = write_random(lm, lm.model, samples, seed)
-    return sets
-
-
-def write_samples(lm: TextDiffusion, changes: Json, n: int, seed: int, on_progress: Counted) -> Texts:
+def write_samples(lm: TextDiffusion, changes: Json, n: int, seed: int, doing: str = "") -> Texts:
     """Generate the texts of `generate` with their ids: an unknown word is in the ids, not in the text."""
     method, job = lm.config["method"], lm.make_job(n, seed, **settings_for(lm, changes))
     # The first call is slower than the next ones: two steps of one batch are not counted.
@@ -143,7 +125,7 @@ def write_samples(lm: TextDiffusion, changes: Json, n: int, seed: int, on_progre
     for made in lm.run_unchecked([job]):
         rows |= {row.sample: row.ids for row in made}
         calls += sum(row.calls for row in made)
-        on_progress(len(rows), n)
+        say(doing, len(rows), n)
     seconds = time.perf_counter() - start
     ids = [rows[k] for k in range(n)]
     return Texts(
@@ -188,12 +170,12 @@ def device_name(device: torch.device) -> str:
 
 
 def score(
-    lm: TextDiffusion, rows: list[list[int]], seed: int, draws: int, on_progress: Counted, share_noise: int = 1
+    lm: TextDiffusion, rows: list[list[int]], seed: int, draws: int, doing: str = "", share_noise: int = 1
 ) -> Nats:
     """Return the nats of each text, as `TextDiffusion.score` does; `share_noise` consecutive texts share noise."""
     nats = []
     for start in range(0, len(rows), CHUNK):
-        on_progress(start, len(rows))
+        say(doing, start, len(rows))
         size = 64 if lm.device.type == "cpu" else CHUNK
         here = rows[start : start + CHUNK]
         piece = lm.score_ids(here, seed, draws, size, [k // share_noise for k in range(start, start + len(here))])
@@ -232,23 +214,17 @@ def judge_texts(judge: TextDiffusion, row: Row, groups: Sequence[Sequence[str]])
     ids = judge.tokenizer.encode_batch([text for group in fitting for text in group])
     row.texts[JUDGED] = len(ids)
     if ids:
-        nats = score(judge, ids, 0, 1, lambda done, total: None)
+        nats = score(judge, ids, 0, 1)
         add_nats(row, JUDGED, nats, ids, [len(group) for group in fitting if group])
 
 
-def run_all(lm: TextDiffusion, jobs: Sequence[GenerationJob], on_progress: Counted) -> list[list[Generation]]:
+def run_all(lm: TextDiffusion, jobs: Sequence[GenerationJob], doing: str = "") -> list[list[Generation]]:
     """Generate the texts of all jobs together."""
     found: list[dict[int, Generation]] = [{} for _ in jobs]
     for number, made in lm.run_jobs(jobs):
         found[number] |= made
-        on_progress(sum(map(len, found)), sum(job.n for job in jobs))
+        say(doing, sum(map(len, found)), sum(job.n for job in jobs))
     return [[texts[k] for k in sorted(texts)] for texts in found]
-
-
-def check_judge(lm: TextDiffusion) -> None:
-    if lm.model.capabilities.likelihood != "exact":
-        method = lm.config["method"]
-        raise UsageError(f"a judge needs an exact likelihood, which {method} does not have. Use an autoregressive run.")
 
 
 def model_name(lm: TextDiffusion) -> str:
@@ -270,32 +246,28 @@ class Judge:
     p99: float
 
     @classmethod
-    def of(cls, lm: TextDiffusion, reference: list[str], on_progress: OnProgress) -> "Judge":
-        check_judge(lm)
+    def of(cls, lm: TextDiffusion, reference: list[str]) -> "Judge":
         rows = lm.tokenizer.encode_batch([*compress(reference, fits(lm, reference))])
         if not rows:
             raise UsageError("all texts are too long for the judge. Use another judge.")
-        nats = score(lm, rows, 0, 1, partial(on_progress, "judge: reading real text"))
+        nats = score(lm, rows, 0, 1, "judge: reading real text")
         return cls(lm, model_name(lm), float(np.quantile(nats / tokens_of(rows), 0.99)))
 
-    def add_figures(self, row: Row, made: Texts, on_progress: OnProgress) -> None:
+    def add_figures(self, row: Row, made: Texts) -> None:
         """A judge of byte pairs tokenizes any text itself; others can only score texts of their own vocabulary."""
-        written = [ids for ids in made.ids if ids]
-        high = empty = len(made.ids) - len(written)
-        if self.lm.tokenizer.fingerprint() != made.tokenizer.fingerprint():
-            if not self.lm.tokenizer.byte_level:
-                row.notes[JUDGED] = f"{row.name}: the judge reads other tokens, so it cannot judge this model"
-                return
-            texts = [text for text in made.texts if text]
-            written = self.lm.tokenizer.encode_batch([*compress(texts, fits(self.lm, texts))])
-            high = empty = len(made.texts) - len(texts)
-            if len(written) < len(texts):
-                said = f"{row.name}: {len(texts) - len(written)} texts are too long for the judge and were left out"
-                row.notes["above_p99"] = said
+        same = self.lm.tokenizer.fingerprint() == made.tokenizer.fingerprint()
+        if not same and not self.lm.tokenizer.byte_level:
+            row.notes[JUDGED] = f"{row.name}: the judge reads other tokens, so it cannot judge this model"
+            return
+        rows = made.ids if same else self.lm.tokenizer.encode_batch(made.texts)
+        written = [ids for ids in rows if ids and (same or len(ids) <= self.lm.model.max_words)]
+        high = empty = sum(not ids for ids in rows)
+        if long := len(rows) - empty - len(written):
+            row.notes["above_p99"] = f"{row.name}: {long} texts are too long for the judge and were left out"
         if empty:
             row.notes[JUDGED] = f"{row.name}: {empty} empty texts, not judged but counted above the 99th percentile"
         if written:
-            nats = score(self.lm, written, 0, 1, partial(on_progress, f"{row.name}: judging"))
+            nats = score(self.lm, written, 0, 1, f"{row.name}: judging")
             high += int((add_nats(row, JUDGED, nats, written) > self.p99).sum())
         row.figures["above_p99"] = high / max(1, empty + len(written))
 
@@ -309,9 +281,7 @@ def choose_scored(reference: Sequence[str], lms: Sequence[TextDiffusion], count:
     return [reference[i] for i in chosen], note
 
 
-def add_likelihood(
-    row: Row, lm: TextDiffusion, texts: list[str], note: str, seed: int, draws: int, on_progress: OnProgress
-) -> None:
+def add_likelihood(row: Row, lm: TextDiffusion, texts: list[str], note: str, seed: int, draws: int) -> None:
     if lm.model.capabilities.likelihood is None:
         row.notes["nats_per_token"] = f"{row.name}: {row.about['method']} has no likelihood and no bound"
         return
@@ -320,7 +290,7 @@ def add_likelihood(
         row.notes["nats_per_token"] = note
     if texts:
         ids = lm.tokenizer.encode_batch(texts)
-        nats = score(lm, ids, seed, draws, partial(on_progress, f"{row.name}: likelihood"))
+        nats = score(lm, ids, seed, draws, f"{row.name}: likelihood")
         add_nats(row, "nats_per_token", nats, ids)
 
 
@@ -348,19 +318,19 @@ class Measure:
     smallest: int  # texts of the smallest row
     seed: int
 
-    def row(self, name: str, made: Texts, on_progress: OnProgress) -> Row:
+    def row(self, name: str, made: Texts) -> Row:
         words = [split_words(text) for text in made.texts]
         first, count = words[: self.smallest], len(words)
         lengths = [len(w) for w in words]
         figures: dict[str, float | None] = dict.fromkeys(name for name in LANGUAGE if name != RECONSTRUCTED)
-        figures |= {f"distinct_{n}": distinct_n(first, n) for n in range(1, 5)}
+        figures |= {f"distinct_{n}": metrics.distinct_n(first, n) for n in range(1, 5)}
         figures |= {
-            "self_bleu": self_bleu(first, seed=self.seed) if self.smallest > 1 else None,
-            "copied": None if self.copied is None else copied_share(made.texts, self.copied),
-            "unknown": unknown_share(made.ids, UNK) if any(made.ids) else None,
-            "unique": unique_share(made.texts),
+            "self_bleu": metrics.self_bleu(first, seed=self.seed) if self.smallest > 1 else None,
+            "copied": None if self.copied is None else metrics.copied_share(made.texts, self.copied),
+            "unknown": metrics.unknown_share(made.ids, UNK) if any(made.ids) else None,
+            "unique": metrics.unique_share(made.texts),
             "length_mean": sum(lengths) / count,
-            "length_distance": length_distance(lengths, self.lengths),
+            "length_distance": metrics.length_distance(lengths, self.lengths),
         }
         texts = {figure: self.smallest if figure.startswith(("distinct", "self")) else count for figure in figures}
         about = {"method": made.method, "tokenizer": describe_tokenizer(made.tokenizer)}
@@ -372,5 +342,5 @@ class Measure:
         if self.judge is None:
             row.notes[JUDGED] = "no judge: no judge figures"
         else:
-            self.judge.add_figures(row, made, on_progress)
+            self.judge.add_figures(row, made)
         return row

@@ -1,6 +1,7 @@
 """What can be asked of an evaluation: every option once, for the command and for Python, with the tasks it is for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,11 +25,13 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class About:
-    """What a help page says of an option, how it names its value, and the tasks that the option is for."""
+    """What a help page says of an option, how it names its value, the tasks that it is for, and least and most."""
 
     help: str
     metavar: str | None = None
     tasks: Sequence[str] = TASKS
+    range: Sequence[int] = (0, 0)  # any
+    infill: Sequence[int] = ()  # the range for infilling, if it is another
 
 
 @dataclass(frozen=True)
@@ -75,20 +78,12 @@ class Options:
 
     def check(self, task: str) -> None:
         """Refuse what cannot be measured, before anything is loaded."""
-        from difflm.generation.checks import MOST_TEXTS, check_request
+        from difflm.generation.checks import check_request
 
         self.check_task(task)
-        ranges = {
-            "samples": (2 if task == INFILL else 1, 1_000_000),
-            "score_texts": (1, 1_000_000),
-            "draws": (0 if task == INFILL else 1, 1000),
-            "each": (1, MOST_TEXTS),
-            "beams": (0, 1000),
-            "skip": (0, 1_000_000_000),
-        }
-        for name, (least, most) in ranges.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
+        for name, about in describe_options().items():
+            value, (least, most) = getattr(self, name), about.infill if task == INFILL and about.infill else about.range
+            if value is not None and most and not least <= value <= most:
                 raise UsageError(f"--{name.replace('_', '-')} must be between {least} and {most:,}, not {value}.")
         check_request(1, self.seed, 1, self.candidates)
         check_request(1, self.seed, self.mbr)
@@ -109,6 +104,14 @@ class Options:
 
 
 DEFAULTS = Options()
+OnProgress = Callable[[str, int, int], None]  # what is being done, how much of it is done, and of how much
+TELL: ContextVar[OnProgress] = ContextVar("TELL", default=lambda what, done, total: None)
+
+
+def say(what: str, done: int = 0, total: int = 1) -> None:
+    """Tell whoever watches this evaluation what is being done; nothing, if that has no name."""
+    if what:
+        TELL.get()(what, done, total)
 
 
 @cache

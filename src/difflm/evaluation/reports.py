@@ -5,13 +5,11 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-import yaml
 from rich.table import Table
 from rich.text import Text
 
-from difflm.runtime.files import Json
+from difflm.runtime.files import Json, read_own_table
 
 SENTENCES = "target sentences"  # the control task's row of real text
 PEOPLE = "people"  # the infilling task's row that compares one reference with the others
@@ -35,13 +33,11 @@ class Figure:
     real_label: str = ""  # the table's label for this figure of the real sentences
 
 
-def read_figures() -> dict[str, dict[str, Figure]]:
-    """Read the figures of each task, in the order of the tables."""
-    tasks = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text(encoding="utf-8"))
-    return {task: {name: Figure(**about) for name, about in found.items()} for task, found in tasks.items()}
-
-
-FIGURES = read_figures()
+# The figures of each task, in the order of the tables.
+FIGURES: dict[str, dict[str, Figure]] = {
+    task: {name: Figure(**about) for name, about in found.items()}
+    for task, found in read_own_table("figures.yaml", __file__).items()
+}
 LANGUAGE, CONTROL, INFILL, SEQ2SEQ = (FIGURES[task] for task in KEYS)
 
 
@@ -77,10 +73,8 @@ class Report:
 
     def records(self, name: str) -> list[Json]:
         """Return a metric record for each figure of the rows with this name."""
-        found = ((row, figure, row.figures.get(figure)) for row in self.rows for figure in FIGURES[self.task])
-        return [
-            self._record(row, figure, value) for row, figure, value in found if row.name == name and value is not None
-        ]
+        found = ((row, figure) for row in self.rows if row.name == name for figure in FIGURES[self.task])
+        return [self._record(*one, value) for one in found if (value := one[0].figures.get(one[1])) is not None]
 
     def _record(self, row: Row, figure: str, value: float) -> Json:
         name = f"{row.group}.{figure}".removeprefix(".")
@@ -139,11 +133,8 @@ class Report:
 
     def _lines_by_row(self) -> tuple[int, list[str], Iterable[list[str]]]:
         """Return the number of label columns, the header and a line per row, with the figures that some row has."""
-        figures = {
-            name: figure.label
-            for name, figure in FIGURES[self.task].items()
-            if any(row.figures.get(name) is not None for row in self.rows)
-        }
+        there = {name for row in self.rows for name, value in row.figures.items() if value is not None}
+        figures = {name: figure.label for name, figure in FIGURES[self.task].items() if name in there}
         groups = [[row.group] if KEYS[self.task][0] else [] for row in self.rows]
         labels = [[*group, row.name, row.about["how"]] for group, row in zip(groups, self.rows, strict=True)]
         lines = ([*label, *(self.cell(row, f) for f in figures)] for label, row in zip(labels, self.rows, strict=True))

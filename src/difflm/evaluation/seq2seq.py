@@ -12,19 +12,13 @@ from typing import Literal
 
 import numpy as np
 
-from difflm.data.seq2seq_metrics import (
-    check_references,
-    choose_oracle,
-    div_4,
-    measure_texts,
-    pairwise_self_bleu,
-)
+from difflm.data import seq2seq_metrics as metrics
 from difflm.data.text_metrics import most_central
 from difflm.errors import UsageError
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.corpora import PairSet
-from difflm.evaluation.language import OnProgress, describe_sampling, device_name, settings_for
-from difflm.evaluation.options import Options
+from difflm.evaluation.language import describe_sampling, device_name, settings_for
+from difflm.evaluation.options import Options, say
 from difflm.evaluation.reports import SEQ2SEQ, Report, Row
 from difflm.generation.jobs import Chosen, Decode, Generation, Ids
 from difflm.generation.pipeline import TextDiffusion
@@ -64,43 +58,34 @@ def measure_outputs(
     notes: Iterable[str] = (),
 ) -> Report:
     """Measure the systems' outputs, by the name of their rows, and the copy baseline on the same sources."""
-    check_references(sources, references)
+    metrics.check_references(sources, references)
     copies = Outputs([[source] for source in sources], calls=0, seconds=0.0)
     named = [(name, one) for name, made in systems.items() for one in made]
     rows = []
     for name, outputs in [*named, (COPY, copies)]:
         texts = outputs.texts
-        measured, signature = measure_texts(texts, sources, references)
+        measured, signature = metrics.measure_texts(texts, sources, references)
         figures: dict[str, float | None] = {**dict.fromkeys(SEQ2SEQ), **measured}
         if len(outputs.candidates[0]) >= SAMPLES:
             samples = [some[:SAMPLES] for some in outputs.candidates]
-            figures["self_bleu"] = sum(map(pairwise_self_bleu, samples)) / len(samples)
-            figures["div_4"] = sum(map(div_4, samples)) / len(samples)
+            figures["self_bleu"] = sum(map(metrics.pairwise_self_bleu, samples)) / len(samples)
+            figures["div_4"] = sum(map(metrics.div_4, samples)) / len(samples)
         if similarity is not None:
             figures["bert_score"] = sum(similarity(texts, references)) / len(texts)
         figures |= {"calls": outputs.calls, "seconds": outputs.seconds}
-        own = {
-            "how": outputs.how,
-            "selection": outputs.selection,
-            "candidates": len(outputs.candidates[0]),
-            **outputs.about,
-        }
+        own = {"how": outputs.how, "selection": outputs.selection, "candidates": len(outputs.candidates[0])}
         varied = {figure: SAMPLES * len(sources) for figure in ("self_bleu", "div_4") if figures[figure] is not None}
-        rows.append(Row(name, figures, own, count=len(sources), texts=varied))
+        rows.append(Row(name, figures, own | outputs.about, count=len(sources), texts=varied))
     count = sum(map(len, references))
     shared = {**(about or {}), "references": count, "bleu_sacre_signature": signature}
     found = [f"BERTScore: by {similarity.name}, neither weighted nor rescaled"] if similarity else []
-    title = f"{len(sources):,} sources, {count:,} references"
-    return Report("seq2seq", title, rows, shared, write_legend(rows, signature), [*found, *notes])
-
-
-def write_legend(rows: Sequence[Row], signature: str) -> list[str]:
-    lines = [f"sacreBLEU: {signature}", "calls, seconds: all candidates included"]
+    legend = [f"sacreBLEU: {signature}", "calls, seconds: all candidates included"]
     if any(row.figures["div_4"] is not None for row in rows):
-        lines.append(f"self-BLEU, div-4: of the first {SAMPLES} candidates of each source")
+        legend.append(f"self-BLEU, div-4: of the first {SAMPLES} candidates of each source")
     if any(row.about["selection"] == "oracle" for row in rows):
-        lines.append("oracle: chosen by the references, an upper limit")
-    return lines
+        legend.append("oracle: chosen by the references, an upper limit")
+    title = f"{len(sources):,} sources, {count:,} references"
+    return Report("seq2seq", title, rows, shared, legend, [*found, *notes])
 
 
 # -- generating -------------------------------------------------------------------------------------------------------
@@ -112,7 +97,6 @@ def evaluate_seq2seq(
     options: Options,
     ranks: Sequence[Rank] = (),
     similarity: BertScore | None = None,
-    on_progress: OnProgress = lambda what, done, total: None,
 ) -> Report:
     """Generate texts from all sources with all models, and measure them. `ranks` are further choices among the
     candidates: by the model's own bound, by a twin."""
@@ -124,11 +108,8 @@ def evaluate_seq2seq(
     if not fitting.sources:
         raise UsageError("no source fits into all of these models.")
     rankings = {name: rank_by(lm, fitting.sources, options, ranks) for name, lm in models.items()}
-    written = {
-        name: list(write_outputs(name, lm, fitting, options, rankings[name], on_progress))
-        for name, lm in models.items()
-    }
-    on_progress("measuring", 0, 1)
+    written = {name: [*write_outputs(name, lm, fitting, options, rankings[name])] for name, lm in models.items()}
+    say("measuring")
     about = {"corpus": fitting.name, "split": fitting.split, "seed": options.seed}
     return measure_outputs(fitting.sources, fitting.references, written, similarity, about, notes)
 
@@ -141,11 +122,9 @@ def reads(lm: Reader, sources: Sequence[str]) -> list[bool]:
 
 def rank_by(lm: TextDiffusion, sources: Sequence[str], options: Options, ranks: Sequence[Rank]) -> dict[str, Ranking]:
     """Return the rankings of candidates, by the names of their rows; a model that cannot be ranked so is rejected."""
-    told = lm.encode_sources(sources)
-    found = {}
+    told, best, found = lm.encode_sources(sources), f", best of {options.mbr}" if options.mbr > 1 else "", {}
     for rank in ranks:
         own = isinstance(rank, str)
-        best = f", best of {options.mbr}" if options.mbr > 1 else ""
         name, repairs = f"by {'bound' if own else 'the twin'}{best}", 0 if own else options.repairs
         if repairs:
             check_repairs(repairs, rank)
@@ -155,12 +134,7 @@ def rank_by(lm: TextDiffusion, sources: Sequence[str], options: Options, ranks: 
 
 
 def write_outputs(
-    name: str,
-    lm: TextDiffusion,
-    pairs: PairSet,
-    options: Options,
-    rankings: Mapping[str, Ranking],
-    on_progress: OnProgress,
+    name: str, lm: TextDiffusion, pairs: PairSet, options: Options, rankings: Mapping[str, Ranking]
 ) -> Iterator[Outputs]:
     """Yield a model's texts: one sample, the most central and the likeliest of several, and beam search if it supports
     that."""
@@ -170,7 +144,7 @@ def write_outputs(
         sampling = describe_sampling(lm.sampling(**settings, **changes))
         return {"how": how, "about": {"method": lm.config["method"], "sampling": f"{how}: {sampling}"}}
 
-    ids, made, calls, seconds = write_candidates(name, lm, pairs.sources, mbr, seed, settings, on_progress)
+    ids, made, calls, seconds = write_candidates(lm, pairs.sources, mbr, seed, settings, f"{name}: writing")
     texts = [[text.text for text in group] for group in made]
     yield Outputs([group[:1] for group in texts], calls / mbr, seconds / mbr, **describe("one sample"))
     if mbr > 1:
@@ -179,18 +153,18 @@ def write_outputs(
         own = seconds + time.perf_counter() - start
         yield Outputs(texts, calls, own, chosen=chosen, selection="mbr", **describe(f"MBR of {mbr}"))
     for how, ranking in rankings.items():
-        on_progress(f"{name}: ranking", 0, 1)
+        say(f"{name}: ranking")
         start = time.perf_counter()
         best = ranking(range(len(ids)), ids)
         own, cost = seconds + time.perf_counter() - start, sum(one.calls for one in best) / len(best)
         chosen = [one.index for one in best]
         yield Outputs(put_repairs(lm, texts, best), calls + cost, own, chosen=chosen, **describe(how))
     if mbr > 1 and options.oracle:  # an upper limit, not a result: it looks at the references
-        chosen = list(map(choose_oracle, texts, pairs.references))
+        chosen = list(map(metrics.choose_oracle, texts, pairs.references))
         yield Outputs(texts, calls, seconds, chosen=chosen, selection="oracle", **describe(f"oracle of {mbr}"))
     if "left-to-right" in lm.model.capabilities.settings and options.beams:
         search = {**settings, "beams": options.beams}
-        _, made, calls, seconds = write_candidates(name, lm, pairs.sources, 1, seed, search, on_progress)
+        _, made, calls, seconds = write_candidates(lm, pairs.sources, 1, seed, search, f"{name}: writing")
         about = describe(f"{options.beams} beams", beams=options.beams)
         yield Outputs([[text.text for text in group] for group in made], calls, seconds, **about)
 
@@ -205,31 +179,23 @@ def put_repairs(lm: TextDiffusion, texts: list[list[str]], best: Sequence[Chosen
 
 
 def write_candidates(
-    name: str,
-    lm: TextDiffusion,
-    sources: Sequence[str],
-    each: int,
-    seed: int,
-    settings: Json,
-    on_progress: OnProgress,
+    lm: TextDiffusion, sources: Sequence[str], each: int, seed: int, settings: Json, doing: str = ""
 ) -> tuple[list[list[Ids]], list[list[Generation]], float, float]:
     """Return the candidates of each source as ids and as texts, the calls per source, and the seconds for all."""
     warm = lm.make_job(1, seed, source=sources[0], **settings)  # the first call is slower than the next ones
     deque(lm.run_jobs([warm]), maxlen=0)
-    ids: dict[int, list[Ids]] = {}
-    texts: dict[int, list[Generation]] = {}
+    made: dict[int, tuple[list[Ids], list[Generation]]] = {}
 
-    def keep_all(numbers: Sequence[int], rows: list[list[Ids]], made: list[list[Decode]]) -> list[Chosen]:
-        ids.update(zip(numbers, rows, strict=True))
-        texts.update({k: [decode() for decode in group] for k, group in zip(numbers, made, strict=True)})
-        on_progress(f"{name}: writing", len(texts), len(sources))
-        return [Chosen(0)] * len(made)
+    def keep_all(numbers: Sequence[int], rows: list[list[Ids]], decoded: list[list[Decode]]) -> list[Chosen]:
+        for number, ids, group in zip(numbers, rows, decoded, strict=True):
+            made[number] = ids, [decode() for decode in group]
+        say(doing, len(made), len(sources))
+        return [Chosen(0)] * len(rows)
 
     job = lm.make_job(1, seed, mbr=each, source=sources, **settings)  # as `translate --mbr` writes them
     job.choose = keep_all
     start = time.perf_counter()
     deque(lm.run_jobs([job]), maxlen=0)
     seconds = time.perf_counter() - start
-    numbers = range(len(sources))
-    calls = sum(text.denoiser_calls for group in texts.values() for text in group) / len(sources)
-    return [ids[k] for k in numbers], [texts[k] for k in numbers], calls, seconds
+    rows, texts = zip(*(made[number] for number in range(len(sources))), strict=True)
+    return [*rows], [*texts], sum(text.denoiser_calls for group in texts for text in group) / len(sources), seconds

@@ -50,9 +50,6 @@ class Target:
         """The request as one string, by which texts in a file refer to their target."""
         return json.dumps(self.to_json()["asked"], sort_keys=True, ensure_ascii=False)
 
-    def with_tags(self, tags: Sequence[str]) -> "Target":
-        return replace(self, asked=self.asked.model_copy(update={"pos": " ".join(tags)}))
-
 
 def draw_targets(
     names: Sequence[str], pairs: Sequence[E2EPair], lm: TextDiffusion, tagger: Tagger, count: int, seed: int
@@ -103,8 +100,7 @@ def draw_phrase(tree: Tree, draw: random.Random) -> str:
     """Draw a phrase of several words but not of all; if there is none, any phrase."""
     found = phrases(tree)
     inner = [s for s in found if s.last > s.first and s.last - s.first + 1 < len(tree.words())]
-    first, last, label = draw.choice(inner or found)
-    return f"{first},{last},{label}"
+    return ",".join(map(str, draw.choice(inner or found)))
 
 
 def cut_gap(words: Sequence[str], draw: random.Random) -> str:
@@ -142,10 +138,6 @@ def alternate(queues: Sequence[Iterator[T]]) -> Iterator[T]:
         for item in islice(queue, 1):
             yield item
             waiting.append(queue)
-
-
-def write_targets(path: Path, targets: Iterable[Target]) -> None:
-    write_lines(path, (target.to_json() for target in targets))
 
 
 def write_lines(path: Path, objects: Iterable[Json]) -> None:
@@ -257,7 +249,8 @@ def fit_for(targets: Sequence[Target], lm: TextDiffusion, tagger: Tagger) -> tup
         raise UsageError("the sentence of every target has words that this model does not know.")
     tagged = [t for t in kept if t.asked.pos is not None and t.sentence is not None]
     tags = tagger.tags([split_words(str(t.sentence)) for t in tagged])
-    new = {id(t): t.with_tags(own) for t, own in zip(tagged, tags, strict=True)}
+    asked = [t.asked.model_copy(update={"pos": " ".join(own)}) for t, own in zip(tagged, tags, strict=True)]
+    new = {id(t): replace(t, asked=own) for t, own in zip(tagged, asked, strict=True)}
     changed = sum(new[id(t)].asked.pos != t.asked.pos for t in tagged)
     if changed and tagger.name == own_tagger().name:
         raise UsageError(

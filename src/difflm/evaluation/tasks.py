@@ -3,24 +3,22 @@
 import json
 import random
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.learned import checking_tagger
 from difflm.data.corpora import NAMES, corpus, corpus_path, resolve_data
 from difflm.data.known_corpora import E2EPair, anlg_path, e2e_path, read_e2e
 from difflm.data.stories import read_anlg, story_gaps, whole
 from difflm.errors import UsageError, suggest
 from difflm.evaluation.bert_score import BertScore
-from difflm.evaluation.control import Protocol, System, evaluate_control
+from difflm.evaluation.control import System, evaluate_control
 from difflm.evaluation.corpora import corpus_for, named_corpus, pairs_for, read_pair_set
-from difflm.evaluation.infill import evaluate_infill
-from difflm.evaluation.infill_writers import Lengths, Set
+from difflm.evaluation.infill import Lengths, Set, evaluate_infill
 from difflm.evaluation.language import evaluate_language
-from difflm.evaluation.options import SAMPLES, Options, split_names
+from difflm.evaluation.options import SAMPLES, TELL, Options, split_names
 from difflm.evaluation.reports import Report
 from difflm.evaluation.seq2seq import evaluate_seq2seq
 from difflm.evaluation.targets import (
@@ -31,7 +29,7 @@ from difflm.evaluation.targets import (
     fit_for,
     keep_fitting,
     read_targets,
-    write_targets,
+    write_lines,
 )
 from difflm.generation.checks import check_device
 from difflm.generation.divided import DividedTextDiffusion
@@ -64,7 +62,11 @@ def evaluate(runs: Sequence[str], task: str, options: Options, watch: Watcher) -
     if options.out is not None:
         check_place(options.out)
     Sampling().change(options.settings)
-    return MEASURES[task](runs, options, watch)
+    before = TELL.set(watch.update)
+    try:
+        return MEASURES[task](runs, options, watch)
+    finally:
+        TELL.reset(before)
 
 
 def measure_language(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
@@ -83,19 +85,16 @@ def measure_language(runs: Sequence[str], options: Options, watch: Watcher) -> R
         ours = {name: lm for name, lm in models.items() if lm.config["recipe"]}
         if not ours:
             raise UsageError("what somebody else's model was trained on is not known: give --on NAME or FILE.")
-        check_same_data(ours, options.data)
-        others = {"the judge": judge, "the twin": twin}
-        check_seeds({**ours, **{name: lm for name, lm in others.items() if lm is not None}}, options.data)
+        check_same_data(ours, options.data, {"the judge": judge, "the twin": twin})
         corpus = corpus_for(next(iter(ours.values())), options.data, options.split)
-    return evaluate_language(models, corpus, judge, options, twin, watch.update)
+    return evaluate_language(models, corpus, judge, options, twin)
 
 
 def measure_control(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
     """Measure runs on targets that are drawn from E2E or read from a file."""
     names = None if options.controls is None else split_names(options.controls)
-    count, methods, path = options.samples or TARGETS, options.methods, options.targets
-    guidance = read_guidance(options.guidance)
-    protocol = Protocol(options.each, options.seed, options.candidates, guidance, options.settings)
+    count, path = options.samples or TARGETS, options.targets
+    asked = options.each, options.seed, options.candidates, read_guidance(options.guidance), options.settings
     check_known(names or ())
     refuse_open(runs, "its controls have no classifiers")
     given = choose(read_targets(path), names, count, path) if path and path.exists() else None
@@ -105,8 +104,13 @@ def measure_control(runs: Sequence[str], options: Options, watch: Watcher) -> Re
     models = load_runs(runs, options.device)
     for folder in options.guide or ():
         guide_models(list(models.values()), folder)
-    check_decoded(models, methods)
-    systems = find_systems(models, protocol, methods)
+    decoders = find_decoders(models, options)
+    systems = list[System]()
+    for name, lm in models.items():
+        if lm.model.capabilities.denoises or not decoders[name]:
+            systems.append(System(lm, *asked, name=name))
+        for method in decoders[name]:
+            systems.append(replace(System(lm, *asked, method, name), guidance=options.methods[method]))
     tagger, lm, notes = checking_tagger(), systems[0].lm, list[str]()
     if given is not None:
         targets = given
@@ -121,10 +125,10 @@ def measure_control(runs: Sequence[str], options: Options, watch: Watcher) -> Re
         targets = draw_targets(names or CONTROLS, fitting or pairs, lm, tagger, count, options.seed)
         about = {"corpus": "e2e", "split": options.split}
         if path and current().first:
-            write_targets(path, targets)
+            write_lines(path, (target.to_json() for target in targets))
             watch.note(f"{path}: {len(targets):,} targets. Give this file again to use the same targets.")
     judge = load_judge(options.judge, models.values(), options.device, watch.note)
-    report = evaluate_control(systems, targets, judge, pairs, options, watch.update, about)
+    report = evaluate_control(systems, targets, judge, pairs, options, about)
     return replace(report, notes=[*notes, *report.notes])
 
 
@@ -140,41 +144,30 @@ def guide_models(models: Sequence[TextDiffusion], folder: Path) -> None:
         raise refused[0]
 
 
-def check_decoded(models: dict[str, TextDiffusion], methods: Iterable[str]) -> None:
-    """Refuse a decoder that decodes none of the models."""
-    for method in methods:
-        if not any(isinstance(lm.model, DECODERS[method].decodes) for lm in models.values()):
-            kinds = ", ".join(dict.fromkeys(lm.config["method"] for lm in models.values()))
-            raise UsageError(f"{method} decodes {DECODERS[method].family}; there are none among these runs ({kinds}).")
-
-
-def find_systems(
-    models: dict[str, TextDiffusion], protocol: Protocol, methods: dict[str, GuidanceSettings | None]
-) -> list[System]:
-    """Return the rows of a control: each run by itself, unless it needs a decoder, and with each that decodes it."""
-    found = []
-    for name, lm in models.items():
-        decoders = [method for method in methods if isinstance(lm.model, DECODERS[method].decodes)]
-        if lm.model.capabilities.denoises or not decoders:
-            found.append(System(name, lm, protocol))
-        for method in decoders:
-            found.append(System(name, lm, replace(protocol, guidance=methods[method], method=method)))
+def find_decoders(models: dict[str, TextDiffusion], options: Options) -> dict[str, list[str]]:
+    """Return the decoders that decode each model; one that decodes none of them is refused."""
+    kinds = {method: DECODERS[method].decodes for method in options.methods}
+    found = {name: [m for m, kind in kinds.items() if isinstance(lm.model, kind)] for name, lm in models.items()}
+    for method in kinds:
+        if not any(method in some for some in found.values()):
+            there = ", ".join(dict.fromkeys(lm.config["method"] for lm in models.values()))
+            raise UsageError(f"{method} decodes {DECODERS[method].family}; there are none among these runs ({there}).")
     return found
 
 
 def measure_infill(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
     """Measure a run and its rivals on the same gaps."""
-    names, methods = split_names(options.sets or "anlg,roc"), options.methods
+    names = split_names(options.sets or "anlg,roc")
     if unknown := {*names} - {*GAPS}:
         raise UsageError(f"unknown gaps {min(unknown)!r}. {suggest(min(unknown), GAPS)}Known: {', '.join(GAPS)}.")
     similarity = BertScore(options.encoder, check_device(options.device)) if options.encoder else None
     stories = list(whole(corpus("roc", options.data, "train")))
     sets = [load_gaps(name, stories, options) for name in names]
     models = load_runs(runs, options.device)
-    check_decoded(models, methods)
-    judge = load_model(options.judge, options.device) if options.judge else None
+    find_decoders(models, options)
+    judge = load_judge(options.judge, (), options.device, watch.note) if options.judge else None
     training = [sentence for story in stories for sentence in story]
-    return evaluate_infill(models, sets, options, training, similarity, watch.update, judge)
+    return evaluate_infill(models, sets, options, training, similarity, judge)
 
 
 def measure_seq2seq(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
@@ -199,7 +192,7 @@ def measure_seq2seq(runs: Sequence[str], options: Options, watch: Watcher) -> Re
         check_same_data(models, options.data)
         given = pairs_for(next(iter(models.values())), options.data, options.split)
     pairs = given.sample(options.samples, options.skip, options.seed)
-    return evaluate_seq2seq(models, pairs, options, rankers, similarity, watch.update)
+    return evaluate_seq2seq(models, pairs, options, rankers, similarity)
 
 
 def load_gaps(name: str, stories: Sequence[Sequence[str]], options: Options) -> Set:
@@ -219,12 +212,9 @@ def load_gaps(name: str, stories: Sequence[Sequence[str]], options: Options) -> 
 
 
 Measure = Callable[[Sequence[str], Options, Watcher], Report]
-MEASURES: dict[str, Measure] = {
-    "language": measure_language,
-    "control": measure_control,
-    "infill": measure_infill,
-    "seq2seq": measure_seq2seq,
-}
+MEASURES: dict[str, Measure] = dict(
+    language=measure_language, control=measure_control, infill=measure_infill, seq2seq=measure_seq2seq
+)
 
 
 # -- runs: loading them, refusing those that cannot be compared, and keeping their figures ---------------------------
@@ -254,7 +244,11 @@ def name_runs(runs: Sequence[str]) -> dict[str, str]:
 def load_judge(name: str | None, models: Iterable[TextDiffusion], device: str, note: Note) -> TextDiffusion | None:
     """Load the requested judge, or the bundled one if it shares a tokenizer with one of the models."""
     if name is not None:
-        return load_model(name, device)
+        lm = load_model(name, device)
+        if lm.model.capabilities.likelihood != "exact":
+            lacks = f"a judge needs an exact likelihood, which {lm.config['method']} does not have"
+            raise UsageError(f"{lacks}. Use an autoregressive run.")
+        return lm
     tokenizer = read_config(find_run("judge"))["tokenizer"]
     if any(lm.tokenizer.fingerprint() == tokenizer for lm in models):
         return load_model("judge", device)
@@ -276,25 +270,20 @@ def source_of(lm: TextDiffusion, root: Path | None) -> tuple[str, ...]:
     return (resolve_data(recipe["data"], root), *(str(part) for part in more if part))
 
 
-def check_same_data(models: dict[str, TextDiffusion], root: Path | None) -> None:
-    """Refuse runs that were trained on different data, or on different texts of one file."""
+def check_same_data(
+    models: Mapping[str, TextDiffusion], root: Path | None, others: Mapping[str, TextDiffusion | None] | None = None
+) -> None:
+    """Refuse runs that were trained on different data, and those, `others` among them, that held out different texts of
+    one file: the seed decides which."""
     sources = {name: source_of(lm, root) for name, lm in models.items()}
     if len(set(sources.values())) > 1:
         texts = ", ".join(f"{name}: {' '.join(source)}" for name, source in sources.items())
         raise UsageError(f"these runs were trained on different data ({texts}). Compare runs trained on the same data.")
-    check_seeds(models, root)
-
-
-def check_seeds(models: dict[str, TextDiffusion], root: Path | None) -> None:
-    """Refuse runs with different seeds on a file: the seed decides which texts are held out."""
-    first = next(iter(models.values()))
-    if first.config["recipe"]["data"] in NAMES:
-        return
-    source, seed = source_of(first, root), first.config["recipe"]["seed"]
-    for name, lm in models.items():
-        other = lm.config["recipe"]["seed"]
-        if source_of(lm, root) == source and other != seed:
-            seeds = f"{next(iter(models))}: seed {seed}, {name}: seed {other}"
+    first, *_ = models
+    source, recipe = sources[first], models[first].config["recipe"]
+    for name, lm in {**models, **(others or {})}.items() if recipe["data"] not in NAMES else ():
+        if lm and source_of(lm, root) == source and lm.config["recipe"]["seed"] != recipe["seed"]:
+            seeds = f"{first}: seed {recipe['seed']}, {name}: seed {lm.config['recipe']['seed']}"
             raise UsageError(f"these runs held out different texts ({seeds}). Compare runs with the same seed.")
 
 
@@ -305,30 +294,20 @@ def keep_report(report: Report, runs: Sequence[str], out: Path | None, watch: Wa
     no run, such as real text and the twin; a bundled model is not changed."""
     names = name_runs(runs)
     rows = list(dict.fromkeys(row.name for row in report.rows))
-    if out:
-        append_records(out, report, rows)
-        write_readings(report, out.parent, out.stem, watch)
-        return
-    for number, (name, run) in enumerate(names.items()):
+    places = {out: (rows, out.stem)} if out else {}
+    for number, (name, run) in enumerate(() if out else names.items()):
         if run in bundled_runs() or find_open_model(run) is not None:
             whose = "bundled" if run in bundled_runs() else "somebody else's"
             watch.note(f"{run} is {whose}: nothing was appended to it. Save the figures with --out FILE.")
-            continue
-        folder = find_run(run)
-        append_records(folder / "metrics.jsonl", report, [row for row in rows if row not in {*names} - {name}])
-        write_card(folder)
-        if not number:
-            write_readings(report, folder, report.task, watch)
-
-
-def append_records(path: Path, report: Report, rows: Sequence[str]) -> None:
-    for row in rows:
-        for record in report.records(row):
+        else:
+            own = [row for row in rows if row not in {*names} - {name}]
+            places[find_run(run) / "metrics.jsonl"] = own, "" if number else report.task
+    for path, (own, stem) in places.items():
+        for record in (record for row in own for record in report.records(row)):
             append_line(path, json.dumps(record, ensure_ascii=False))
-
-
-def write_readings(report: Report, folder: Path, stem: str, watch: Watcher) -> None:
-    for name, text in report.readings.items():
-        path = folder / f"{stem}-{name}.txt"
-        write_atomic(path, text)
-        watch.note(f"{path}: gaps and what was written into them.")
+        if not out:
+            write_card(path.parent)
+        for name, text in report.readings.items() if stem else ():
+            reading = path.parent / f"{stem}-{name}.txt"
+            write_atomic(reading, text)
+            watch.note(f"{reading}: gaps and what was written into them.")

@@ -1,10 +1,9 @@
 """Checkpoints: safetensors and JSON, written atomically."""
 
-import os
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,20 +13,12 @@ from torch import Tensor
 
 from difflm.errors import DifflmError
 from difflm.fast.sharding import is_divided, local_part
+from difflm.runtime import files
 from difflm.runtime.distributed import current
-from difflm.runtime.files import (
-    AGAIN,
-    OF_WEIGHTS,
-    Json,
-    check_sha256,
-    explain_write_errors,
-    read_checked,
-    sync_directory,
-    write_atomic,
-    write_checked,
-)
+from difflm.runtime.files import Json
 from difflm.runtime.tensors import encode_tensors, load_tensors, save_tensors
 
+REPEATED = ("train", "validation")  # records that a resumed run writes again
 KEEP = 2  # checkpoints kept on disk
 # Of a run that trains for minutes.
 CLOCK = (("elapsed", float), ("checking", float), ("ended", float), ("checks", list), ("validated", list))
@@ -36,7 +27,7 @@ CLOCK = (("elapsed", float), ("checking", float), ("ended", float), ("checks", l
 def advise_resume(run: Path) -> str:
     """Advice for a run whose weights are damaged: resume from its newest complete checkpoint, if there is one."""
     newest = newest_checkpoint(run)
-    return f"Resume from {newest} with --resume." if newest else AGAIN
+    return f"Resume from {newest} with --resume." if newest else files.AGAIN
 
 
 def checkpoint_steps(run: Path) -> list[int]:
@@ -45,13 +36,13 @@ def checkpoint_steps(run: Path) -> list[int]:
     return sorted(int(name[1]) for name in found if name)
 
 
-def checkpoints(run: Path) -> list[Path]:
+def list_checkpoints(run: Path) -> list[Path]:
     """The checkpoints of a run, the newest first."""
     return [run / "checkpoints" / f"step-{step}" for step in reversed(checkpoint_steps(run))]
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    return next(iter(checkpoints(run)), None)
+    return next(iter(list_checkpoints(run)), None)
 
 
 def remove_leftovers(run: Path) -> None:
@@ -60,51 +51,39 @@ def remove_leftovers(run: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: Json) -> Path:
-    """Write a checkpoint directory atomically, then delete the oldest ones, and later ones, which were damaged."""
-    target = run / "checkpoints" / f"step-{step}"
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    with explain_write_errors(target), ExitStack() as stack:
-        temporary.mkdir(parents=True)
-        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-        sync_directory(run)  # the directory of checkpoints may be new
-        sha256 = save_tensors(temporary / "state.safetensors", tensors)
-        finish_checkpoint(run, temporary, target, {**state, "sha256": sha256})
-    return target
-
-
-def save_shards(run: Path, step: int, tensors: Mapping[str, Tensor], state: Json) -> None:
-    """Write a checkpoint as one file per process: its rows of each tensor. The first also has what is not sharded."""
+def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: Json) -> None:
+    """Write a checkpoint directory atomically, then delete the oldest ones, and later ones, which were damaged. Of
+    sharded weights each process writes a file, with its rows of each tensor; the first also has what is not sharded."""
     processes = current()
     target = run / "checkpoints" / f"step-{step}"
-    temporary = target.with_name(f".{target.name}.shards")
-    if processes.first:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with explain_write_errors(target):
+    temporary = target.with_name(f".{target.name}.new")
+    with files.explain_write_errors(target), ExitStack() as stack:
+        if processes.first:
+            shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-    processes.any()  # wait until the directory exists
-    divided = {name: local_part(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
-    own = {name: part for name, part in divided.items() if len(part)}
-    if processes.first:
-        own |= {name: tensor for name, tensor in tensors.items() if name not in divided}
-    sha256 = save_tensors(temporary / shard_name(processes.rank, processes.count), own)
-    shards = processes.gather_json(sha256)
-    if processes.first:
-        finish_checkpoint(run, temporary, target, {**state, "shards": shards})
-    processes.any()  # wait until the checkpoint exists
-
-
-def finish_checkpoint(run: Path, temporary: Path, target: Path, state: Json) -> None:
-    """Write the state next to the tensors and make the checkpoint visible; then delete the oldest and later ones."""
-    with explain_write_errors(target):
-        write_checked(temporary / "state.json", state)
-        shutil.rmtree(target, ignore_errors=True)
-        temporary.replace(target)
-        sync_directory(target.parent)
-    found = checkpoints(run)
-    here = found.index(target)
-    for other in found[:here] + found[here + KEEP :]:
-        shutil.rmtree(other, ignore_errors=True)
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+            files.sync_directory(run)  # the directory of checkpoints may be new
+        if processes.shards:
+            processes.any()  # wait until the directory exists
+            divided = {name: local_part(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
+            own = {name: part for name, part in divided.items() if len(part)}
+            whole = {name: tensor for name, tensor in tensors.items() if name not in divided}
+            own |= whole if processes.first else {}
+            sha256 = save_tensors(temporary / shard_name(processes.rank, processes.count), own)
+            state = {**state, "shards": processes.gather_json(sha256)}
+        else:
+            state = {**state, "sha256": save_tensors(temporary / "state.safetensors", tensors)}
+        if processes.first:
+            files.write_checked(temporary / "state.json", state)
+            shutil.rmtree(target, ignore_errors=True)
+            temporary.replace(target)
+            files.sync_directory(target.parent)
+            found = list_checkpoints(run)
+            here = found.index(target)
+            for other in found[:here] + found[here + KEEP :]:
+                shutil.rmtree(other, ignore_errors=True)
+    if processes.shards:
+        processes.any()  # wait until the checkpoint exists
 
 
 def shard_name(number: int, count: int) -> str:
@@ -115,7 +94,7 @@ def shard_name(number: int, count: int) -> str:
 def read_whole_config(run: Path) -> Json:
     """The config of a run; {} if there is none, or if it is damaged, since it will be written again."""
     try:
-        config = read_checked(run / "config.json")
+        config = files.read_checked(run / "config.json")
     except DifflmError:
         return {}
     return config if isinstance(config, dict) else {}
@@ -124,7 +103,8 @@ def read_whole_config(run: Path) -> Json:
 def write_config(run: Path, config: Json) -> None:
     """Write the config of a run whose weights do not change: their checksum is kept."""
     before = read_whole_config(run)
-    write_checked(run / "config.json", {**config, **{key: before[key] for key in OF_WEIGHTS if key in before}})
+    kept = {key: before[key] for key in files.OF_WEIGHTS if key in before}
+    files.write_checked(run / "config.json", {**config, **kept})
 
 
 def save_weights(run: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -133,34 +113,26 @@ def save_weights(run: Path, tensors: Mapping[str, Tensor]) -> str:
     data, sha256 = encode_tensors(tensors)
     config = {key: value for key, value in read_whole_config(run).items() if key != "next_sha256"}
     if config:
-        write_checked(run / "config.json", {**config, "next_sha256": sha256})
-    write_atomic(run / "model.safetensors", data)
+        files.write_checked(run / "config.json", {**config, "next_sha256": sha256})
+    files.write_atomic(run / "model.safetensors", data)
     if config:
-        write_checked(run / "config.json", {**config, "sha256": sha256})
+        files.write_checked(run / "config.json", {**config, "sha256": sha256})
     return sha256
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Json]:
-    state = read_checked(path / "state.json", "Start the run again.")
+    """Read a checkpoint; of several files, which have some rows of every tensor each, these are joined."""
+    advice = "Start the run again."
+    state = files.read_checked(path / "state.json", advice)
     if not is_state(state) or path.name != f"step-{state['step']}":
         raise DifflmError(f"{path}/state.json does not describe a checkpoint.")
-    advice = "Start the run again."
-    if "shards" in state:
-        return load_shards(path, state["shards"], advice), state
-    tensors = load_tensors(path / "state.safetensors", advice)
-    check_sha256(path / "state.safetensors", state, advice)
-    return tensors, state
-
-
-def load_shards(path: Path, shards: Sequence[str], advice: str) -> dict[str, Tensor]:
-    """Join the files of several processes, which have some rows of every tensor each; `shards` are their checksums."""
-    found: dict[str, list[Tensor]] = {}
-    for number, sha256 in enumerate(shards):
-        file = path / shard_name(number, len(shards))
-        for name, part in load_tensors(file, advice).items():
-            found.setdefault(name, []).append(part)
-        check_sha256(file, {"sha256": sha256}, advice)
-    return {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in found.items()}
+    shards, found = state.get("shards", []), defaultdict[str, list[Tensor]](list)
+    sums = {shard_name(number, len(shards)): {"sha256": sha256} for number, sha256 in enumerate(shards)}
+    for name, about in (sums or {"state.safetensors": state}).items():
+        for key, part in load_tensors(path / name, advice).items():
+            found[key].append(part)
+        files.check_sha256(path / name, about, advice)
+    return {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in found.items()}, state
 
 
 def part_tensors(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -185,3 +157,17 @@ def is_state(state: Any) -> bool:
     if not isinstance(shards, list) or not all(isinstance(sha256, str) for sha256 in shards):
         return False
     return all(isinstance(number, int | float) for number in numbers)
+
+
+def drop_records_after(metrics: Path, step: int) -> None:
+    """Drop the records of steps that a resumed run will repeat, and a half-written last line."""
+
+    def is_kept(line: str) -> bool:
+        record = files.parse_record(line)
+        at = record.get("step")
+        return bool(record) and (record.get("kind") not in REPEATED or (isinstance(at, int) and at <= step))
+
+    files.check_regular(metrics)
+    if metrics.exists():
+        lines = metrics.read_text(encoding="utf-8", errors="replace").split("\n")
+        files.write_atomic(metrics, "".join(f"{line}\n" for line in lines if is_kept(line)))

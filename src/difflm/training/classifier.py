@@ -8,15 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.controls.guidance import (
-    Classifier,
-    Guided,
-    LabelReader,
-    labels_on_canvas,
-    matches_model,
-    model_signature,
-    span_chart,
-)
+from difflm.controls import guidance
+from difflm.controls.guidance import Classifier, Guided, LabelReader
 from difflm.controls.sentence_classifier import load_sentence_classifier
 from difflm.data.batches import Batch, split
 from difflm.data.corpora import corpus_path
@@ -44,16 +37,6 @@ FOLLOWING = "following words"  # the loss that needs no labels
 COUNT_BATCH = 10_000  # texts whose words are counted at once
 
 
-class Frozen:
-    """Holds the guided model. Copies share it, since it is neither trained nor averaged."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self.model = model.eval().requires_grad_(False)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "Frozen":
-        return self
-
-
 class Learner(Trainable):
     """A classifier in training, with the frozen model that it will guide."""
 
@@ -62,7 +45,8 @@ class Learner(Trainable):
     def __init__(self, classifier: Classifier, guided: LanguageModel, low_noise: float = 2.0) -> None:
         super().__init__()
         self.classifier, self.low_noise = classifier, low_noise
-        self.frozen = Frozen(guided)  # not a submodule, so that it is not saved
+        guided.eval().requires_grad_(False)
+        self.guided = lambda: guided  # no submodule, so that it is not saved; copies share it, since it is not trained
 
     def forward(self, batch: Batch) -> Losses:
         noise = self.training_noise(batch)
@@ -81,7 +65,7 @@ class Learner(Trainable):
     def label_nats(self, batch: Batch, u: Tensor, noise: Noise) -> dict[str, Tensor]:
         """−log p(labels | x_t) of each text, [B], at times given by u in [0, 1); for tags and spans the mean over its
         words, so that every labelling has the same weight, however many positions it labels."""
-        guided = self.frozen.model.to(batch.ids.device)
+        guided = self.guided().to(batch.ids.device)
         codec, process, t = guided.denoiser.codec, guided.denoiser.process, guided.times.time_of(u)
         canvas, mask = guided.lengths.canvas(batch.ids, batch.lengths)
         with torch.no_grad(), torch.autocast(canvas.device.type, enabled=False):
@@ -90,7 +74,7 @@ class Learner(Trainable):
         output = self.classifier(view, t, mask)
         first = guided.lengths.first
         return {
-            name: output.nats(name, labels_on_canvas(one, batch.labels[name], mask.shape[1], first))
+            name: output.nats(name, guidance.labels_on_canvas(one, batch.labels[name], mask.shape[1], first))
             / (1 if one.kind == "text" else batch.lengths)
             for name, one in self.classifier.labellings.items()
         }
@@ -104,7 +88,7 @@ class PrefixLearner(Learner):
     def label_nats(self, batch: Batch, u: Tensor, noise: Noise) -> dict[str, Tensor]:
         """−log p(label | x_≤i) as a mean over the prefixes of each text, [B], or over its words for tags; and, at one
         prefix of each text given by u in [0, 1), −log p(words that follow) divided by the text's length."""
-        guided = cast(Autoregressive, self.frozen.model.to(batch.ids.device))
+        guided = cast(Autoregressive, self.guided().to(batch.ids.device))
         canvas = with_ends(batch.ids, batch.lengths)
         place, ends = torch.arange(canvas.shape[1], device=canvas.device), batch.lengths.unsqueeze(1) + 1
         with torch.no_grad(), torch.autocast(canvas.device.type, enabled=False):
@@ -118,7 +102,7 @@ class PrefixLearner(Learner):
             if one.kind == "text":
                 labels = labels.unsqueeze(1).expand_as(there)
             else:
-                labels = labels_on_canvas(one, labels, canvas.shape[1], 1)
+                labels = guidance.labels_on_canvas(one, labels, canvas.shape[1], 1)
                 there = labels != NOTHING
             nats = -output.text(name).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
             found[name] = (nats * there).sum(-1) / there.sum(-1).clamp(min=1)
@@ -143,14 +127,22 @@ class PrefixLearner(Learner):
         there = torch.cat([given, given], 1)
         at = (u[:, 2 * count :] * (lengths + 2).unsqueeze(1)).long()  # START, a word or END; word k is at k + 1
         answers = self.classifier.label_spans(name, features[rows, at], first - at + 1, last - at + 1)
-        labels = span_chart(spans, mask)[rows, first, last]
+        labels = guidance.span_chart(spans, mask)[rows, first, last]
         nats = -answers.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         return (nats * there).sum(-1) / there.sum(-1).clamp(min=1)
 
 
 def resolve_guided(recipe: Recipe) -> Recipe:
-    """Check the recipe of a classifier, and name the model that it guides in a way that holds everywhere."""
-    check_recipe(recipe)
+    """Name the model that a classifier guides in a way that holds everywhere. Settings that would have no effect are
+    rejected, and data that cannot have labels."""
+    for key in ("init", "tokenizer", "vocabulary", "more_than", "longest"):
+        if getattr(recipe, key) != Recipe.model_fields[key].default:
+            raise UsageError(f"a classifier has words and sizes of the model that it guides: leave {key} out.")
+    if file_kind(Path(recipe.data)) != ".jsonl":
+        raise UsageError(
+            f"a classifier learns from labels, and {recipe.data} is no .jsonl file. "
+            'Give one with a text and its labels per line, such as {"text": "...", "topic": "food"}.'
+        )
     method = recipe.build_method().model_dump()
     return recipe.model_copy(update={"model": {**method, "guides": resolve_run(method["guides"])}})
 
@@ -168,11 +160,14 @@ def prepare_classifier(setup: Setup) -> Prepared:
     tokens = read_tokens(setup, tokenizer, "train")
     selection = select_texts(tokens, limits, recipe.distinct)
     labels = read_labellings(setup, tokens, selection.kept)
-    if guided.capabilities.state == "prefix":
-        labels = labels_of_prefixes(labels, tokens, guided.longest)
+    if guided.capabilities.state == "prefix":  # every text has a length, which is one more label
+        if any(one.labelling.name == LENGTH for one in labels):
+            raise UsageError(f"no label may be called {LENGTH!r} here: lengths are learned without labels. Rename it.")
+        lengths = Labelling(LENGTH, "text", (NONE, *map(str, range(1, guided.longest + 1))))
+        labels = [*labels, Labels(lengths, np.minimum(tokens.lengths, guided.longest).tolist())]
     kept, held = split(selection.kept, len(tokens), recipe.seed)
     begun = read_checked(setup.out / "config.json") if setup.resume else None
-    if begun is not None and not matches_model(view, begun.get("signature", [])):
+    if begun is not None and not guidance.matches_model(view, begun.get("signature", [])):
         raise DifflmError(f"the model that {setup.out} guides has changed: train the classifier again.")
     report_left_out(setup, selection, held)
     torch.manual_seed(recipe.seed)
@@ -184,7 +179,7 @@ def prepare_classifier(setup: Setup) -> Prepared:
     config = {
         "format": FORMAT,
         "method": "classifier",
-        "signature": model_signature(view),
+        "signature": guidance.model_signature(view),
         "longest": guided.longest,
         "causal": classifier.causal,
         "labels": [one.to_json() for one in labellings],
@@ -199,18 +194,6 @@ def prepare_classifier(setup: Setup) -> Prepared:
     return Prepared(recipe, learner, batches, validation, "label_nats", config)
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """Reject settings that would have no effect, and data that cannot have labels."""
-    for key in ("init", "tokenizer", "vocabulary", "more_than", "longest"):
-        if getattr(recipe, key) != Recipe.model_fields[key].default:
-            raise UsageError(f"a classifier has words and sizes of the model that it guides: leave {key} out.")
-    if file_kind(Path(recipe.data)) != ".jsonl":
-        raise UsageError(
-            f"a classifier learns from labels, and {recipe.data} is no .jsonl file. "
-            'Give one with a text and its labels per line, such as {"text": "...", "topic": "food"}.'
-        )
-
-
 def read_labellings(setup: Setup, tokens: TokenFile, kept: Ints) -> list[Labels]:
     """Read all labellings of the recipe's texts; at least one must have two values."""
     path = corpus_path(setup.recipe.data, setup.root)
@@ -223,14 +206,6 @@ def read_labellings(setup: Setup, tokens: TokenFile, kept: Ints) -> list[Labels]
     for name in same:
         setup.report(f"{name!r} is the same in every text: asking for it will change nothing")
     return found
-
-
-def labels_of_prefixes(labels: list[Labels], tokens: TokenFile, longest: int) -> list[Labels]:
-    """The labels, and the length as one more label, which every text has."""
-    if any(one.labelling.name == LENGTH for one in labels):
-        raise UsageError(f"no label may be called {LENGTH!r} here: lengths are learned without labels. Rename it.")
-    lengths = Labelling(LENGTH, "text", (NONE, *map(str, range(1, longest + 1))))
-    return [*labels, Labels(lengths, np.minimum(tokens.lengths, longest).tolist())]
 
 
 def check_label_positions(labels: Labels, tokens: TokenFile, kept: Ints, path: Path) -> None:
@@ -305,7 +280,7 @@ def load_guide(folder: Path, guided: Guided, tokenizer: Tokenizer) -> LabelReade
     tensors = load_tensors(path, advice)
     try:
         guides = Path(config["model"]["guides"]).name
-        if config["tokenizer"] != tokenizer.fingerprint() or not matches_model(guided, config["signature"]):
+        if config["tokenizer"] != tokenizer.fingerprint() or not guidance.matches_model(guided, config["signature"]):
             raise UsageError(f"the classifier {folder} was made for another model ({guides}), not for this one.")
         labellings = [Labelling(one["name"], one["kind"], tuple(one["values"])) for one in config["labels"]]
         with SkipInit(tensors):

@@ -9,7 +9,7 @@ from difflm.methods.base import TextSpec
 from difflm.networks.head import CHUNK
 from difflm.runtime.tensors import SkipInit
 from difflm.training.recipe import Recipe
-from difflm.training.vocabulary import load_tokenizer
+from difflm.training.texts import load_tokenizer
 
 # Bytes per weight: itself, two moments, its average and gradient; in bfloat16 also a copy, with a bfloat16 gradient.
 WEIGHT = 20
@@ -49,7 +49,9 @@ class Estimate:
 def estimate_training(recipe: Recipe, kind: str) -> Estimate:
     """The cost of a recipe on a kind of device ("cuda", "cpu"). Sizes that depend on the texts are taken at the
     recipe's limits."""
-    recipe, texts = recipe.adapt_to(kind), text_sizes(recipe)
+    recipe, longest, named = recipe.adapt_to(kind), recipe.longest or UNKNOWN_LONGEST, load_tokenizer(recipe.tokenizer)
+    sources = (recipe.source_longest or longest) if recipe.has_sources else 0
+    texts = TextSpec(named.size if named else recipe.vocabulary, longest, sources)
     with SkipInit():
         model = recipe.build_method().build(texts)
     rows = recipe.batch_size * texts.longest
@@ -79,9 +81,3 @@ def estimate_training(recipe: Recipe, kind: str) -> Estimate:
     }
     reached = [share for least, share in REACHED[kind].items() if hidden >= least][-1]
     return Estimate(texts, parameters, gib, 1e-9 * flops * recipe.accumulate * recipe.steps, reached)
-
-
-def text_sizes(recipe: Recipe) -> TextSpec:
-    named, longest = load_tokenizer(recipe.tokenizer), recipe.longest or UNKNOWN_LONGEST
-    vocabulary = named.size if named else recipe.vocabulary
-    return TextSpec(vocabulary, longest, (recipe.source_longest or longest) if recipe.has_sources else 0)

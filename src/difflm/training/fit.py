@@ -1,5 +1,6 @@
 """From a recipe to a run: read the texts, build the tokenizer and the model, train."""
 
+import json
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,34 +25,22 @@ from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel
 from difflm.runtime.distributed import current
-from difflm.runtime.files import FORMAT, Json, locked, refuse_links, write_checked
+from difflm.runtime.files import FORMAT, Json, append_line, locked, refuse_links, write_checked
 from difflm.runtime.threads import check_process
+from difflm.training import texts
 from difflm.training.checkpoints import newest_checkpoint, read_whole_config, write_config
 from difflm.training.classifier import prepare_classifier, resolve_guided
-from difflm.training.counts import count_neighbours, count_overlap, histograms, pair_lengths
 from difflm.training.model_card import finish_run
 from difflm.training.pace import set_pace
-from difflm.training.recipe import Recipe, check_init
-from difflm.training.resuming import Changes, check_same_recipe, record_changes
+from difflm.training.recipe import Recipe, check, check_init, read_recipe
 from difflm.training.run import WRITTEN, load_run, resolve_run
-from difflm.training.texts import (
-    VALIDATION_BATCHES,
-    Prepared,
-    Setup,
-    Split,
-    advise_longest,
-    choose_sizes,
-    count_left_out,
-    make_batches,
-    read_splits,
-    read_tokens,
-    report_left_out,
-)
+from difflm.training.texts import Prepared, Setup, Split
 from difflm.training.timing import time_run
 from difflm.training.trainer import Outcome, Trainer, Watcher
 from difflm.training.validation import Figure
-from difflm.training.vocabulary import DOING, WARN, build_tokenizer
 
+CHANGEABLE = ("steps", "minutes", "lr", "log")  # keys of a recipe that may change when a run is resumed
+Changes = dict[str, tuple[object, object]]  # the values before and now, by key
 Origin = tuple[Ints, Ints]  # seed and sample number of the teacher's noise for each text
 Initial = tuple[LanguageModel, Tokenizer]
 
@@ -62,15 +51,14 @@ def train_run(setup: Setup, watcher: Watcher, command: Sequence[str] = ()) -> Ou
     of its own."""
     recipe, root = setup.recipe, setup.root
     recipe = recipe.model_copy(update={"data": resolve_data(recipe.data, root), "init": resolve_run(recipe.init)})
-    if recipe.method == "classifier":
+    guides = recipe.method == "classifier"
+    if guides:
         recipe = resolve_guided(recipe)
     if is_remote(recipe.data) and current().first:
         fetch_remote(recipe.data, root, recipe.column, setup.note)
-    setup = replace(setup, recipe=recipe)
-    if recipe.method == "classifier":
-        return train_prepared(setup, prepare_classifier, watcher)
-    outcome = train_prepared(setup, prepare_model, watcher)
-    if command and outcome.stopped != "interrupted" and current().first:
+    prepare = prepare_classifier if guides else prepare_model
+    outcome = train_prepared(replace(setup, recipe=recipe), prepare, watcher)
+    if command and not guides and outcome.stopped != "interrupted" and current().first:
         finish_run(setup.out, shlex.join(command))
     return outcome
 
@@ -112,27 +100,28 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
             write_checked(out / "config.json", {**ready.config, **outcome.summary()})
             if ready.tokenizer is not None and not (out / "tokenizer.json").exists():
                 ready.tokenizer.save(out / "tokenizer.json")
-                setup.note(f"{out}/tokenizer.json was removed during training; it is written again", WARN)
+                setup.note(f"{out}/tokenizer.json was removed during training; it is written again", texts.WARN)
         return outcome
 
 
 def prepare_model(setup: Setup) -> Prepared:
     """Read the texts of a recipe, and build the tokenizer and the model."""
     if setup.recipe.init or not setup.resume:
-        setup.note(f"loading {Path(setup.recipe.init).name}" if setup.recipe.init else "learning a tokenizer", DOING)
+        doing = f"loading {Path(setup.recipe.init).name}" if setup.recipe.init else "learning a tokenizer"
+        setup.note(doing, texts.DOING)
     initial: Initial | None = None
     if setup.recipe.init:
         check_init(setup.recipe)
         initial = load_run(setup.recipe.init)[:2]
     if not setup.resume:
-        learned = initial[1] if initial else build_tokenizer(setup.recipe, setup.root, setup.note)
+        learned = initial[1] if initial else texts.build_tokenizer(setup.recipe, setup.root, setup.note)
         learned.save(setup.out / "tokenizer.json")
     tokenizer = Tokenizer.load(setup.out / "tokenizer.json")
     own = tokenizer.fingerprint()
     if setup.resume and read_whole_config(setup.out).get("tokenizer", own) != own:
         raise DifflmError(f"{setup.out}/tokenizer.json is damaged: the run was started with another. Copy it again.")
-    tokens = read_tokens(setup, tokenizer, "train")
-    setup = replace(setup, recipe=choose_sizes(setup, tokenizer, tokens))
+    tokens = texts.read_tokens(setup, tokenizer, "train")
+    setup = replace(setup, recipe=texts.choose_sizes(setup, tokenizer, tokens))
     recipe, method = setup.recipe, setup.recipe.build_method()
     torch.manual_seed(recipe.seed)
     sources = tokenizer.for_sources.size if recipe.source_words == "own" else 0
@@ -148,35 +137,39 @@ def prepare_rows(
     recipe = setup.recipe
     limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest, model.room)
     selection = select_texts(tokens, limits, recipe.distinct)
-    training, held_out = read_splits(setup, tokenizer, tokens, selection)
+    training, held_out = texts.read_splits(setup, tokenizer, tokens, selection)
     subset = training[1]
-    advice = advise_longest(recipe, recipe.longest - limits.target, tokens)
-    report_left_out(setup, selection, held_out[1], advice)
-    overlap = count_overlap(*training, *held_out)
+    advice = texts.advise_longest(recipe, recipe.longest - limits.target, tokens)
+    texts.report_left_out(setup, selection, held_out[1], advice)
+    overlap = texts.count_overlap(*training, *held_out)
     if overlap:
         advice = "" if recipe.distinct or recipe.data in NAMES else "; distinct=true trains on each text once"
         setup.report(f"{overlap:,} of {len(held_out[1]):,} held-out texts also occur in training{advice}")
-    lengths, words = histograms(tokens, subset, recipe.longest, tokenizer.size)
+    lengths, words = texts.histograms(tokens, subset, recipe.longest, tokenizer.size)
     if not (initial and isinstance(model, type(initial[0]))):
         for part in model.pair_readers:
-            part.read_pairs(count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
+            part.read_pairs(texts.count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
     start_weights(setup, model, tokenizer, lengths, words, initial)
     if tokens.sources is not None:
-        model.observe_pairs(pair_lengths(tokens, subset, recipe.longest, recipe.source_longest))
+        model.observe_pairs(texts.pair_lengths(tokens, subset, recipe.longest, recipe.source_longest))
     origin: Origin | None = None
     if model.capabilities.coupled:
         if not initial:
             raise UsageError("a coupled model starts from its teacher: give init=MODEL, which wrote the texts.")
         origin = read_pairs(corpus_path(recipe.data, setup.root), recipe.column or "text")
         report_odd_pairs(setup, origin, (tokens, selection.kept), initial[0])
-    batches, validation = make_batches(setup, recipe.longest, training, held_out, origin=origin)
+    batches, validation = texts.make_batches(setup, recipe.longest, training, held_out, origin=origin)
     counts: Json = {
         "texts": len(subset),
         "held_out": len(held_out[1]),
         "held_out_seen": overlap,
         **({"whole_texts_held_out": True} if tokens.holds_pieces else {}),
-        **count_left_out(recipe, selection),
-        **({"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)} if recipe.tells_labels else {}),
+        **texts.count_left_out(recipe, selection),
+        **(
+            {"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)}
+            if recipe.task == "prompts"
+            else {}
+        ),
     }
     config = describe_run(recipe, model, tokenizer, counts)
     noisy = {"vectors", "simplex"} & {*model.capabilities.settings} or model.capabilities.whole_text
@@ -193,10 +186,10 @@ def prepare_packed(
     split, or a hundredth of a file that has none."""
     recipe, total = setup.recipe, len(tokens)
     if recipe.data in NAMES:
-        valid = read_tokens(setup, tokenizer, "valid")
+        valid = texts.read_tokens(setup, tokenizer, "valid")
         rows, checked = PackedRows(tokens, recipe.longest), PackedRows(valid, recipe.longest)
         learned, held = total, len(valid)
-        overlap = count_overlap(tokens, range(total), valid, range(held))
+        overlap = texts.count_overlap(tokens, range(total), valid, range(held))
     else:
         chosen = held_out(total, recipe.seed)
         if tokens.holds_pieces:
@@ -204,7 +197,7 @@ def prepare_packed(
         rows, checked = PackedRows(tokens, recipe.longest, chosen), PackedRows(tokens, recipe.longest, only=chosen)
         learned, held, few = total - len(chosen), len(chosen), set(chosen.tolist())
         rest: Iterable[int] = (number for number in range(total) if number not in few)
-        overlap = count_overlap(tokens, rest, tokens, chosen.tolist())
+        overlap = texts.count_overlap(tokens, rest, tokens, chosen.tolist())
     if overlap:
         setup.report(f"{overlap:,} of {held:,} held-out texts also occur in training")
     setup.report(f"{learned:,} texts of {rows.total:,} tokens in {len(rows):,} rows of {recipe.longest}")
@@ -214,7 +207,7 @@ def prepare_packed(
     start_weights(setup, model, tokenizer, lengths, words, initial)
     size = min(recipe.batch_size, len(checked))
     fixed = PackedBatches(checked, size, recipe.seed)
-    validation = [fixed.batch(step) for step in range(min(VALIDATION_BATCHES, len(checked) // size))]
+    validation = [fixed.batch(step) for step in range(min(texts.VALIDATION_BATCHES, len(checked) // size))]
     config = describe_run(recipe, model, tokenizer, counts)
     batches = PackedBatches(rows, recipe.batch_size, recipe.seed)
     return Prepared(recipe, model, batches, validation, "nats_per_token", config, tokenizer)
@@ -263,6 +256,34 @@ def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, cou
         "recipe": recipe.model_dump(),
         **counts,
     }
+
+
+def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
+    """The recipe that a run is resumed with: the original one, with the sizes that were chosen from its texts, and
+    deliberate changes."""
+    before = check(read_recipe(out))
+    first, sizes = dict(before), {"longest": recipe.longest or before.longest}
+    sizes["source_longest"] = recipe.source_longest or before.source_longest
+    recipe = recipe.model_copy(update=sizes)
+    changes = {key: (first[key], now) for key, now in dict(recipe).items() if first[key] != now}
+    for key, (then, now) in changes.items():
+        if key not in CHANGEABLE or (key == "minutes" and before.steps):
+            allowed = f"{', '.join(CHANGEABLE[:-1])} and {CHANGEABLE[-1]}"
+            raise UsageError(f"{out} was started with {key}={then}, not {now}. Only {allowed} may change at --resume.")
+    return recipe, changes
+
+
+def record_changes(changes: Changes, step: int, steps: int, out: Path, note: Callable[[str, int], None]) -> None:
+    """Record in the metrics which settings apply from this step on, of `steps`. The recipe is written afterwards: if
+    the run is killed in between, it records them again."""
+    if 0 < steps < step:
+        raise UsageError(f"{out} is at step {step:,} already: give steps={step} or more.")
+    if "lr" in changes and steps == step:
+        raise UsageError(f"{out} has taken all of its {step:,} steps: with another lr, give more steps=N too.")
+    if changes:
+        append_line(out / "metrics.jsonl", json.dumps({"kind": "resumed", "step": step, **changes}))
+        said = ", ".join(f"{key}={now} instead of {then}" for key, (then, now) in changes.items())
+        note(f"from step {step:,} on: {said}", 0)
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------

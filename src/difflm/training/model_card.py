@@ -57,8 +57,7 @@ def figure_parts(record: Json) -> tuple[str, str]:
 
 
 def training_summary(config: Json) -> str:
-    trained = config.get("trained")
-    if not trained:
+    if not (trained := config.get("trained")):
         return "not finished yet"
     last = trained.get("validation") or {}
     validation = ""
@@ -105,7 +104,7 @@ def suggest_command(run: str, config: Json) -> str:
 
 def card(name: str, config: Json, records: list[Json]) -> str:
     recipe, method = config["recipe"], METHODS[config["method"]]
-    summary = summarise(config)
+    summary, licence = summarise(config), re.sub(r"[^a-z0-9.]+", "-", recipe["licence"].lower()).strip("-")
     rows = {
         "method": f"`{method.name}` ({method.paper})",
         "parameters": f"{config['parameters']:,} ({format_values(config['model'])})",
@@ -114,7 +113,12 @@ def card(name: str, config: Json, records: list[Json]) -> str:
         "command": f"`{summary['command']}`",
     }
     lines = [
-        _front_matter(recipe),
+        "---",
+        "library_name: difflm",
+        "pipeline_tag: text-generation",
+        f"license: {licence or 'other'}",
+        *(["datasets:", f"- {DATASETS[recipe['data']]}"] if recipe["data"] in DATASETS else []),
+        *("tags:", "- diffusion", "- text", f"- {recipe['method']}", "---"),
         f"# {name}",
         "",
         f"A language model trained with difflm, method `{method.name}`.",
@@ -131,12 +135,3 @@ def card(name: str, config: Json, records: list[Json]) -> str:
         lines += ["", "## Measured", "", "| texts | figure | value |", "|---|---|---|"]
         lines += [f"| {r.get('model')} | {r.get('name')} | {'{} ({})'.format(*figure_parts(r))} |" for r in records]
     return "\n".join(lines) + "\n"
-
-
-def _front_matter(recipe: Json) -> str:
-    lines = ["---", "library_name: difflm", "pipeline_tag: text-generation"]
-    licence = re.sub(r"[^a-z0-9.]+", "-", recipe["licence"].lower()).strip("-")
-    lines.append(f"license: {licence or 'other'}")
-    if recipe["data"] in DATASETS:
-        lines += ["datasets:", f"- {DATASETS[recipe['data']]}"]
-    return "\n".join([*lines, "tags:", "- diffusion", "- text", f"- {recipe['method']}", "---"])

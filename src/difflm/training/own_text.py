@@ -8,33 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from difflm.data.corpora import (
-    ALSO,
-    corpus_paths,
-    counted_texts,
-    file_names,
-    find_pair_columns,
-    is_pattern,
-    list_parts,
-    resolve_data,
-)
+from difflm.data import corpora
 from difflm.data.remote import is_remote
 from difflm.data.texts import LINES, MOST_TOKENS, ROWS, file_kind, is_model, split_long
 from difflm.data.tokenizers import Bpe, Tokenizer
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.methods import METHODS
-from difflm.training.recipe import (
-    TOKENIZERS,
-    Changes,
-    Recipe,
-    change_values,
-    check,
-    known_recipes,
-    load_recipe,
-    read_changes,
-    read_recipe,
-)
+from difflm.training import recipe as recipes
+from difflm.training.recipe import TOKENIZERS, Changes, Recipe
 from difflm.training.run import find_run, find_start, read_config
 
 BASE = "own-text"  # the recipe that gives all other settings
@@ -132,9 +114,9 @@ def token_lengths(survey: Survey, kind: str, vocabulary: int, init: str | None) 
 def is_own_text(name: str) -> bool:
     """Whether a recipe's name is data instead: files of texts or patterns of their names, or an address to download."""
     kind = file_kind(Path(name))
-    if name in known_recipes() or (kind in (".yaml", ".yml") and not is_pattern(name)):
+    if name in recipes.known_recipes() or (kind in (".yaml", ".yml") and not corpora.is_pattern(name)):
         return False
-    there = os.path.isfile(name) or os.path.isdir(name) or is_pattern(name) or bool(list_parts(name))
+    there = os.path.isfile(name) or os.path.isdir(name) or corpora.is_pattern(name) or bool(corpora.list_parts(name))
     return there or is_remote(name) or kind in ({*LINES} - {""} | {*ROWS})
 
 
@@ -143,36 +125,36 @@ def split_arguments(words: Sequence[str]) -> tuple[str, list[str]]:
     changes = [word for word in words if "=" in word and not os.path.exists(word) and not is_remote(word)]
     names = [word for word in words if word not in changes]
     if len(names) > 1 and all(map(is_own_text, names)):
-        return ALSO.join(names), changes
+        return corpora.ALSO.join(names), changes
     return names[0] if names else "", [*names[1:], *changes]
 
 
 def own_recipe(data: str, changes: Changes, root: Path | None, device: str, note: Callable[[str], None]) -> Recipe:
     """Return a recipe for these texts and a kind of device ("cuda", "cpu"): settings that are not given are chosen and
     reported."""
-    given = read_changes(changes)
+    given = recipes.read_changes(changes)
     if "data" in given:
         raise UsageError(f"the texts are given twice: {data} and data={given['data']}.")
     wanted = {"data": data, **given}
-    plain = load_recipe(BASE, wanted)  # rejects errors before anything is read
+    plain = recipes.load_recipe(BASE, wanted)  # rejects errors before anything is read
     if is_model(Path(data)):
         raise UsageError(f"{data} holds a model, not texts: train it on yours with init={data}, or --resume its run.")
-    corpus_paths(data, root)
+    corpora.corpus_paths(data, root)
     if pairs := find_pairs(plain, given, root):
         note(
-            f"task=seq2seq: {file_names(data)} holds pairs; column {pairs[1]} is written from column {pairs[0]}. "
-            "Give column=SOURCE,TARGET for others, or column=NAME to train on the texts of one alone"
+            f"task=seq2seq: {corpora.file_names(data)} holds pairs; column {pairs[1]} is written from column {pairs[0]}"
+            ". Give column=SOURCE,TARGET for others, or column=NAME to train on the texts of one alone"
         )
         wanted = {"data": data, "column": ",".join(pairs), **given, "task": "seq2seq"}
-        plain = load_recipe(BASE, wanted)
+        plain = recipes.load_recipe(BASE, wanted)
     sides = ("source", "target") if plain.has_sources else ()
-    survey = Survey.of(counted_texts(resolve_data(data, root), root, plain.column, plain.chunk, sides))
+    survey = Survey.of(corpora.counted_texts(corpora.resolve_data(data, root), root, plain.column, plain.chunk, sides))
     count, what = (survey.texts // 2, "pair") if sides else (survey.texts, "text")
-    note(f"{file_names(data)}: {count:,} {what}{'s'[: count != 1]} of {survey.characters:,} characters")
+    note(f"{corpora.file_names(data)}: {count:,} {what}{'s'[: count != 1]} of {survey.characters:,} characters")
     start = choose_start(survey, given) if not plain.has_sources else []
     if start:
         wanted = {key: value for key, value, _ in start} | wanted
-        plain = load_recipe(BASE, wanted)
+        plain = recipes.load_recipe(BASE, wanted)
     chosen = [one for one in [*start, *choose_settings(survey, plain, device)] if one[0] not in given]
     if plain.init or plain.tokenizer not in TOKENIZERS:  # its sizes are those of another run
         chosen = [one for one in chosen if one[0] not in ("tokenizer", "vocabulary", "more_than")]
@@ -181,7 +163,7 @@ def own_recipe(data: str, changes: Changes, root: Path | None, device: str, note
     for why in dict.fromkeys(why for *_, why in chosen if why):
         note(f"{' '.join(f'{key}={value}' for key, value, reason in chosen if reason == why)}: {why}")
     ignored = (lambda _: None) if start else note  # do not report unused lines if the method was chosen here
-    return load_recipe(BASE, {key: value for key, value, _ in chosen} | wanted, ignored)
+    return recipes.load_recipe(BASE, {key: value for key, value, _ in chosen} | wanted, ignored)
 
 
 def find_pairs(plain: Recipe, given: Mapping[str, Any], root: Path | None) -> tuple[str, str] | None:
@@ -192,15 +174,14 @@ def find_pairs(plain: Recipe, given: Mapping[str, Any], root: Path | None) -> tu
     source, comma, target = (plain.column or "").partition(",")
     if plain.column:
         return (source.strip(), target.strip()) if comma else None
-    return find_pair_columns(plain.data, root)
+    return corpora.find_pair_columns(plain.data, root)
 
 
 def choose_start(survey: Survey, given: Mapping[str, Any]) -> list[Choice]:
     """Choose the bundled model that training on English texts starts from, if there is one and none is given. For a
     file with few different words, a small network of whole words learns faster (docs/log)."""
-    if not survey.english or survey.closed or any(key in OTHER_MODEL or key.startswith("model.") for key in given):
-        return []
-    if (name := find_start("en")) is None:
+    other = any(key in OTHER_MODEL or key.startswith("model.") for key in given)
+    if other or not survey.english or survey.closed or (name := find_start("en")) is None:
         return []
     why = "the texts are English, like those of this bundled model; init=none starts from scratch"
     found: list[Choice] = [("init", name, why), ("method", read_config(find_run(name))["method"], why)]
@@ -212,10 +193,8 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
     found = list[Choice]()
     kind = plain.tokenizer if plain.tokenizer != "bpe" else "words" if survey.closed else "bpe"
     if kind == "words":
-        found += [
-            (key, value, f"{survey.words:,} different words, all of them common")
-            for key, value in (("tokenizer", "words"), ("more_than", 0))
-        ]
+        why = f"{survey.words:,} different words, all of them common"
+        found += [("tokenizer", "words", why), ("more_than", 0, why)]
     elif kind == "bpe":
         size = next(size for most, size in PIECES if survey.bytes <= most)
         why = f"{survey.words:,} different words, {survey.once:,} of them only once: subwords can spell them all"
@@ -235,9 +214,8 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
             found.append(("split", survey.longest, "the longest text: none is cut or left out"))
         else:
             cut = survey.texts - bisect_right(survey.lengths, most)
-            why = f"{cut:,} longer texts, of up to {survey.longest:,} characters, are cut where sentences end; "
-            why += "none is left out"
-            found.append(("split", most, why))
+            why = f"{cut:,} longer texts, of up to {survey.longest:,} characters, are cut where sentences end"
+            found.append(("split", most, f"{why}; none is left out"))
     tokens = survey.characters / rate
     sizes = next(sizes for most, sizes in NETWORKS[device] if tokens <= most)
     why = f"a network for about {tokens:,.0f} tokens on this device ({device})"
@@ -250,9 +228,9 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
 
 def default_run(texts: str, method: str) -> Path:
     """The directory of an unnamed run, from the names of its texts, the first of several, and its method."""
-    first = (list_parts(texts) or [texts])[0]
+    first = (corpora.list_parts(texts) or [texts])[0]
     path = Path(first.rstrip("/")) if is_remote(first) else Path(os.path.abspath(first))
-    while is_pattern(str(path)):
+    while corpora.is_pattern(str(path)):
         path = path.parent
     return Path(f"{path.name.split('.')[0] or 'run'}-{method}")
 
@@ -271,7 +249,7 @@ def resolve_own(
     usual."""
     if not resume:
         return own_recipe(texts, changes, root, "cuda" if device == "cuda" else "cpu", note)
-    given = read_changes(changes)
+    given = recipes.read_changes(changes)
     usual = [default_run(texts, method) for method in ([given["method"]] if "method" in given else ["difflm", "mdlm"])]
-    values = read_recipe(out or next(filter(Path.exists, usual), usual[0]))
-    return check(change_values(values, {"data": texts, **given}))
+    values = recipes.read_recipe(out or next(filter(Path.exists, usual), usual[0]))
+    return recipes.check(recipes.change_values(values, {"data": texts, **given}))

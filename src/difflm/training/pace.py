@@ -2,13 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 from difflm.runtime.files import Json
 from difflm.training.recipe import Recipe
-from difflm.training.vocabulary import INFO, WARN, Note
+from difflm.training.texts import INFO, WARN, Note
 
 CHECKING, SAVING = 0.08, 0.05  # largest shares of the time for all validations and for checkpoints before the last
 FEWEST_CHECKS, MOST_CHECKS = 8, 20  # validations; the fewest if each of them has to be small
@@ -57,11 +57,6 @@ class StepPace:
     def load(self, state: Json) -> None: ...
 
 
-def plan_checks(budget: float, seconds: float) -> int:
-    """How many validations of so many seconds fit into the budget of all, if a smaller one may be made."""
-    return max(FEWEST_CHECKS, min(MOST_CHECKS, int(budget / max(seconds, 1e-9))))
-
-
 def size_validation(texts: int, levels: int, most: float) -> tuple[int, int]:
     """How many texts to validate, and noise levels over all of them, if there is time for `most` levels of a text:
     first fewer levels per text, then fewer texts."""
@@ -76,12 +71,7 @@ class ClockPace(StepPace):
     of the log, and the learning rate falls with the share of the time that has passed."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        most: int,
-        begun: float,
-        note: Note,
-        now: Callable[[], float] = time.perf_counter,
+        self, recipe: Recipe, most: int, begun: float, note: Note, now: Callable[[], float] = time.perf_counter
     ) -> None:
         super().__init__(recipe)
         self.clock, self.most, self.note = self, most, note
@@ -97,11 +87,9 @@ class ClockPace(StepPace):
         # Seconds of a validation, and of a step at that time.
         self.check_cost: tuple[float, float | None] = (CHECKING * self.whole / FEWEST_CHECKS, None)
         self.step_seconds: float | None = None
-        self.busy = 1.0  # seconds of the clock for one of the processor
         self.told = False
-        self.due: dict[What, float] = {"log": 0.0, "validate": math.inf, "save": math.inf, "sample": math.inf}
-        if self.whole >= SAMPLED:
-            self.due["sample"] = self.whole / 2
+        self.due: dict[What, float] = {"log": 0.0, "validate": math.inf, "save": math.inf}
+        self.due["sample"] = self.whole / 2 if self.whole >= SAMPLED else math.inf
         self._recent = (0.0, 0.0)  # seconds and steps, the older ones with less weight
 
     @property
@@ -117,7 +105,7 @@ class ClockPace(StepPace):
     @property
     def left(self) -> float:
         """Seconds for steps, before the last validation and the last checkpoint."""
-        return self.whole - self.check_seconds - self.save_seconds - self.busy * CLOSING - self.elapsed
+        return self.whole - self.check_seconds - self.save_seconds - CLOSING - self.elapsed
 
     def time_to_come(self, step: int) -> float:
         """Seconds of the steps that will be taken."""
@@ -146,10 +134,9 @@ class ClockPace(StepPace):
     def begin(self, step: int, trained: float, step_seconds: float | None, weights: int) -> None:
         """Plan a run from the estimated seconds of a step; without an estimate, after its second step."""
         self.idle, self.checked_at, self.step_seconds = self.elapsed - trained, self.elapsed, step_seconds
-        self.plan_save(self.busy * 20 * weights / WRITING)  # weights, average and moments, and the best weights
+        self.plan_save(20 * weights / WRITING)  # weights, average and moments, and the best weights
         if step_seconds is not None:
-            self.make_plan(step)
-            self.announce(step, step_seconds)
+            self.make_plan(step, step_seconds)
 
     def replan(self, step: int, taken: int, seconds: float) -> None:
         """Plan again, after some steps that took so many seconds."""
@@ -159,19 +146,19 @@ class ClockPace(StepPace):
         self._recent = (self._recent[0] / 2 + seconds, self._recent[1] / 2 + taken)
         self.step_seconds = self._recent[0] / self._recent[1]
         self.check_cost = (self.check_cost[0], self.check_cost[1] or self.step_seconds)
-        self.make_plan(step)
-        if not self.told:
-            self.announce(step, self.step_seconds)
+        self.make_plan(step, self.step_seconds)
 
-    def make_plan(self, step: int) -> None:
+    def make_plan(self, step: int, step_seconds: float) -> None:
         """Plan the next line of the log and the next validation. All validations together stay within their share of
-        the time; the last step is validated anyway."""
+        the time; the last step is validated anyway. The first plan is announced."""
         coming = self.time_to_come(step)
-        self.steps = step + round(coming / max(self.step_seconds or 0, 1e-9))
+        self.steps = step + round(coming / max(step_seconds, 1e-9))
         self.due["log"] = self.elapsed + min(self.log_every, self.elapsed - self.idle)  # early steps vary the most
         affordable = int((CHECKING * self.whole - self.checking) / max(self.check_seconds, 1e-9))
         count, end = min(affordable, MOST_CHECKS - len(self.checks)), self.elapsed + coming
         self.due["validate"] = self.checked_at + (end - self.checked_at) / count if count > 1 else math.inf
+        if not self.told:
+            self.announce(step, step_seconds)
 
     def plan_save(self, seconds: float) -> None:
         """Plan the next checkpoint; the last one took so many seconds."""
@@ -182,8 +169,8 @@ class ClockPace(StepPace):
         """Choose once for all validations how many texts they measure, and how many noise levels over all of them;
         `level_seconds` are those of one level of a text."""
         if self.validated is None:
-            budget = CHECKING * self.whole
-            count = plan_checks(budget, level_seconds * max(texts, levels))
+            budget, full = CHECKING * self.whole, max(level_seconds * max(texts, levels), 1e-9)
+            count = max(FEWEST_CHECKS, min(MOST_CHECKS, int(budget / full)))
             self.validated = size_validation(texts, levels, budget / count / max(level_seconds, 1e-9))
         self.check_cost = (level_seconds * self.validated[1], None)  # of a step: when the first was taken
         return self.validated
@@ -222,10 +209,9 @@ class ClockPace(StepPace):
             self.checked_at, self.due["log"] = self.elapsed, 0.0
 
     def state(self, step: int) -> Json:
+        spent = {"elapsed": self.elapsed, "checking": self.checking, "checks": self.checks}
         ended = self.whole if self.has_ended(step) else 0.0
-        sizes: Sequence[int] = self.validated or ()
-        spent = {"elapsed": self.elapsed, "checking": self.checking, "ended": ended}
-        return {"clock": {**spent, "checks": self.checks, "validated": [*sizes]}}
+        return {"clock": {**spent, "ended": ended, "validated": [*(self.validated or ())]}}
 
     def load(self, state: Json) -> None:
         if found := state.get("clock"):

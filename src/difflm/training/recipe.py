@@ -4,6 +4,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
@@ -35,55 +36,37 @@ NOT_YAML = (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, 
 
 
 class Recipe(BaseModel):
-    """Everything that determines a training run. The model's sizes are under `model`."""
+    """Everything that determines a training run. The model's sizes are under `model`; docs/verbs/train.md explains all
+    keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     method: str
     model: Json = Field(default_factory=dict)
-    init: str | None = None
-    "A bundled model or the directory of a run whose tokenizer and weights this run starts from; none: random weights."
+    init: str | None = None  # a bundled model or a run whose tokenizer and weights this run starts from
 
-    data: str
-    "The name of a corpus (`e2e`, `roc`, `multi30k` …); the path of a .txt, .csv, .tsv or .jsonl file, of a folder, a \
-    pattern, or several with | between them; SOURCES,TARGETS; the https address of a file; or hf:NAME of a dataset."
-    column: str | None = None
-    "The column of a .csv, .tsv or .jsonl file that holds the text; with sources, SOURCE,TARGET."
-    chunk: int = Field(default=0, ge=0, le=512)
-    "Cut a .txt file into texts of this many characters, instead of using each line as a text."
-    split: int = Field(default=0, ge=0)
-    "Cut texts with more characters than this at the end of a sentence. 0: do not cut."
-    tokenizer: str = "bpe"
-    "words, bpe or characters, learned from the texts; or a run whose vocabulary is used; or the directory of a \
-    Hugging Face tokenizer."
-    vocabulary: PositiveInt = 2000
-    "Largest number of BPE tokens."
-    more_than: int = Field(default=10, ge=0)
-    "Words (or characters) that occur more often than this enter the vocabulary."
-    longest: int = Field(default=0, ge=0, le=LONGEST)
-    "Largest number of tokens of a text; longer texts are left out and counted. 0: enough for 99 % of the texts."
-    rows: Literal["texts", "packed"] = "texts"
-    "`packed`: rows of `longest` tokens, filled with concatenated texts; attention stays within each text."
-    source_longest: int = Field(default=0, ge=0, le=MOST_TOKENS)
-    "Largest number of tokens of a source. 0: enough for 99 % of the sources."
-    source_words: Literal["shared", "own"] = "shared"
-    "`own`: sources have their own vocabulary, with the same settings."
+    data: str  # a corpus, files, a folder, a pattern, several with | between them, SOURCES,TARGETS, an address, hf:NAME
+    column: str | None = None  # with the text; with sources, SOURCE,TARGET
+    chunk: int = Field(default=0, ge=0, le=512)  # characters of a text that a .txt file is cut into; 0: lines
+    split: int = Field(default=0, ge=0)  # characters above which a text is cut at the end of a sentence; 0: never
+    tokenizer: str = "bpe"  # one of TOKENIZERS; or a run, or the directory of a Hugging Face tokenizer
+    vocabulary: PositiveInt = 2000  # BPE tokens at most
+    more_than: int = Field(default=10, ge=0)  # words that occur more often than this enter the vocabulary
+    longest: int = Field(default=0, ge=0, le=LONGEST)  # tokens of a text at most; 0: enough for 99 % of the texts
+    rows: Literal["texts", "packed"] = "texts"  # packed: `longest` tokens, filled with texts that do not attend others
+    source_longest: int = Field(default=0, ge=0, le=MOST_TOKENS)  # 0: enough for 99 % of the sources
+    source_words: Literal["shared", "own"] = "shared"  # own: sources have their own vocabulary
+    # `seq2seq`: texts are written from sources; `auto`: if the method or the data require it. `span-denoising`: one
+    # span of 30 % of each plain text is written from the rest; of two files, both are plain texts. `prompts`: each text
+    # of a labelled file follows prompts that state its labels, its length, or the text around a gap.
     task: Literal["auto", "seq2seq", "span-denoising", "prompts"] = "auto"
-    "`seq2seq`: texts are written from sources; `auto`: if the method or the data require it. `span-denoising`: one \
-    span of 30 % of each plain text is written from the rest; of two files, both are plain texts. `prompts`: each text \
-    of a labelled file follows prompts that state its labels, its length, or the text around a gap."
-    distinct: bool = False
-    "Train on each text only once, even if the file repeats it."
-    licence: str = ""
-    "Of the data, for the model card."
+    distinct: bool = False  # train on each text only once, even if the file repeats it
+    licence: str = ""  # of the data, for the model card
 
-    temperature: PositiveFloat | None = None
-    "Default sampling temperature of the trained model; by default the method's own."
+    temperature: PositiveFloat | None = None  # of sampling, by default; None: the method's own
 
-    steps: int = Field(ge=0)
-    "0: as many as fit into `minutes`."
-    minutes: PositiveFloat = 10.0
-    "With steps=0: the time of the whole command, from reading the texts to saving the model."
+    steps: int = Field(ge=0)  # 0: as many as fit into `minutes`
+    minutes: PositiveFloat = 10.0  # with steps=0, of the whole command, from reading the texts to saving the model
     batch_size: int = Field(default=64, ge=2)
     lr: PositiveFloat = 1e-3
     warmup: int = Field(default=500, ge=0)
@@ -91,25 +74,21 @@ class Recipe(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0)
     clip: float = Field(default=1.0, ge=0)
     accumulate: PositiveInt = 1
+    # Activation checkpointing of the blocks: far less memory for a third more compute. `light`: only norms are
+    # recomputed (without our kernels also GELUs), if the network is compiled: a little less memory.
     recompute: bool | Literal["light"] = False
-    "Activation checkpointing of the blocks: far less memory for a third more compute. `light`: only norms are \
-    recomputed (without our kernels also GELUs), if the network is compiled: a little less memory."
     ema: float = Field(default=0.999, ge=0, lt=1)
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    "`auto`: bf16 on a GPU, fp32 elsewhere."
-    compile: bool = True
-    "On a GPU, compile the network: faster steps, but a minute longer to start."
+    precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on a GPU, fp32 elsewhere
+    compile: bool = True  # on a GPU: faster steps, but a minute longer to start
+    # Canvas widths of batches of similar lengths; empty: multiples of 8 on a CPU, the longest alone on a GPU.
     widths: tuple[PositiveInt, ...] = ()
-    "Canvas widths of batches of similar lengths; empty: multiples of 8 on a CPU, the longest alone on a GPU."
     seed: int = Field(default=0, ge=0, lt=2**31)
-    log: Literal["none", "tensorboard", "wandb"] = "none"
-    "Where to log figures in addition to metrics.jsonl: TensorBoard files in the run, or Weights & Biases."
+    log: Literal["none", "tensorboard", "wandb"] = "none"  # in addition to metrics.jsonl
     log_every: PositiveInt = 100
     save_every: PositiveInt = 1000
     validate_every: PositiveInt = 1000
     sample_every: int = Field(default=2000, ge=0)
-    patience: int = Field(default=0, ge=0)
-    "Validations without improvement before training stops; the best weights are kept. 0: train to the end."
+    patience: int = Field(default=0, ge=0)  # validations without improvement; the best weights are kept. 0: to the end
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: linear warm-up, then decay to zero at the last step."""
@@ -134,22 +113,12 @@ class Recipe(BaseModel):
     @property
     def has_sources(self) -> bool:
         """Whether texts are written from a source."""
-        if self.tells_labels:
+        if self.task == "prompts":
             return True
         known = METHODS[self.method].task
         pairs = self.data in PAIRS or len(split_paths(self.data)) > 1
         asked = self.task != "auto" or self.source_longest > 0 or self.source_words == "own" or pairs
         return known == "seq2seq" or (known == "either" and asked)
-
-    @property
-    def cuts_spans(self) -> bool:
-        """Whether sources are texts that a span was cut out of."""
-        return self.task == "span-denoising"
-
-    @property
-    def tells_labels(self) -> bool:
-        """Whether sources are prompts, which share a canvas with the text."""
-        return self.task == "prompts"
 
 
 def known_recipes() -> dict[str, Path]:
@@ -242,9 +211,16 @@ def split_change(change: str) -> tuple[str, object]:
     if not equals:
         texts = f" To train on its texts, give data={change}." if os.path.exists(change) else ""
         raise UsageError(f"{change!r} is not of the form key=value, such as steps=2000.{texts}")
-    named = key.strip() in ("data", "column")  # no YAML: *.txt, [a].txt, a column called 2
-    value = (text or None) if named else _value(text, change)
-    return key.strip(), None if (key.strip(), value) == ("init", "none") else value
+    key = key.strip()
+    if key in ("data", "column"):  # no YAML: *.txt, [a].txt, a column called 2
+        return key, text or None
+    try:
+        value = yaml.safe_load(text)
+    except NOT_YAML:
+        raise UsageError(f"the value of {change[:100]!r} cannot be read.") from None
+    with suppress(ValueError):  # YAML 1.1 parses 3e-4 as a string; here it is a number
+        value = float(text) if isinstance(value, str) else value
+    return key, None if (key, value) == ("init", "none") else value
 
 
 def _sizes_of(init: object, method: object) -> Json:
@@ -261,23 +237,19 @@ def _sizes_of(init: object, method: object) -> Json:
 
 def check_init(recipe: Recipe) -> None:
     """Reject an initial run of a method that this one cannot start from, or of other sizes."""
-    theirs = _sizes_of(recipe.init, recipe.method)
-    ours = {**{key: getattr(recipe, key) for key in theirs}, "model": recipe.build_method().model_dump()}
-    for key in theirs:
-        if key != "model" and ours[key] != theirs[key]:
-            raise UsageError(f"init={recipe.init} has {key}={theirs[key]}, not {ours[key]}: leave {key} out.")
-    for key, value in theirs["model"].items():
-        added = key in ADDED and not value
-        if key not in UNWEIGHTED and not added and ours["model"][key] != value:
-            given = ours["model"][key]
-            raise UsageError(f"init={recipe.init} has model.{key}={value}, not {given}: leave model.{key} out.")
+    ours = read_changes({**dict(recipe), "model": recipe.build_method().model_dump()})
+    free = {f"model.{key}" for key in UNWEIGHTED}
+    for key, value in read_changes(_sizes_of(recipe.init, recipe.method)).items():
+        added = key.removeprefix("model.") in ADDED and not value
+        if key not in free and not added and ours[key] != value:
+            raise UsageError(f"init={recipe.init} has {key}={value}, not {ours[key]}: leave {key} out.")
 
 
 def check_tokenizer(recipe: Recipe) -> None:
     """Reject a tokenizer unless it is a Hugging Face one, or that of a run with the same kind of sources."""
     if is_pretrained(Path(recipe.tokenizer)):
-        if recipe.tells_labels or recipe.source_words == "own":
-            asked = "task=prompts asks for words" if recipe.tells_labels else "source_words=own asks for two"
+        if recipe.task == "prompts" or recipe.source_words == "own":
+            asked = "task=prompts asks for words" if recipe.task == "prompts" else "source_words=own asks for two"
             raise UsageError(f"tokenizer={recipe.tokenizer} splits words into pieces; {asked}. Give tokenizer=words.")
         PretrainedTokenizer.read(Path(recipe.tokenizer))
         return
@@ -304,15 +276,14 @@ def check(values: Json) -> Recipe:
         if recipe.method not in METHODS:
             hint = suggest(recipe.method, METHODS, quoted=False)
             raise UsageError(f"unknown method {recipe.method!r}. {hint}Known: {', '.join(METHODS)}.")
-        if recipe.longest == 1:
-            raise UsageError("recipe: longest: should be at least 2, or 0 to choose it from the texts.")
-        if fault := recipe.build_method().find_fault():
+        if fault := _find_fault(recipe):
             raise UsageError(f"recipe: {fault}.")
-        _check_sources(recipe)
-        _check_rows(recipe)
         return recipe
     except ValidationError as error:
-        raise UsageError(_explain(error, values)) from None
+        method = METHODS.get(str(values.get("method")))
+        keys = [*Recipe.model_fields, *(f"model.{key}" for key in (method.model_fields if method else {}))]
+        faults = explain_faults(error.errors(), keys, "model." if error.title != "Recipe" else "")
+        raise UsageError(f"recipe: {faults}") from None
 
 
 def read_recipe(run: Path) -> Json:
@@ -345,26 +316,7 @@ def _read(name_or_path: str) -> Json:
         raise UsageError(
             f"{path} is not a recipe: it should hold `key: value` lines. Texts are .txt, .csv or .jsonl files."
         )
-    return {**values, "model": _sizes(values.get("model"))}
-
-
-def _sizes(model: object) -> Json:
-    """The sizes under `model`, which may be empty."""
-    if not isinstance(model, dict | None):
-        raise UsageError(f"recipe: `model` should hold `key: value` lines, not {type(model).__name__}.")
-    return model or {}
-
-
-def _value(text: str, change: str) -> object:
-    try:
-        value = yaml.safe_load(text)
-    except NOT_YAML:
-        raise UsageError(f"the value of {change[:100]!r} cannot be read.") from None
-    # YAML 1.1 parses 3e-4 as a string; here it is a number.
-    try:
-        return float(text) if isinstance(value, str) else value
-    except ValueError:
-        return value
+    return change_values(values, {})
 
 
 def change_values(values: Json, changes: Json) -> Json:
@@ -372,54 +324,49 @@ def change_values(values: Json, changes: Json) -> Json:
     inner = {key.removeprefix("model."): value for key, value in changes.items() if key.startswith("model.")}
     outer = {key: value for key, value in changes.items() if not key.startswith("model.")}
     changed = {**values, **outer}
-    return {**changed, "model": {**_sizes(changed["model"]), **inner}} if inner else changed
+    sizes = changed.get("model") or {}  # may be empty in a file
+    if not isinstance(sizes, dict):
+        raise UsageError(f"recipe: `model` should hold `key: value` lines, not {type(sizes).__name__}.")
+    return {**changed, "model": {**sizes, **inner}}
 
 
-def _check_sources(recipe: Recipe) -> None:
-    if recipe.tells_labels and not METHODS[recipe.method].reads_prompts:
-        raise UsageError(f"recipe: task: {recipe.method} reads no prompts; autoregressive does.")
-    if recipe.tells_labels and recipe.tokenizer in TOKENIZERS and recipe.tokenizer != "words":
-        raise UsageError("recipe: task: prompts are made of whole words: give tokenizer=words.")
-    if recipe.cuts_spans and not recipe.has_sources:
-        raise UsageError(f"recipe: task: {recipe.method} reads no sources, which span-denoising needs.")
-    if recipe.has_sources and recipe.chunk and not recipe.cuts_spans:
-        raise UsageError(f"recipe: chunk: pieces of a file have no source, and {recipe.method} needs one.")
-    if recipe.has_sources and recipe.split:
-        raise UsageError("recipe: split: texts written from a source are not split. Leave it out.")
-    if recipe.has_sources and recipe.longest + recipe.source_longest > MOST_TOKENS:
-        raise UsageError(f"recipe: longest and source_longest: at most {MOST_TOKENS} together.")
-    own = recipe.source_words == "own"
-    if not recipe.has_sources and (recipe.source_longest or own):
-        key = "source_longest" if recipe.source_longest else "source_words"
-        raise UsageError(f"recipe: {key}: {recipe.method} reads no sources. Leave it out.")
-    if own and METHODS[recipe.method].one_canvas:
-        raise UsageError(f"recipe: source_words: {recipe.method} has one embedding for both sides. Leave it out.")
-    if own and recipe.cuts_spans:
-        raise UsageError("recipe: source_words: in span-denoising, source and text are one text. Leave it out.")
-    if not recipe.has_sources and len(split_paths(recipe.data)) > 1:
-        raise UsageError(f"recipe: data: {recipe.method} reads no sources. Name one file, not {recipe.data}.")
-
-
-def _check_rows(recipe: Recipe) -> None:
-    if recipe.rows == "texts":
-        return
-    method, begun = METHODS[recipe.method], recipe.model.get("pretrained")
-    if not method.packs or (begun and not method.packs_pretrained):
-        able = ", ".join(name for name, one in METHODS.items() if (one.packs_pretrained if begun else one.packs))
-        pretrained = " with model.pretrained" if begun else ""
-        raise UsageError(
-            f"recipe: rows: {recipe.method}{pretrained} reads one text per row. These read packed rows: {able}."
-        )
-    if recipe.has_sources:
-        raise UsageError("recipe: rows: packed rows have no sources. Leave rows=packed out.")
-    if recipe.distinct or recipe.widths:
-        change = "distinct=false" if recipe.distinct else "widths=[]"
-        raise UsageError(f"recipe: rows: packed rows hold all texts and have one width, longest. Give {change}.")
-
-
-def _explain(error: ValidationError, values: Json) -> str:
-    """Describe every error of a recipe, unknown keys with their nearest spelling."""
-    method = METHODS.get(str(values.get("method")))
-    keys = list(Recipe.model_fields) + [f"model.{k}" for k in (method.model_fields if method else {})]
-    inside = "model." if error.title != "Recipe" else ""
-    return f"recipe: {explain_faults(error.errors(), keys, inside)}"
+def _find_fault(recipe: Recipe) -> str:
+    """What two settings contradict each other in, or a setting and the method; "" if nothing."""
+    name, method, begun = recipe.method, METHODS[recipe.method], recipe.model.get("pretrained")
+    prompts, spans, own = recipe.task == "prompts", recipe.task == "span-denoising", recipe.source_words == "own"
+    reads, packed = recipe.has_sources, recipe.rows == "packed"
+    packing = {key: one.packs_pretrained if begun else one.packs for key, one in METHODS.items()}
+    able = f"These read packed rows: {', '.join(key for key, packs in packing.items() if packs)}"
+    change = "distinct=false" if recipe.distinct else "widths=[]"
+    fault = method(**recipe.model).find_fault()
+    faults = (
+        (recipe.longest == 1, "longest: should be at least 2, or 0 to choose it from the texts"),
+        (fault, fault),
+        (prompts and not method.reads_prompts, f"task: {name} reads no prompts; autoregressive does"),
+        (prompts and recipe.tokenizer in TOKENIZERS[1:], "task: prompts are made of whole words: give tokenizer=words"),
+        (spans and not reads, f"task: {name} reads no sources, which span-denoising needs"),
+        (reads and recipe.chunk and not spans, f"chunk: pieces of a file have no source, and {name} needs one"),
+        (reads and recipe.split, "split: texts written from a source are not split. Leave it out"),
+        (
+            reads and recipe.longest + recipe.source_longest > MOST_TOKENS,
+            f"longest and source_longest: at most {MOST_TOKENS} together",
+        ),
+        (not reads and recipe.source_longest, f"source_longest: {name} reads no sources. Leave it out"),
+        (not reads and own, f"source_words: {name} reads no sources. Leave it out"),
+        (own and method.one_canvas, f"source_words: {name} has one embedding for both sides. Leave it out"),
+        (own and spans, "source_words: in span-denoising, source and text are one text. Leave it out"),
+        (
+            not reads and len(split_paths(recipe.data)) > 1,
+            f"data: {name} reads no sources. Name one file, not {recipe.data}",
+        ),
+        (
+            packed and not packing[name],
+            f"rows: {name}{' with model.pretrained' if begun else ''} reads one text per row. {able}",
+        ),
+        (packed and reads, "rows: packed rows have no sources. Leave rows=packed out"),
+        (
+            packed and (recipe.distinct or recipe.widths),
+            f"rows: packed rows hold all texts and have one width, longest. Give {change}",
+        ),
+    )
+    return next((said for wrong, said in faults if wrong), "")

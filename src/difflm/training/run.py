@@ -117,7 +117,12 @@ def read_config(run: Path) -> Json:
         raise DifflmError(f"{run} is a classifier, not a model: difflm generate MODEL --guide {run}.")
     if missing := [key for key in KEYS if key not in config]:
         raise DifflmError(f"{run}/config.json lacks {missing[0]!r}: it is not the whole config of a run.")
-    check_keys(config, f"{run}/config.json")
+    kinds: dict[str, type] = KEYS | OPTIONAL
+    for key, value in config.items():
+        if key not in kinds:
+            raise DifflmError(f"{run}/config.json: unknown key {key!r}. {suggest(key, kinds)}".rstrip())
+        if not isinstance(value, int | float if kinds[key] is float else kinds[key]):
+            raise DifflmError(f"{run}/config.json: {key!r} is not of the type {kinds[key].__name__}.")
     return config
 
 
@@ -125,17 +130,6 @@ def peek_config(name_or_path: str) -> Json:
     """The config of a run, without torch; {} for somebody else's model and for one on the Hub."""
     folder = None if is_hub_name(name_or_path) else find_run(name_or_path)
     return read_config(folder) if folder and not is_open_config(read_json(folder / "config.json")) else {}
-
-
-def check_keys(config: Json, name: str) -> None:
-    """Refuse keys that no config has, and values of another type."""
-    kinds: dict[str, type] = KEYS | OPTIONAL
-    for key, value in config.items():
-        if key not in kinds:
-            raise DifflmError(f"{name}: unknown key {key!r}. {suggest(key, kinds)}".rstrip())
-        kind = kinds[key]
-        if not isinstance(value, int | float if kind is float else kind):
-            raise DifflmError(f"{name}: {key!r} is not of the type {kind.__name__}.")
 
 
 def initial_run(name_or_path: str | Path) -> Json:
@@ -147,17 +141,18 @@ def initial_run(name_or_path: str | Path) -> Json:
     return {"method": config["method"], "model": config["model"], **sizes, **words}
 
 
-def check_sizes(vocabulary: int, longest: int, source_longest: int, source_vocabulary: int, words: Tokenizer) -> None:
-    """Raise ValueError if the sizes of a config do not match its tokenizer, before anything is built."""
-    for what, size, count in (
-        ("vocabulary", vocabulary, words.size),
-        ("source_vocabulary", source_vocabulary or words.for_sources.size, words.for_sources.size),
-    ):
+def read_sizes(config: Json, words: Tokenizer) -> TextSpec:
+    """The sizes of a config; ValueError if they do not match its tokenizer, before anything is built."""
+    source, own = words.for_sources.size, config.get("source_vocabulary", 0)
+    sizes = TextSpec(config["vocabulary"], config["longest"], config["recipe"].get("source_longest", 0), own, words)
+    counts = {"vocabulary": (sizes.vocabulary, words.size), "source_vocabulary": (own or source, source)}
+    for what, (size, count) in counts.items():
         if size != count:
             raise ValueError(f"{what} is {size}, and its tokenizer has {count} ids")
-    for what, size in (("longest", longest), ("source_longest", source_longest)):
+    for what, size in (("longest", sizes.longest), ("source_longest", sizes.source_longest)):
         if not 0 <= size <= LONGEST:
             raise ValueError(f"{what} is {size}, and texts have at most {LONGEST} tokens")
+    return sizes
 
 
 def check_base(run: Path, config: Json) -> tuple[str, str]:
@@ -203,15 +198,14 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
         weights = add_to_base(weights, *check_base(run, config))
     part = "model"
     try:
-        sources = config["recipe"].get("source_longest", 0), config.get("source_vocabulary", 0)
-        check_sizes(config["vocabulary"], config["longest"], *sources, tokenizer)
+        sizes = read_sizes(config, tokenizer)
         method = METHODS[config["method"]](**config["model"])
         if fault := method.find_fault():
             raise ValueError(fault)
         # A Hugging Face network is built with all its own tokens before they are replaced.
         borrowed = any(isinstance(value, dict) and value for value in config["model"].values())
         with SkipInit(weights, 1 << 28 if borrowed else BESIDE):
-            model = method.build(TextSpec(config["vocabulary"], config["longest"], *sources, tokenizer))
+            model = method.build(sizes)
         part = "sampling"
         model.sampling = Sampling(**config["sampling"])
     except NOT_A_MODEL as error:

@@ -1,41 +1,43 @@
-"""The texts of a run: read, chosen by their sizes, held out, in batches."""
+"""The texts of a run: its tokenizer, and texts that are read, chosen by their sizes, counted, held out, in batches."""
 
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from difflm.data.batches import Batch, Batches, Stream, split
-from difflm.data.corpora import NAMES, corpus_examples, corpus_paths
+from difflm.data import tokenfile
+from difflm.data.batches import Batch, Batches, Permutation, Stream, split
+from difflm.data.corpora import NAMES, corpus_examples, corpus_path, corpus_paths, counted_texts, plain_texts
+from difflm.data.encoders import is_pretrained
 from difflm.data.known_corpora import Split as SplitName
-from difflm.data.texts import LONGEST, MOST_TOKENS, split_long
-from difflm.data.tokenfile import (
-    HELD,
-    PACK,
-    Ints,
-    Selection,
-    TokenFile,
-    select_texts,
-    source_fingerprint,
-    tokens_that_hold_most,
-)
-from difflm.data.tokenizers import Tokenizer
+from difflm.data.prompts import prompt_words
+from difflm.data.texts import LONGEST, MOST_TOKENS, cut_text, split_long
+from difflm.data.tokenfile import HELD, Ints, Selection, TokenFile, tokens_that_hold_most
+from difflm.data.tokenizers import Bpe, Characters, PretrainedTokenizer, Tokenizer, Words
 from difflm.errors import DifflmError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Trainable
 from difflm.runtime.files import Json
 from difflm.runtime.tensors import SkipInit
-from difflm.training.recipe import Recipe
+from difflm.training.recipe import TOKENIZERS, Recipe
+from difflm.training.run import find_run
 from difflm.training.validation import Figure
-from difflm.training.vocabulary import DOING, INFO, WARN, Note, report_reading
 
 VALIDATION_BATCHES = 16
 LEAST_LONGEST = 64  # if the canvas size is chosen from the texts: batches of short texts are narrower anyway
 WARN_SHARE = 0.05  # share of the texts above which leaving them out is a warning
+LEARNED = 200_000_000  # characters from which byte pairs are learned: more would only take memory
+RELEASE = 1 << 14  # texts that are compared before memory is freed
 
+Item = TypeVar("Item")
+# (What is being read, texts so far), (a message, INFO), (a warning, WARN) or (what is being done, DOING).
+Note = Callable[[str, int], None]
+INFO, WARN, DOING = 0, -1, -2
 Split = tuple[TokenFile, Ints]  # texts, and the indices of those that belong to the split
 
 
@@ -76,7 +78,7 @@ class Prepared:
 def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: str = "") -> None:
     """Report which texts are left out; as a warning, with advice, if there are many."""
     limits, _, total, too_long, source_too_long, repeated = selection
-    split_them = f"Split them into shorter texts.{'' if setup.recipe.has_sources else PACK}"
+    split_them = f"Split them into shorter texts.{'' if setup.recipe.has_sources else tokenfile.PACK}"
     share = f"{too_long / total:.0%} of the data. {advice or split_them}"
     many, text_too_long = too_long > WARN_SHARE * total, too_long - source_too_long
     wide = " or are wider than a picture" if limits.room else ""
@@ -145,7 +147,7 @@ def read_splits(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection
     """Training and held-out texts: the corpus's own split, or a hundredth of a file, which has none."""
     if setup.recipe.data in NAMES:
         valid = read_tokens(setup, tokenizer, "valid")
-        return (tokens, selection.kept), (valid, select_texts(valid, selection.limits).kept)
+        return (tokens, selection.kept), (valid, tokenfile.select_texts(valid, selection.limits).kept)
     kept, held = split(selection.kept, len(tokens), setup.recipe.seed, tokens.texts)
     if tokens.holds_pieces and tokens.texts is not None and len(held) > WARN_SHARE * len(tokens):
         whole = f"{len(np.unique(tokens.texts[held])):,} of {tokens.texts[-1] + 1:,} texts"
@@ -158,15 +160,11 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
     recipe, out = setup.recipe, setup.out
     directory = out / "data" / split
     TokenFile.remove_leftovers(directory)
-    first, *others = (source_fingerprint(path) for path in corpus_paths(recipe.data, setup.root, split))
-    origin = {**first, "column": recipe.column, **({"parallel": others} if others else {})}
-    for key in ("chunk", "split"):
-        if getattr(recipe, key):
-            origin[key] = getattr(recipe, key)
-    if recipe.cuts_spans or recipe.tells_labels:
-        origin["task"] = recipe.task
-    if recipe.rows == "packed" and METHODS[recipe.method].family == "autoregressive":
-        origin["ended"] = True
+    first, *others = (tokenfile.source_fingerprint(path) for path in corpus_paths(recipe.data, setup.root, split))
+    special = recipe.task if recipe.task in ("span-denoising", "prompts") else ""
+    ended = recipe.rows == "packed" and METHODS[recipe.method].family == "autoregressive"
+    more = dict(parallel=others, chunk=recipe.chunk, split=recipe.split, task=special, ended=ended)
+    origin = {**first, "column": recipe.column, **{key: value for key, value in more.items() if value}}
     if directory.exists():
         tokens = TokenFile.open(directory)
         same = tokens.matches(tokenizer, origin)
@@ -176,7 +174,7 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
             raise DifflmError(f"{recipe.data} changed since {out} was started: resuming would not repeat the run.")
         del tokens  # Windows cannot move a directory while one of its files is mapped
     setup.note(f"encoding {split} texts", DOING)
-    made = recipe.task if recipe.cuts_spans or recipe.tells_labels else "seq2seq" if recipe.has_sources else "language"
+    made = special or ("seq2seq" if recipe.has_sources else "language")
     examples = corpus_examples(recipe.data, setup.root, split, recipe.column, recipe.chunk, made)
     if recipe.split:
         examples = (
@@ -208,3 +206,108 @@ def make_batches(
 def default_widths(longest: int, device: torch.device) -> tuple[int, ...]:
     # On a GPU every width is compiled separately, which costs more than narrow batches save in a short run.
     return (longest,) if device.type == "cuda" else (*range(8, longest, 8), longest)
+
+
+# -- the tokenizer -----------------------------------------------------------------------------------------------------
+
+
+def build_tokenizer(recipe: Recipe, root: Path | None, note: Note) -> Tokenizer:
+    """Build one tokenizer from the training texts and their sources, or one for each; or load the one that is named."""
+    if (named := load_tokenizer(recipe.tokenizer)) is not None:
+        if is_pretrained(Path(recipe.tokenizer)):
+            note(f"{named.size:,} ids: the pieces of {Path(recipe.tokenizer).name}, and START, END, UNK and PAD", 0)
+        return named
+    if recipe.source_words == "shared":
+        return learn_words(recipe, root, note, ("source", "target") if recipe.has_sources else ())
+    tokenizer = learn_words(recipe, root, note, ("target",))
+    tokenizer.for_sources = learn_words(recipe, root, note, ("source",))
+    return tokenizer
+
+
+def load_tokenizer(name: str) -> Tokenizer | None:
+    """The tokenizer of a run, or of Hugging Face in a directory; None if it is a kind that is learned from texts."""
+    if name in TOKENIZERS:
+        return None
+    if is_pretrained(Path(name)):
+        return PretrainedTokenizer.read(Path(name))
+    return Tokenizer.load(find_run(name) / "tokenizer.json")
+
+
+def learn_words(recipe: Recipe, root: Path | None, note: Note, sides: tuple[str, ...]) -> Tokenizer:
+    """Build one tokenizer from the training texts; for pairs, from the given sides."""
+    if recipe.task == "span-denoising":
+        found = plain_texts(recipe.data, root, "train", recipe.column, recipe.chunk)
+    elif recipe.task == "prompts":
+        found = prompt_words(corpus_path(recipe.data, root), recipe.column)
+    else:
+        found = counted_texts(recipe.data, root, recipe.column, recipe.chunk, sides)
+    texts = (piece for text in report_reading(found, "learning words", note) for piece in cut_text(text))
+    tokenizer: Tokenizer
+    if recipe.tokenizer == "bpe":
+        tokenizer = Bpe.build(first_characters(texts, LEARNED), recipe.vocabulary)
+    else:
+        tokenizer = (Words if recipe.tokenizer == "words" else Characters).build(texts, recipe.more_than)
+    if tokenizer.size <= 5:
+        raise DifflmError(f"{recipe.data} gives no vocabulary. Give more text, or a lower more_than.")
+    return tokenizer
+
+
+def first_characters(texts: Iterable[str], most: int) -> Iterator[str]:
+    """The first texts, up to about this many characters."""
+    for text in texts:
+        yield text
+        most -= len(text)
+        if most <= 0:
+            return
+
+
+def report_reading(items: Iterable[Item], what: str, note: Note) -> Iterator[Item]:
+    for number, item in enumerate(items, start=1):
+        if number % 10_000 == 0:
+            note(what, number)
+        yield item
+
+
+# -- what a model begins with ------------------------------------------------------------------------------------------
+
+
+def count_overlap(tokens: TokenFile, subset: Iterable[int], others: TokenFile, few: Iterable[int]) -> int:
+    """How many of `few` held-out texts also occur, token for token, in a subset of the training texts."""
+    unseen, seen = Counter(tokenfile.digest_key(others.key(i)) for i in few), set()
+    for i in subset:
+        if (key := tokenfile.digest_key(tokens.key(i))) in unseen:
+            seen.add(key)
+        if i % RELEASE == 0:
+            tokens.release_pages()
+    return sum(unseen[key] for key in seen)
+
+
+def sample_rows(tokens: TokenFile, subset: Ints, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Some training texts, 100,000 at most."""
+    chosen = subset[Permutation(len(subset), 0)(np.arange(min(len(subset), 100_000)))]
+    return tokens.rows(chosen, longest)
+
+
+def pair_lengths(tokens: TokenFile, subset: Ints, longest: int, source_longest: int) -> torch.Tensor:
+    """How many pairs have each length of source and text, [source_longest + 1, longest + 1]."""
+    assert tokens.sources is not None
+    lengths = tokens.sources.lengths[subset] * (longest + 1) + tokens.lengths[subset]
+    counts = np.bincount(lengths, minlength=(source_longest + 1) * (longest + 1))
+    return torch.from_numpy(counts).view(source_longest + 1, longest + 1)
+
+
+def count_neighbours(tokens: TokenFile, subset: Ints, longest: int, vocabulary: int) -> torch.Tensor:
+    """How often each token precedes each other one, [V, V]."""
+    ids, lengths = sample_rows(tokens, subset, longest)
+    inside = np.arange(1, longest) < lengths[:, None]
+    before, after = ids[:, :-1][inside].astype(np.int64), ids[:, 1:][inside]
+    counts = np.bincount(before * vocabulary + after, minlength=vocabulary**2)
+    return torch.from_numpy(counts).view(vocabulary, vocabulary)
+
+
+def histograms(tokens: TokenFile, subset: Ints, longest: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many training texts have each length, and how often each token occurs."""
+    ids, lengths = sample_rows(tokens, subset, longest)
+    words = ids[np.arange(longest) < lengths[:, None]]
+    counts = np.bincount(lengths, minlength=longest + 1), np.bincount(words, minlength=vocabulary)
+    return torch.from_numpy(counts[0]), torch.from_numpy(counts[1])
