@@ -5,25 +5,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from difflm.app.commands.options import (
-    ENGLISH,
-    FILES,
-    Device,
-    Dtype,
-    Guidance,
-    Guide,
-    Json,
-    Model,
-    Out,
-    check_names,
-    check_values,
-    join_others,
-    option,
-    report_errors,
-    with_options,
-)
+from difflm.app.commands.options import ENGLISH, Dtype, check_names, check_values, command
 from difflm.app.commands.writing import (
     Writer,
     check_guidance,
@@ -51,24 +35,20 @@ OF_WORDS = ("field", "pos", "tree", "span")  # what the classifiers of e2e know,
 BESIDE_INPUT = ("n", "seed", "mbr", "candidates", "method", *SETTINGS)
 
 
-@report_errors
-@join_others
-@with_options(asked=list(Request.model_fields))
+@command("generate", asked=list(Request.model_fields))
 def generate(
     asked: dict[str, Any],
-    model: Model = ENGLISH,
-    guide: Guide = None,
-    guidance: Guidance = None,
-    requests: Annotated[
-        Path | None, option("Many requests: one JSON object per line.", "FILE.jsonl", "--input", panel=FILES)
-    ] = None,
-    show: Annotated[bool, option("Watch the words form.", None, "--show", panel=FILES)] = False,
-    html: Annotated[Path | None, option("Write a web page that replays every step.", "FILE", panel=FILES)] = None,
-    svg: Annotated[Path | None, option("Write an animated picture of the words forming.", "FILE", panel=FILES)] = None,
-    out: Out = None,
-    device: Device = "auto",
+    model: str = ENGLISH,
+    guide: list[Path] | None = None,
+    guidance: str | None = None,
+    requests: Path | None = None,
+    show: bool = False,
+    html: Path | None = None,
+    svg: Path | None = None,
+    out: Path | None = None,
+    device: str = "auto",
     dtype: Dtype = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Generate texts, with any constraints you like."""
     one = make_request(asked)
@@ -123,12 +103,12 @@ def generate(
     origin = {"model": model, **made_from, "dtype": dtype, "json": as_json}
     with open_output(out, origin, processes, count, output.put) as (put_line, rows), output:
         writer.write(pieces, rows, output, put)
-    command = shlex.join(["difflm", *without_files()])
+    line = shlex.join(["difflm", *without_files()])
     if html and recording:
-        write_player(html, recording.texts(kept), {"model": model, "command": command})
+        write_player(html, recording.texts(kept), {"model": model, "command": line})
         note(f"{html}: open it in a browser.")
     if svg and recording:
-        write_animation(svg, recording.texts(kept), command)
+        write_animation(svg, recording.texts(kept), line)
         note(f"{svg}: open it in a browser, or show it as a picture.")
 
 

@@ -3,18 +3,15 @@
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from difflm.app.commands.options import ENGLISH, Json, Run, report_errors
+from difflm.app.commands.options import ENGLISH, command
 from difflm.app.console import complain, put_json, put_line, put_table, strip_controls
 
 SHARED = "e2e-mdlm"  # the recipe of all token methods that have no recipe themselves
 
 
-@report_errors
-def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=True)] = "auto") -> None:
+@command("methods")
+def methods(as_json: bool = False, device: str = "auto") -> None:
     """List the methods: their papers, what was measured of them, and their recipes."""
     from rich.table import Table
 
@@ -60,8 +57,8 @@ def recipes_by_method() -> dict[str, dict[str, bool]]:
     return found
 
 
-@report_errors
-def info(run: Run = ENGLISH, as_json: Json = False, device: Annotated[str, typer.Option(hidden=True)] = "auto") -> None:
+@command("info")
+def info(run: str = ENGLISH, as_json: bool = False, device: str = "auto") -> None:
     """Describe a run: method, sizes, data, sampling defaults and measured figures."""
     from rich.table import Table
     from rich.text import Text

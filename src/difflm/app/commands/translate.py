@@ -1,31 +1,18 @@
 """`difflm translate`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from difflm.app.commands.options import (
-    CANDIDATES,
-    FILES,
-    Device,
     Dtype,
-    Guidance,
-    Guide,
-    Json,
-    Out,
-    Run,
     check_file,
     check_names,
     check_reads_sources,
     check_values,
+    command,
     is_text,
-    join_others,
-    load_rank,
-    option,
+    load_model,
     read_stdin,
-    report_errors,
-    with_options,
 )
 from difflm.app.commands.writing import (
     Writer,
@@ -46,35 +33,20 @@ NOT_OF_SOURCES = ("source", "n", "infill", "edit", "keep", "strength")
 PIECE = {"cpu": 64, "cuda": 4096}  # candidates that are generated together, so that the first texts appear early
 
 
-@report_errors
-@join_others
-@with_options(asked=[key for key in Request.model_fields if key not in NOT_OF_SOURCES])
+@command("translate", asked=[key for key in Request.model_fields if key not in NOT_OF_SOURCES])
 def translate(
     asked: dict[str, Any],
-    run: Run,
-    file: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FILE|TEXT", help="A source, or a file of them: one per line, or .csv or .jsonl. [standard input]"
-        ),
-    ] = None,
-    column: Annotated[str | None, option("Column of a .csv or .jsonl file. [src]", panel=FILES)] = None,
-    out: Out = None,
-    rank: Annotated[
-        str | None,
-        option("Keep the likeliest of --candidates by the model's own bound or a run.", "bound|RUN", panel=CANDIDATES),
-    ] = None,
-    repairs: Annotated[
-        int,
-        option(
-            "At most how often the ranking run, if left-to-right, repairs each candidate first.", "N", panel=CANDIDATES
-        ),
-    ] = 0,
-    guide: Guide = None,
-    guidance: Guidance = None,
-    device: Device = "auto",
+    run: str,
+    file: str | None = None,
+    column: str | None = None,
+    out: Path | None = None,
+    rank: str | None = None,
+    repairs: int = 0,
+    guide: list[Path] | None = None,
+    guidance: str | None = None,
+    device: str = "auto",
     dtype: Dtype = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Generate a text from each source of a file, in the same order."""
     request = make_request(asked)
@@ -99,7 +71,7 @@ def translate(
     lm.encode_sources(sources, lambda k: "the source" if alone else f"line {numbers[k - 1]} of {name}")
     from difflm.generation.checks import warn_of_sources
 
-    ranked = load_rank(rank, device) if rank else None
+    ranked = load_model(rank, device) if rank and rank != "bound" else rank
     more = {"source": sources, "guidance": strength, "rank": ranked, "repairs": repairs}
     writer = Writer(lm, [request], more)
     job, foreign = writer.job(0), lm.warn_of_language(" ".join(sources), source=True)
