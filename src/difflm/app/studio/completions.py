@@ -1,19 +1,17 @@
-"""`/v1/completions` and `/v1/models` for clients of the OpenAI API, with gaps and controls as extensions."""
+"""Completions and chats for clients of the OpenAI API, with gaps and controls as extensions."""
 
-import secrets
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from difflm.app.studio.api import event, texts_of
-from difflm.app.studio.formats import LogProbabilities, ResponseFormat, log_probabilities, read_drafts
+from difflm.app.studio.formats import ResponseFormat, log_probabilities, read_drafts
 from difflm.app.studio.guard import error_object
 from difflm.app.studio.job import Job
 from difflm.app.studio.limits import Limits
-from difflm.app.studio.schemas import Asked, ControlAnswer, check_size, shown
+from difflm.app.studio.schemas import Asked, check_size, shown
 from difflm.controls import Control, Infill, Pattern
 from difflm.controls.gaps import BLANK
 from difflm.controls.patterns.pattern import Between
@@ -118,6 +116,32 @@ class CompletionAsked(SharedKeys):
         return Asked(**given, n=self.n or 1, seed=seed, temperature=warmth, top_p=share)
 
 
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ChatAsked(SharedKeys):
+    """A chat request of the OpenAI API, extended by `controls`."""
+
+    model_config = shown({"messages": [{"role": "user", "content": "Tell me of a dog."}], "seed": 1})
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, description="The newer name of max_tokens.")
+    logprobs: bool | None = Field(None, description="Log probabilities of the tokens of each answer.")
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="How many likely tokens to return for each place.")
+
+    def as_completion(self) -> CompletionAsked:
+        """The same without messages."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise UsageError("top_logprobs needs logprobs: true.")
+        shared = {key: getattr(self, key) for key in SharedKeys.model_fields}
+        most, likely = self.max_completion_tokens or self.max_tokens, self.top_logprobs or 0 if self.logprobs else None
+        return CompletionAsked(**{**shared, "max_tokens": most, "logprobs": likely})
+
+
 @dataclass(frozen=True)
 class Gap:
     """One prompt: the text is written between `before` and `after`, which are not part of the answer."""
@@ -164,55 +188,6 @@ class Gap:
         return inner.rstrip() if not after or self.after[:1].isspace() else inner
 
 
-class AnyChoice(BaseModel):
-    index: int
-    finish_reason: Literal["stop", "length"]
-    controls: list[ControlAnswer] = Field(description="For each control, whether the text complies.")
-    warnings: list[str] = Field(description="Why the text may not be what was requested, such as unknown words.")
-
-
-class Choice(AnyChoice):
-    text: str
-    logprobs: LogProbabilities | None = None
-
-
-class Usage(BaseModel):
-    """In words."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class AnyAnswer(BaseModel):
-    created: int = Field(default_factory=lambda: int(time.time()))
-    model: str
-    seed: int = Field(description="The seed that reproduces these texts.")
-    usage: Usage | None = None
-
-    def format_choice(self, choice: Json, streamed: bool = False) -> Json:
-        """A choice in the format that clients expect."""
-        return choice
-
-
-class CompletionAnswer(AnyAnswer):
-    id: str = Field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
-    object: Literal["text_completion"] = "text_completion"
-    choices: list[Choice] = []
-
-
-class OneModel(BaseModel):
-    id: str
-    object: Literal["model"] = "model"
-    created: int = Field(default_factory=lambda: int(time.time()))
-    owned_by: str = "difflm"
-
-
-class ModelList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[OneModel]
-
-
 @dataclass(frozen=True)
 class Completion:
     """A request in progress: one job for each prompt."""
@@ -220,13 +195,10 @@ class Completion:
     asked: CompletionAsked
     gaps: Sequence[Gap]
     jobs: Sequence[Job]
-    answer: AnyAnswer  # without its choices
+    about: Json  # the answer without its choices
+    shape: Callable[[Json, str], Json]  # a choice, and the key of its message, in the format that clients expect
     recording: Recording | None  # of the drafts, if log probabilities of their tokens alone are requested
     whole_words: bool  # whether tokens are words
-
-    @property
-    def about(self) -> Json:
-        return self.answer.model_dump(exclude={"choices", "usage"})
 
     def choice(self, place: int, number: int, made: Generation) -> Json:
         gap = self.gaps[place]
@@ -259,7 +231,7 @@ class Completion:
         choices = []
         for place, job in enumerate(self.jobs):
             choices += [self.choice(place, k, made) for k, made in enumerate(await texts_of(job))]
-        formatted = [*map(self.answer.format_choice, choices)]
+        formatted = [self.shape(choice, "message") for choice in choices]
         return {**self.about, "choices": formatted, "usage": self.usage(choices)}
 
     async def pieces(self) -> AsyncIterator[bytes | None]:
@@ -272,7 +244,7 @@ class Completion:
                         yield None
                     else:
                         choices.append(self.choice(place, *text))
-                        yield event({**self.about, "choices": [self.answer.format_choice(choices[-1], streamed=True)]})
+                        yield event({**self.about, "choices": [self.shape(choices[-1], "delta")]})
         except DifflmError as error:
             yield event(error_object(say_in_request(error)))
             return

@@ -1,46 +1,41 @@
 """The routes that clients of the OpenAI API know: `/v1/models`, `/v1/completions`, `/v1/chat/completions`."""
 
 import secrets
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 
-from difflm.app.studio.api import ERRORS, REFUSED, EventStream, address_of, answer_of, one_event
-from difflm.app.studio.chats import ChatAnswer, ChatAsked
-from difflm.app.studio.completions import (
-    COLDEST,
-    AnyAnswer,
-    Completion,
-    CompletionAnswer,
-    CompletionAsked,
-    Gap,
-    ModelList,
-    OneModel,
-)
+from difflm.app.studio.api import EventStream, address_of
+from difflm.app.studio.completions import COLDEST, ChatAsked, Completion, CompletionAsked, Gap
 from difflm.app.studio.engine import Engine
-from difflm.app.studio.schemas import Asked, ErrorAnswer, check_size
+from difflm.app.studio.formats import keep_choice, to_message
+from difflm.app.studio.schemas import Asked, check_size, describe_route
 from difflm.app.studio.served import Models, Served
 from difflm.controls import Infill
 from difflm.errors import UsageError, say_in_request
 from difflm.generation.requests import MOST_SEED
 from difflm.player.page import Recording
+from difflm.runtime.files import Json
 
 
 def routes(serving: Models, engine: Engine) -> APIRouter:
-    router, limits = APIRouter(tags=["openai"]), engine.limits
-    missing: dict[int | str, dict[str, Any]] = {404: {"model": ErrorAnswer, "description": "Another model."}}
+    router, limits = APIRouter(), engine.limits
 
-    @router.get("/v1/models", responses=REFUSED)
-    async def models() -> ModelList:
+    def describe_model(name: str) -> Json:
+        return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "difflm"}
+
+    @router.get("/v1/models", **describe_route("/v1/models"))
+    async def models() -> Json:
         """The models served."""
-        return ModelList(data=[OneModel(id=name) for name in serving.all])
+        return {"object": "list", "data": [*map(describe_model, serving.all)]}
 
-    @router.get("/v1/models/{model}", responses={**REFUSED, **missing, 422: ERRORS[422]})
-    async def model(model: str) -> OneModel:
+    @router.get("/v1/models/{model}", **describe_route("/v1/models/{model}"))
+    async def model(model: str) -> Json:
         """One of them."""
-        return OneModel(id=serving.find(model).name)
+        return describe_model(serving.find(model).name)
 
     def job_arguments(served: Served, one: Asked, gaps: Sequence[Gap], **more: Any) -> list[dict[str, Any]]:
         one.check(limits)
@@ -57,11 +52,13 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
             own |= {} if chooses else {"rank": "bound"}
         return found
 
-    async def answer(request: Request, served: Served, asked: CompletionAsked, about: AnyAnswer, **more: Any) -> Any:
+    async def answer(request: Request, asked: CompletionAsked, kind: str, **more: Any) -> Any:
+        served, seed = serving.find(asked.model), asked.seed
+        seed = secrets.randbelow(MOST_SEED + 1) if seed is None else seed
         asked.check(limits)
         greedy = served.lm.model.capabilities.always_planned and served.lm.model.capabilities.greedy
         try:
-            one, gaps, recording = asked.asked(about.seed, 0.0 if greedy else COLDEST), asked.gaps(), None
+            one, gaps, recording = asked.asked(seed, 0.0 if greedy else COLDEST), asked.gaps(), None
             arguments = job_arguments(served, one, gaps, **more)
             if asked.logprobs:
                 served.lm.check_reads_tokens()
@@ -71,7 +68,10 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
             jobs = await engine.submit(arguments, watch, served.lm, address_of(request), asked.logprobs or 0)
         except UsageError as error:  # what clients expect of a format that cannot be followed
             raise HTTPException(400, say_in_request(error)) if asked.response_format else error from None
-        completion = Completion(asked, gaps, jobs, about, recording, served.whole_words)
+        name, shape = ("chatcmpl", to_message) if more else ("cmpl", keep_choice)
+        about = {"id": f"{name}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time())}
+        about |= {"model": served.name, "seed": seed}
+        completion = Completion(asked, gaps, jobs, about, shape, recording, served.whole_words)
         if asked.stream:
             return EventStream(completion.pieces(), jobs)
         try:
@@ -80,29 +80,18 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
             for job in jobs:
                 job.leave()
 
-    @router.post("/v1/completions", response_model=CompletionAnswer, responses={**ERRORS, **missing, **COMPLETED})
+    @router.post("/v1/completions", **describe_route("/v1/completions"))
     async def complete(request: Request, asked: CompletionAsked) -> Any:
         """Continue a prompt, fill the place between prompt and suffix, or fill the gaps of a text."""
-        served = serving.find(asked.model)
-        about = CompletionAnswer(model=served.name, seed=choose_seed(asked))
-        return await answer(request, served, asked, about)
+        return await answer(request, asked, "text_completion")
 
-    @router.post("/v1/chat/completions", response_model=ChatAnswer, responses={**ERRORS, **missing, **COMPLETED})
+    @router.post("/v1/chat/completions", **describe_route("/v1/chat/completions"))
     async def chat(request: Request, asked: ChatAsked) -> Any:
         """Answer the messages of a chat; for models that have a chat template."""
-        plain, served = asked.as_completion(), serving.find(asked.model)
+        plain = asked.as_completion()
         check_size("messages", [one.content for one in asked.messages], limits)
         messages = [one.model_dump() for one in asked.messages]
-        about = ChatAnswer(model=served.name, seed=choose_seed(plain))
-        about.object = "chat.completion.chunk" if asked.stream else "chat.completion"
-        return await answer(request, served, plain, about, messages=messages)
+        kind = "chat.completion.chunk" if asked.stream else "chat.completion"
+        return await answer(request, plain, kind, messages=messages)
 
     return router
-
-
-def choose_seed(asked: CompletionAsked) -> int:
-    return secrets.randbelow(MOST_SEED + 1) if asked.seed is None else asked.seed
-
-
-CHOICES = "All choices; with `stream` a chunk for each when it is finished, then `[DONE]`."
-COMPLETED = answer_of(CHOICES, "text/event-stream", one_event())
