@@ -79,12 +79,12 @@ def command(name: str, **groups: type | Sequence[str]) -> Callable[[Callable[...
         shared = {key: options_of(group) for key, group in groups.items()}
 
         @functools.wraps(function)
-        def with_groups(**given: Any) -> int | None:
+        def with_groups(*args: Any, **given: Any) -> int | None:
             for key, group in groups.items():
                 values = {option.name: given.pop(option.name, option.default) for option in shared[key]}
                 filled = {key: value for key, value in values.items() if value is not None and value != []}
                 given[key] = group(**values) if isinstance(group, type) else filled
-            return function(**given)
+            return function(*args, **given)
 
         made = report_errors(join_others(with_groups) if "joins" in about else with_groups)
         options = sorted(chain(own, *shared.values()), key=panel_rank)

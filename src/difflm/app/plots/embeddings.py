@@ -143,9 +143,9 @@ def draw_embeddings(
 ) -> None:
     """Draw words at `points` [V, 2]."""
     groups = [GROUP.get(tags.by_word.get(word, "X"), REST) if tags else "" for word in words]
-    with open_figure(out, 7.4, dark) as (figure, theme):
+    with open_figure(out, 7.4, dark) as figure:
         panel = figure.subplots()
-        colours = dict(zip([*GROUPS, REST], (*theme.lines, "#8c8c8c"), strict=False)) | {"": theme.lines[0]}
+        colours = {group: f"C{k}" for k, group in enumerate(GROUPS)} | {REST: "#8c8c8c", "": "C0"}
         markers = dict(zip(GROUPS, MARKERS, strict=True))
         for group in [*GROUPS, REST, ""]:
             at = [i for i, found in enumerate(groups) if found == group]
