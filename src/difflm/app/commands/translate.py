@@ -65,7 +65,10 @@ def translate(
     processes = choose_processes(out)
     if file is None and processes.count > 1:
         raise UsageError("several processes cannot share standard input: name a file of sources.")
-    numbers, sources = ([1], [str(file)]) if alone else read_input(file, column)
+    from difflm.data.texts import check_sources, read_sources
+
+    given = [(1, str(file))] if alone else read_sources(Path(file), column) if file else read_stdin("source")
+    numbers, sources = zip(*(given if file else check_sources(given, "standard input")), strict=True)
     name = file or "standard input"
     lm = load_writer(run, device, dtype, guide, [request.model_copy(update={"source": sources[0]})], rank is not None)
     lm.encode_sources(sources, lambda k: "the source" if alone else f"line {numbers[k - 1]} of {name}")
@@ -88,12 +91,3 @@ def translate(
     bar = writer.bar(f"translating {len(sources):,} sources")
     with open_output(out, origin, processes, len(sources), bar.put) as (put_line, rows), bar:
         writer.write((range(begin, begin + size) for begin in rows[::size]), rows, bar, put)
-
-
-def read_input(file: str | None, column: str | None) -> tuple[list[int], list[str]]:
-    """The sources of a file, or of standard input, and their line numbers."""
-    from difflm.data.texts import check_sources, read_sources
-
-    given = check_sources(read_stdin("source"), "standard input") if file is None else read_sources(Path(file), column)
-    numbers, sources = zip(*given, strict=True)
-    return [*numbers], [*sources]

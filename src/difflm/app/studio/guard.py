@@ -96,7 +96,9 @@ class Guard:
         finally:
             seconds = time.monotonic() - begun
             route = scope["route"].path if "route" in scope else "other"  # not the path, which clients choose
-            self.metrics.count_request(route, status, seconds if scope["method"] == "POST" else None)
+            self.metrics.count("requests_total", path=route, status=str(status))
+            if scope["method"] == "POST":
+                self.metrics.count_seconds(seconds)
             if self.log_requests:
                 client, path = (scope["client"] or [""])[0], scope["path"][:LOGGED]
                 about = {"method": scope["method"], "path": path, "client": client}
