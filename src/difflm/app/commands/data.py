@@ -8,6 +8,7 @@ import typer
 
 from difflm.app.commands.options import command, show_example
 from difflm.app.console import Bar, note, put_json
+from difflm.runtime.files import sha256_of
 
 if TYPE_CHECKING:
     from difflm.data.catalogue import Corpus
@@ -45,7 +46,7 @@ def record(corpus: "Corpus") -> dict[str, object]:
 def fetch(name: str, out: Path = Path("data"), as_json: bool = False) -> None:
     """Download a corpus from its home page. Files are checked, and saved only when they are complete."""
     from difflm.data.catalogue import find_corpus
-    from difflm.data.fetch import fetch_corpus, sha256_of
+    from difflm.data.fetch import fetch_corpus
 
     corpus = find_corpus(name)
     with Bar(corpus.name) as bar:

@@ -50,22 +50,12 @@ class Verb(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--help-all" in args:
-            super().format_help(ctx, ctx.make_formatter())
-            ctx.exit()
-        return super().parse_args(ctx, args)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        rare, epilog = self.rare_options(), self.epilog
-        more = f" {len(rare)} more options: {ctx.command_path} --help-all" if rare else ""
-        try:
+            args = ["--help"]
+        elif rare := self.rare_options() if {"--help", "-h"} & {*args} else []:
             for one in rare:
                 one.hidden = True
-            self.epilog = f"{epilog}.{more}" if more else epilog
-            super().format_help(ctx, formatter)
-        finally:
-            self.epilog = epilog
-            for one in rare:
-                one.hidden = False
+            self.epilog = f"{self.epilog}. {len(rare)} more options: {ctx.command_path} --help-all"
+        return super().parse_args(ctx, args)
 
 
 def command(name: str, **groups: type | Sequence[str]) -> Callable[[Callable[..., int | None]], Callable[..., int]]:

@@ -24,9 +24,9 @@ from difflm.generation.requests import Request, read_guidance
 from difflm.methods.base import LISTED
 from difflm.models.sampling import KNOWN, STEP_RULES, option_name, refuse_foreign
 from difflm.player.page import Recording
-from difflm.runtime.files import Json, check_place, check_regular, read_checked
+from difflm.runtime.files import Json, check_place, check_regular, read_checked, sha256_of
 from difflm.runtime.resumable import ResumableLines, check_free
-from difflm.training.run import find_run, peek_config
+from difflm.training.run import bundled_runs, find_run, peek_config
 
 if TYPE_CHECKING:
     from difflm.controls.guidance import GuidanceSettings
@@ -297,12 +297,9 @@ def hash_texts(texts: Sequence[str]) -> str:
 def hash_model(run: str) -> str:
     """A fingerprint of the weights, so that texts of different models are never mixed; for a model that is not a run,
     its name."""
-    from difflm.training.run import bundled_runs, find_run
-
     if run not in bundled_runs() and not (Path(run) / "model.safetensors").is_file():
         return run
-    with (find_run(run) / "model.safetensors").open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(find_run(run) / "model.safetensors")
 
 
 # What a file says of its origin in place of long values.

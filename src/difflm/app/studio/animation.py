@@ -1,7 +1,7 @@
 """Forming texts as an animated SVG: a picture without scripts, for a README, a slide or a page."""
 
 from collections.abc import Sequence
-from itertools import accumulate, groupby
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
@@ -75,7 +75,9 @@ def draw_moment(played: PlayedText, frame: int, count: int) -> list[list[tuple[s
     lines = []
     for line in words.wrap(Console(), COLUMNS):
         classes = {at: str(span.style) for span in line.spans for at in range(span.start, span.end)}
-        kinds = accumulate((classes.get(at, "") for at in range(len(line))), lambda before, own: own or before)
+        kinds = list[str]()
+        for at in range(len(line)):
+            kinds.append(classes.get(at) or "".join(kinds[-1:]))
         runs = groupby(zip(kinds, line.plain, strict=True), key=itemgetter(0))
         lines.append([(kind, "".join(sign for _, sign in run)) for kind, run in runs])
     return lines

@@ -183,13 +183,9 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that gives the whole body once, then the client's further messages."""
-    given = False
+    whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return whole.pop() if whole else await receive()
 
     return again

@@ -133,7 +133,7 @@ def describe_route(path: str) -> dict[str, Any]:
     """What the document says of the answers of a route, as keywords of its decorator."""
     about = TABLE["routes"][path]
     content = {kind: {"schema": refer(one) if isinstance(one, str) else one} for kind, one in about["content"].items()}
-    responses: Json = {200: {"content": content}}
+    responses: dict[int | str, Json] = {200: {"content": content}}
     responses[200] |= {"description": about["description"]} if "description" in about else {}
     for status, said in (about.get("errors") or dict.fromkeys(TABLE["errors"])).items():
         error = {"content": {"application/json": {"schema": refer("ErrorAnswer")}}}
