@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
-from difflm.app.studio import api, openai_routes
+from difflm.app.studio import api, completions
 from difflm.app.studio.engine import Engine
 from difflm.app.studio.guard import error_response
 from difflm.app.studio.job import Unavailable
@@ -49,7 +49,7 @@ def build_app(serving: Models, engine: Engine, token: str | None) -> FastAPI:
         exception_handlers=dict.fromkeys(ERRORS, answer_error),
     )
     # Not `include_router`, which compares every request with all routes twice.
-    app.router.routes += [*api.routes(serving, engine).routes, *openai_routes.routes(serving, engine).routes]
+    app.router.routes += [*api.routes(serving, engine).routes, *completions.routes(serving, engine).routes]
     add_pages(app)
     add_server_facts(app.openapi(), serving, engine.limits, token)
     return app
