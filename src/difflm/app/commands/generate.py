@@ -7,14 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difflm.app.commands.options import ENGLISH, Dtype, check_names, check_values, command
+from difflm.app.commands.options import ENGLISH, Dtype, check_names, check_values, command, name_errors
 from difflm.app.commands.writing import (
     Writer,
     check_guidance,
     choose_processes,
     load_writer,
     make_request,
-    name_request,
     open_output,
 )
 from difflm.app.console import complain, note, to_json
@@ -71,7 +70,7 @@ def generate(
     check_names(device, model, guides=guide)
     names = [f"request {number}: " for number in range(len(many))] if requests else [""]
     for name, request in zip(names, many, strict=True):
-        with name_request(name):
+        with name_errors(name):
             check_values(request)
     if model == ENGLISH and not guide and (key := next((k for k in OF_WORDS for r in many if getattr(r, k)), None)):
         raise UsageError(f"--{key} needs classifiers that {model} does not have. Try: difflm generate e2e --{key} …")
@@ -84,7 +83,7 @@ def generate(
     writer = Writer(lm, many, {"guidance": steering}, watchers)
     warnings = []
     for number, name in enumerate(names):
-        with name_request(name):
+        with name_errors(name):
             warnings += [name + warning for warning in writer.job(number).warnings]
     for warning in warnings:
         complain(f"warning: {warning}")

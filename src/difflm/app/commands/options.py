@@ -26,7 +26,6 @@ from difflm.runtime.files import Json, read_own_table
 from difflm.runtime.registry import blame_package
 
 if TYPE_CHECKING:
-    from difflm.controls import Control
     from difflm.generation.pipeline import TextDiffusion
 
 P = ParamSpec("P")
@@ -207,7 +206,7 @@ def check_values(request: Request) -> None:
     """Refuse what no model could do: values out of range, and controls that cannot be read."""
     Sampling().change(request.settings())
     for control in request.controls():
-        with name_control(control):
+        with name_errors(f"{control.name}: ", lambda said: "--" in said or _CONTROL.match(said)):
             control.check_value()
     if edit := request.edited():
         if request.infill is not None:
@@ -220,13 +219,12 @@ def check_values(request: Request) -> None:
 
 
 @contextmanager
-def name_control(control: "Control") -> Iterator[None]:
-    """Let a message about a control begin with its name."""
+def name_errors(name: str, is_named: Callable[[str], object] = lambda said: False) -> Iterator[None]:
+    """Let a message about a request or a control begin with its name, unless it does."""
     try:
         yield
     except UsageError as error:
-        said = str(error)
-        raise UsageError(said if "--" in said or _CONTROL.match(said) else f"{control.name}: {said}") from None
+        raise UsageError(str(error) if is_named(str(error)) else name + str(error)) from None
 
 
 # Messages about a control begin with its name, or with what an option gives.

@@ -38,7 +38,6 @@ def need_plot_extra() -> None:
 @contextmanager
 def open_figure(out: Path, height: float, dark: bool) -> Iterator[Any]:
     """Yield a figure in our theme to draw on, and write it to `out` when the block succeeds."""
-    need_plot_extra()
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from difflm.app.plots.canvas import need_plot_extra, open_figure
+from difflm.app.plots.canvas import open_figure
 from difflm.controls.learned import checking_tagger
 from difflm.data.texts import MOST_TOKENS
 from difflm.data.tokenfile import TokenFile
@@ -65,7 +65,6 @@ def word_vectors(name: str, lm: TextDiffusion) -> tuple[list[str], Floats]:
 
 def project(vectors: Floats, method: Method, seed: int = 0) -> Floats:
     """Project vectors [V, D] to [V, 2], deterministically for a seed."""
-    need_plot_extra()
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from difflm.app.studio.api import EventStream, address_of, event, texts_of
 from difflm.app.studio.engine import Engine
-from difflm.app.studio.formats import ResponseFormat, keep_choice, log_probabilities, read_drafts, to_message
+from difflm.app.studio.formats import ResponseFormat, log_probabilities, read_drafts, to_message
 from difflm.app.studio.guard import error_object
 from difflm.app.studio.job import Job
 from difflm.app.studio.limits import Limits
@@ -310,7 +310,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
             jobs = await engine.submit(arguments, watch, served.lm, address_of(request), asked.logprobs or 0)
         except UsageError as error:  # what clients expect of a format that cannot be followed
             raise HTTPException(400, say_in_request(error)) if asked.response_format else error from None
-        name, shape = ("chatcmpl", to_message) if more else ("cmpl", keep_choice)
+        name, shape = ("chatcmpl", to_message) if more else ("cmpl", lambda choice, _: choice)
         about = {"id": f"{name}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time())}
         about |= {"model": served.name, "seed": seed}
         completion = Completion(asked, gaps, jobs, about, shape, recording, served.whole_words)

@@ -96,10 +96,6 @@ def chat_probabilities(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def keep_choice(choice: dict[str, Any], key: str) -> dict[str, Any]:
-    return choice
-
-
 def to_message(choice: dict[str, Any], key: str) -> dict[str, Any]:
     """A choice as a message, under its key."""
     told = choice["logprobs"] and chat_probabilities(choice["logprobs"])
