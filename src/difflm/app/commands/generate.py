@@ -18,12 +18,12 @@ from difflm.app.commands.writing import (
 )
 from difflm.app.console import complain, note, to_json
 from difflm.app.live_view import TerminalView
-from difflm.app.studio.animation import check_animation, write_animation
+from difflm.app.studio.animation import check_animation, draw_animation
 from difflm.errors import UsageError
 from difflm.generation.requests import Request, generation_to_json, read_requests
 from difflm.models.sampling import SETTINGS, option_name
 from difflm.player.page import Recording, write_player
-from difflm.runtime.files import check_place
+from difflm.runtime.files import check_place, write_atomic
 
 if TYPE_CHECKING:
     from difflm.generation.jobs import Generation
@@ -107,7 +107,7 @@ def generate(
         write_player(html, recording.texts(kept), {"model": model, "command": line})
         note(f"{html}: open it in a browser.")
     if svg and recording:
-        write_animation(svg, recording.texts(kept), line)
+        write_atomic(svg, draw_animation(recording.texts(kept), line))
         note(f"{svg}: open it in a browser, or show it as a picture.")
 
 

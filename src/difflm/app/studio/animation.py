@@ -12,7 +12,6 @@ from rich.text import Text
 from difflm.app.live_view import ON_DARK, ON_LIGHT, draw_words, printable
 from difflm.errors import UsageError
 from difflm.player.frames import PlayedText
-from difflm.runtime.files import write_atomic
 
 COLUMNS, MOST_TEXTS, MOST_LINES = 76, 8, 32
 FRAMES = 36  # a viewer can tell this many apart, and a picture of two texts has 60 kB
@@ -29,10 +28,6 @@ def check_animation(path: Path, n: int) -> None:
         raise UsageError(f"--svg writes an .svg file, not {path.name}.")
     if n > MOST_TEXTS:
         raise UsageError(f"--svg holds at most {MOST_TEXTS} texts, not {n:,}. Ask for fewer with -n.")
-
-
-def write_animation(path: Path, texts: Sequence[PlayedText], caption: str) -> None:
-    write_atomic(path, draw_animation(texts, caption).encode("utf-8"))
 
 
 def draw_animation(texts: Sequence[PlayedText], caption: str) -> str:
