@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
@@ -73,9 +73,10 @@ def command(name: str, **groups: type | Sequence[str]) -> Callable[[Callable[...
                 values = {option.name: given.pop(option.name, option.default) for option in shared[key]}
                 filled = {key: value for key, value in values.items() if value is not None and value != []}
                 given[key] = group(**values) if isinstance(group, type) else filled
-            return function(*args, **given)
+            with join_others() if "joins" in about else nullcontext():
+                return function(*args, **given)
 
-        made = report_errors(join_others(with_groups) if "joins" in about else with_groups)
+        made = report_errors(with_groups)
         options = sorted(chain(own, *shared.values()), key=panel_rank)
         made.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         made.__annotations__ = {p.name: p.annotation for p in options}
@@ -280,19 +281,13 @@ def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def join_others(command: Callable[P, int | None]) -> Callable[P, int | None]:
-    """Let the processes that torchrun started run a command together."""
+def join_others() -> AbstractContextManager[object]:
+    """Let the processes that torchrun started, if it did, work together."""
+    if not all(name in os.environ for name in TORCHRUN) or os.environ["WORLD_SIZE"] == "1":
+        return nullcontext()
+    from difflm.runtime.distributed import join_processes
 
-    @functools.wraps(command)
-    def joined(*args: P.args, **kwargs: P.kwargs) -> int | None:
-        if not all(name in os.environ for name in TORCHRUN) or os.environ["WORLD_SIZE"] == "1":
-            return command(*args, **kwargs)
-        from difflm.runtime.distributed import join_processes
-
-        with join_processes():
-            return command(*args, **kwargs)
-
-    return joined
+    return join_processes()
 
 
 def silence_stdout() -> None:

@@ -36,11 +36,8 @@ if TYPE_CHECKING:
     from difflm.runtime.distributed import Processes
 
 MOST_SCHEMA = 1 << 20  # bytes
-WHOLE_TEXTS = (
-    "latent",
-    "pixels",
-    "edits",
-)  # families whose models say themselves why no classifier reaches single words
+# Families whose models say themselves why no classifier reaches single words.
+WHOLE_TEXTS = ("latent", "pixels", "edits")
 
 
 # -- requests from options --------------------------------------------------------------------------------------------
