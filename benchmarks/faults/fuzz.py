@@ -37,7 +37,7 @@ from difflm.data.tokenizers import Tokenizer
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError
 from difflm.generation.requests import parse_request
-from difflm.player.frames import Draft, Packer, spaces, written
+from difflm.player.frames import Draft, pack_drafts, spaces, written
 from difflm.runtime.files import read_json
 from difflm.runtime.tensors import load_tensors
 from difflm.training.checkpoints import drop_records_after
@@ -197,7 +197,7 @@ def read_any_json(raw: Any, how: Any) -> None:
 @target(st.lists(st.lists(st.text(max_size=5), max_size=6), min_size=1, max_size=4), st.booleans())
 def write_frames(rows: list[list[str]], pieces: bool) -> None:
     """A frame is one line of JSON, and comes back with the spaces of its text."""
-    packer, drafts = Packer(), list[Draft]()
+    drafts = list[Draft]()
     for step, tokens in enumerate(rows):
         drafts.append(Draft(0, step, 0.5, tokens, [0.5] * len(tokens), [False] * len(tokens)))
         sent = event(streamed(drafts[-1], 1, pieces), "frame")
@@ -207,7 +207,7 @@ def write_frames(rows: list[list[str]], pieces: bool) -> None:
             apart = spaces(tokens, pieces)
             shown = "".join(" " * space + token for token, space in zip(tokens, apart, strict=True))
             assert shown == written(tokens, pieces) or any(not token.split() for token in tokens)
-    packed = json.loads(json.dumps(packer.frames(drafts, pieces)))
+    packed = json.loads(json.dumps(pack_drafts(drafts, pieces, {})))
     assert [frame["n"] for frame in packed] == [len(tokens) for tokens in rows]
 
 

@@ -23,7 +23,7 @@ from benchmarks.speed import rows as rows_of
 from benchmarks.speed.large import large_rows
 from difflm.app import bench
 from difflm.app.console import note
-from difflm.app.plots.canvas import check_out, draw_panels
+from difflm.app.plots.canvas import check_out, draw_panels, line_style
 from difflm.errors import UsageError
 from difflm.evaluation.control import System, by_control, write_texts
 from difflm.evaluation.targets import Target, read_targets
@@ -221,10 +221,10 @@ def find_curves(rows: Sequence[Row]) -> dict[str, tuple[str, str, dict[str, list
 
 
 def draw_speed(out: Path, rows: Sequence[Row]) -> None:
-    with draw_panels(out, find_curves(rows)) as (_, theme, panels):
+    with draw_panels(out, find_curves(rows)) as (_, panels):
         for panel, (across, up, curves) in panels:
             for number, (name, points) in enumerate(curves.items()):
-                style = {"marker": "o", "markersize": 4, **theme.line(number)}
+                style = {"marker": "o", "markersize": 4, **line_style(number)}
                 panel.plot(*zip(*sorted(points), strict=True), label=name, **style)
             panel.set(xlabel=across, ylabel=up, xscale="log", yscale="log")
             if any(curves):

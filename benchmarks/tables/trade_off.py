@@ -11,6 +11,8 @@ from typing import Any
 
 from difflm.app.plots.canvas import open_figure
 
+INK = "#222222"
+
 TITLE = "### The trade-off"
 FIRST = ", the first classifiers"
 BEST = "best of"
@@ -48,22 +50,22 @@ def points(page: str) -> Iterator[Point]:
 
 
 def draw(found: list[Point], out: Path) -> None:
-    with open_figure(out, 3.8, False) as (figure, theme):
+    with open_figure(out, 3.8, False) as figure:
         for axes, (panel, (title, label, goal, real)) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
             own = [p for p in found if p.panel == panel and not (p.first and BEST in p.how)]
             for first in (False, True):
                 line = [p for p in own if p.first == first and BEST not in p.how]
-                style = {"mfc": theme.background, "ls": "--"} if first else {"ls": "-"}
+                style = {"mfc": "white", "ls": "--"} if first else {"ls": "-"}
                 xs, ys = [p.judge for p in line], [p.success for p in line]
                 name = "the first classifiers" if first else "bundled classifiers"
-                axes.plot(xs, ys, marker="o", color=theme.lines[0], lw=1.3, label=name, **style)
+                axes.plot(xs, ys, marker="o", color="C0", lw=1.3, label=name, **style)
             best = [p for p in own if BEST in p.how]
             star = {"marker": "*", "ms": 12, "ls": "", "label": "bundled, best of 4"}
-            axes.plot([p.judge for p in best], [p.success for p in best], color=theme.lines[1], **star)
+            axes.plot([p.judge for p in best], [p.success for p in best], color="C1", **star)
             for point in own:
-                beside(axes, point, theme.ink)
-            axes.axvline(real, color=theme.ink, lw=0.8, ls=":", label="real text")
-            axes.axhline(goal, color=theme.lines[2], lw=0.8, label="goal")
+                beside(axes, point, INK)
+            axes.axvline(real, color=INK, lw=0.8, ls=":", label="real text")
+            axes.axhline(goal, color="C2", lw=0.8, label="goal")
             axes.margins(0.6, 0.12)
             axes.set(title=title, ylabel=label, xlabel="judge, nats/token")
             axes.grid(False)

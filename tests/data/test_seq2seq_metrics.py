@@ -16,7 +16,6 @@ from difflm.data.seq2seq_metrics import (
     choose_oracle,
     copy_rate,
     corpus_sacrebleu,
-    dist_1,
     div_4,
     measure_texts,
     pairwise_self_bleu,
@@ -118,9 +117,8 @@ def test_sari_is_that_of_its_authors(text: str, expected: float) -> None:
     assert sari(references[0], references[0], ["something else"]) == 0  # nothing is right about a copy
 
 
-def test_dist_1_is_of_one_text() -> None:
-    assert dist_1("a b a c") == 3 / 4
-    assert dist_1("") == 0
+def test_dist_1_is_the_mean_over_texts() -> None:
+    assert measure_texts(["a b a c", ""], ["x", "y"], [["x"], ["y"]])[0]["dist_1"] == 3 / 8
 
 
 # -- samples of one source --------------------------------------------------------------------------------------------

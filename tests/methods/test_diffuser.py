@@ -37,7 +37,7 @@ from difflm.methods.levt import (
     name_edits,
     open_slots,
 )
-from difflm.player.frames import Draft, Packer
+from difflm.player.frames import Draft, pack_drafts
 from difflm.runtime.delayed_flag import DelayedFlag
 from tests.support.browsing import Opener, write
 from tests.support.drafts import text_of
@@ -472,7 +472,7 @@ def test_a_server_bounds_revisions():
 def test_the_player_holds_the_edits():
     draft = Draft(0, 0, 0.5, ["the", "pub"], [1.0, 1.0], [True, True], ["keep", "delete"])
     plain = replace(draft, edits=[])
-    assert [frame.get("e") for frame in Packer().frames([draft, plain], False)] == ["kd", None]
+    assert [frame.get("e") for frame in pack_drafts([draft, plain], False, {})] == ["kd", None]
     assert "edits" not in streamed(plain, 1, False)
 
 

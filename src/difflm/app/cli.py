@@ -5,7 +5,6 @@ Nothing here imports torch before a subcommand needs it. Exit codes: 0 done, 1 f
 
 import sys
 import warnings
-from collections.abc import Callable
 from io import TextIOWrapper
 from typing import Annotated
 
@@ -17,7 +16,7 @@ from difflm.app.commands.evaluate import compare, evaluate, score
 from difflm.app.commands.generate import generate
 from difflm.app.commands.info import info, methods
 from difflm.app.commands.mistakes import explain_mistake
-from difflm.app.commands.options import Verb
+from difflm.app.commands.options import Verb, show_example
 from difflm.app.commands.plot import plot_app
 from difflm.app.commands.studio import studio
 from difflm.app.commands.train import train
@@ -32,20 +31,8 @@ app = typer.Typer(
     epilog="Example: difflm generate english -n 4. Tab completion: difflm --install-completion, then open a new shell.",
 )
 
-EXAMPLES: dict[Callable[..., int], str] = {
-    generate: 'difflm generate --infill "We ___ it." -n 4',
-    translate: "difflm translate run sources.txt --out targets.txt",
-    train: "difflm train my.txt --out run",
-    evaluate: "difflm evaluate run --task language --data DIR --samples 1000",
-    compare: "difflm compare e2e runs/diffusion-lm --data DIR --samples 200",
-    score: 'difflm score english "Some text."',
-    methods: "difflm methods --json",
-    info: "difflm info english",
-    bench: "difflm bench e2e --steps 20",
-    studio: "difflm studio english --port 8000",
-}
-for verb, example in EXAMPLES.items():
-    app.command(cls=Verb, epilog=f"Example: {example}")(verb)
+for verb in (generate, translate, train, evaluate, compare, score, methods, info, bench, studio):
+    app.command(cls=Verb, epilog=show_example(verb.__name__))(verb)
 app.add_typer(plot_app, name="plot", help="Draw schedules, word vectors, denoising and training.")
 app.add_typer(data_app, name="data", help="List and download public corpora.")
 

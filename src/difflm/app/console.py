@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import threading
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,14 @@ def put_line(text: str) -> None:
 
 def put_json(value: object) -> None:
     print(to_json(value), flush=True)
+
+
+def put_rows(rows: Iterable[Sequence[str]], *columns: str) -> None:
+    """Print a table, under the names of its columns if there are some."""
+    table = Table(*columns, box=None, pad_edge=False, show_header=bool(columns))
+    for row in rows:
+        table.add_row(*(Text(strip_controls(cell)) for cell in row))
+    put_table(table)
 
 
 def put_table(table: Table) -> None:

@@ -1,6 +1,5 @@
 """Download the public corpora: a file is complete and checked, or it does not exist."""
 
-import hashlib
 import ipaddress
 import shutil
 import zipfile
@@ -15,7 +14,7 @@ import requests
 
 from difflm.data.catalogue import CONVERSIONS, Corpus, CorpusFile, Download
 from difflm.errors import DifflmError, UsageError
-from difflm.runtime.files import replace_atomically
+from difflm.runtime.files import replace_atomically, sha256_of
 
 CHUNK = 1 << 16
 TIMEOUT = 30.0  # seconds without a byte
@@ -86,11 +85,6 @@ def unpack_file(archive: Path, one: CorpusFile, target: Path) -> None:
                 check_file(temporary, target.name, one.size, one.sha256)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: encrypted
         raise DifflmError(f"{archive.name} is not a complete zip archive ({error}). Fetch it again.") from None
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_complete(path: Path, one: CorpusFile) -> bool:

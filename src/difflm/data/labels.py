@@ -113,18 +113,21 @@ def common_kind(name: str, values: list[object], path: Path, numbers: list[int])
 
 
 def kind_of(value: object) -> Kind | None:
-    if isinstance(value, str) and value:
-        return "text"
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return "tags"
-    return "spans" if isinstance(value, list) and all(map(is_span, value)) else None
+    match value:
+        case str() if value:
+            return "text"
+        case list() if all(isinstance(one, str) for one in value):
+            return "tags"
+        case list() if all(map(is_span, value)):
+            return "spans"
+    return None
 
 
 def is_span(value: object) -> bool:
-    if not isinstance(value, list) or len(value) != 3:
-        return False
-    first, last, label = value
-    return isinstance(first, int) and isinstance(last, int) and isinstance(label, str) and 0 <= first <= last
+    match value:
+        case [int(first), int(last), str()]:
+            return 0 <= first <= last
+    return False
 
 
 def map_labels(value: Ids, kind: Kind, change: Callable[[str], int | None]) -> Ids:

@@ -25,16 +25,9 @@ LINK = "::"  # joins the labels of phrases over the same words, outermost first
 Span = tuple[int, int, str]
 
 
-def tell_label(name: str, value: str) -> str:
-    return f"{name} = {value}"
-
-
-def tell_tags(name: str, tags: Sequence[str]) -> str:
-    return " ".join([name, *tags])
-
-
-def tell_span(name: str, first: int, last: int, label: str) -> str:
-    return f"{name} {first} {last} {label}"
+def tell(*parts: object) -> str:
+    """A statement about a text, such as a label, `food = Japanese`, or a phrase and its place, `span 0 1 NP`."""
+    return " ".join(map(str, parts))
 
 
 def tell_tree(name: str, spans: Sequence[Span], words: int) -> str:
@@ -46,10 +39,6 @@ def tell_tree(name: str, spans: Sequence[Span], words: int) -> str:
         closed = sum(len(label.split(LINK)) for _, last, label in spans if last == place)
         told += ["*", *")" * closed]
     return " ".join(told)
-
-
-def tell_length(words: int) -> str:
-    return f"length {words}"
 
 
 def end_prompt(ids: Sequence[int]) -> list[int]:
@@ -88,7 +77,7 @@ def read_prompted(path: Path, column: str | None) -> Iterator[Example]:
         words, draw = len(split_words(text)), random.Random(number)
         yield Example(text, "", prompted=True)
         yield Example(text, "", cut=number, prompted=True)
-        short, long = [tell_length(words)], list[str]()
+        short, long = [tell("length", words)], list[str]()
         for one in labels:
             check_places(one.labelling, one.rows[number], words, f"text {number + 1} of {path}")
             told = tell_all(one.labelling, one.rows[number], words, draw)
@@ -108,13 +97,13 @@ def tell_all(labelling: Labelling, row: Ids, words: int, draw: random.Random) ->
     """The prompts of one labelling of a text, whose labels are ids."""
     name, values = labelling.name, labelling.values
     if labelling.kind == "text":
-        return [tell_label(name, values[row])]
+        return [tell(name, "=", values[row])]
     if labelling.kind == "tags":
-        return [tell_tags(name, [values[tag] for tag in row] or [NONE])]
+        return [tell(name, *([values[tag] for tag in row] or [NONE]))]
     spans = [(first, last, values[label]) for first, last, label in row]
     chosen = draw.choices(spans, k=SPANS) if spans else []
-    single = [tell_span(name, first, last, draw.choice(label.split(LINK))) for first, last, label in chosen]
-    return [tell_tree(name, spans, words), *(single or [tell_tags(name, [NONE])] * SPANS)]
+    single = [tell(name, first, last, draw.choice(label.split(LINK))) for first, last, label in chosen]
+    return [tell_tree(name, spans, words), *(single or [tell(name, NONE)] * SPANS)]
 
 
 def check_places(labelling: Labelling, row: Ids, words: int, where: str) -> None:

@@ -93,11 +93,6 @@ def f1(precision: float, recall: float) -> float:
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
-def dist_1(text: str) -> float:
-    """Return distinct words over all words of one text, 0 if it is empty."""
-    return distinct_n([text.split()], 1)
-
-
 def pairwise_self_bleu(samples: Sequence[str]) -> float:
     """Return how similar the samples of one source are: the mean `sentence_bleu_nltk4` of each sample against each
     later one. Like DiffuSeq's it counts a pair once, in one direction, so it depends a little on the order."""
@@ -129,7 +124,7 @@ def measure_texts(
         "bleu_sacre": bleu,
         "rouge_l": sum(rouge_l_f1(*pair) for pair in pairs) / count,
         "sari": 100 * sum(map(sari, texts, sources, references)) / count,
-        "dist_1": sum(map(dist_1, texts)) / count,
+        "dist_1": sum(distinct_n([text.split()], 1) for text in texts) / count,
         "copy_rate": copy_rate(texts, sources),
     }
     return figures, signature

@@ -4,6 +4,7 @@ or takes all memory, ends this process alone. It reads JSON objects, one a line,
 import json
 import signal
 import sys
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -35,12 +36,10 @@ def make_sandbox() -> "Environment":
 
 
 def limit_memory() -> None:
-    try:
+    with suppress(ImportError, ValueError, OSError):  # Windows has none, macOS may refuse it
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    except (ImportError, ValueError, OSError):  # Windows has none, macOS may refuse it
-        pass
 
 
 def main() -> None:

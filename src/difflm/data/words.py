@@ -147,7 +147,7 @@ def _signs(codes: int) -> str:
 def _find_touching(words: list[str], own: Collection[int], given: Given | None) -> list[bool]:
     """Whether each word touches the next one; `own` are the positions of given words."""
     touching = [*map(touches, words, words[1:])]
-    for i in () if _MARKS.isdisjoint(words) else _Quotes(words, own).before:
+    for i in () if _MARKS.isdisjoint(words) else _find_quotes(words, own):
         if 0 < i < len(words) and "\n" not in words[i - 1 : i + 1]:
             touching[i - 1] = True
     for i in range(1, len(words) if given is not None else 0):
@@ -185,41 +185,35 @@ def _touch(left: str, right: str) -> bool:
     return f"{left[:1].lower()}{left[1:]} {right}" in FUSED
 
 
-class _Quotes:
-    """What `_MARKS` are in a text. Those among its `own` words, which are given with their spaces, pair with no other,
-    and what the model adds to such words cuts none of them ("isn" stays a word)."""
-
-    def __init__(self, words: Sequence[str], own: Collection[int] = ()) -> None:
-        self.own = own
-        self.words = words = ["" if i in own and word in _MARKS else word for i, word in enumerate(words)]
-        self.before: set[int] = set()  # positions that touch the word before them
-        for mark in _PAIRED:
-            self._pair([i for i, word in enumerate(words) if word == mark])
-        self.before |= {i + 1 for i, word in enumerate(words) if word == "’" and self._apostrophe(i)}
-        german = "„" in words  # there “ closes
-        self.before |= {i if german else i + 1 for i, word in enumerate(words) if word == "“"}
-
-    def _pair(self, places: list[int]) -> None:
-        marks = [i for i in places if not self._apostrophe(i)]
-        for i in set(places) - set(marks):
-            self.before |= {i, i + 1}
+def _find_quotes(words: Sequence[str], own: Collection[int]) -> set[int]:
+    """The positions that touch the word before them because of `_MARKS`. Marks among the `own` words, which are given
+    with their spaces, pair with no other, and what the model adds to such words cuts none of them ("isn" stays a
+    word)."""
+    words = ["" if i in own and word in _MARKS else word for i, word in enumerate(words)]
+    before = {i + 1 for i, word in enumerate(words) if word == "’" and _is_apostrophe(words, i, own)}
+    for mark in _PAIRED:
+        places = [i for i, word in enumerate(words) if word == mark]
+        marks = [i for i in places if not _is_apostrophe(words, i, own)]
+        before |= {place for i in {*places} - {*marks} for place in (i, i + 1)}
         while marks:
             i = marks.pop(0)
             if i > 0 and not marks:  # one that has no partner: the customers' rating
-                self.before.add(i)
+                before.add(i)
             else:
-                self.before.add(i + 1)
-                self.before |= set(marks[:1])
+                before |= {i + 1, *marks[:1]}
                 marks = marks[1:]
+    german = "„" in words  # there “ closes
+    return before | {i if german else i + 1 for i, word in enumerate(words) if word == "“"}
 
-    def _apostrophe(self, i: int) -> bool:
-        """isn't, I've, I'm; and d'oeuvre, O'Brien: a single letter before it, other than the article."""
-        left, right = self.words[i - 1] if i else "", "".join(self.words[i + 1 : i + 2])
-        if self.words[i] == '"' or not left[-1:].isalpha() or not right[:1].isalpha():
-            return False
-        if i + 1 in self.own or (i - 1 in self.own and right == "t"):
-            return False
-        return right in ("t", "ve", "m") or (len(left) == 1 and left not in "aAI")
+
+def _is_apostrophe(words: Sequence[str], i: int, own: Collection[int]) -> bool:
+    """isn't, I've, I'm; and d'oeuvre, O'Brien: a single letter before it, other than the article."""
+    left, right = words[i - 1] if i else "", "".join(words[i + 1 : i + 2])
+    if words[i] == '"' or not left[-1:].isalpha() or not right[:1].isalpha():
+        return False
+    if i + 1 in own or (i - 1 in own and right == "t"):
+        return False
+    return right in ("t", "ve", "m") or (len(left) == 1 and left not in "aAI")
 
 
 def _stable_sizes(chunk: list[str], fixed: Collection[int] = ()) -> Iterator[int]:

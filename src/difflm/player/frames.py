@@ -64,37 +64,33 @@ def written(tokens: Sequence[str], pieces: bool) -> str:
     return "".join(tokens) if pieces else join_words([token for token in tokens if token])
 
 
-class Packer:
-    """Drafts as small objects: tokens by their number in a shared table, and only where they differ from before.
+def pack_drafts(drafts: Sequence[Draft], pieces: bool, table: dict[str, int]) -> list[Json]:
+    """Drafts as small objects: tokens by their number in a `table`, to which new ones are added, and only where they
+    differ from before.
 
     A cell is 2 × the token's number, plus 1 where a space is written before it. A frame holds its step `s`, its time
     `t`, its length `n`, the cells that differ from the frame before as pairs [position, cell, …] `w`, the
     confidences `c`, a character each, and the positions of changed words `x`. Of a model that edits it also holds the
     first letter of what the next step does with each token, `e`; of pixels the picture
     `p`."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}  # one per token, in order
-
-    def frames(self, drafts: Sequence[Draft], pieces: bool) -> list[Json]:
-        packed: list[Json] = []
-        before: list[int] = []
-        for draft in drafts:
-            apart = spaces(draft.tokens, pieces)
-            numbers = [self.numbers.setdefault(token, len(self.numbers)) for token in draft.tokens]
-            cells = [2 * number + space for number, space in zip(numbers, apart, strict=True)]
-            new = [i for i, cell in enumerate(cells) if i >= len(before) or before[i] != cell]
-            packed.append(
-                {
-                    "s": draft.step,
-                    "t": round(draft.t, 4),
-                    "n": len(cells),
-                    "w": [value for i in new for value in (i, cells[i])],
-                    "c": "".join(SIGNS[round(min(1.0, max(0.0, c)) * (len(SIGNS) - 1))] for c in draft.confidence),
-                    "x": [i for i, changed in enumerate(draft.changed) if changed],
-                    **({"p": draft.picture} if draft.picture else {}),
-                    **({"e": "".join(edit[0] for edit in draft.edits)} if draft.edits else {}),
-                }
-            )
-            before = cells
-        return packed
+    packed: list[Json] = []
+    before: list[int] = []
+    for draft in drafts:
+        apart = spaces(draft.tokens, pieces)
+        numbers = [table.setdefault(token, len(table)) for token in draft.tokens]
+        cells = [2 * number + space for number, space in zip(numbers, apart, strict=True)]
+        new = [i for i, cell in enumerate(cells) if i >= len(before) or before[i] != cell]
+        packed.append(
+            {
+                "s": draft.step,
+                "t": round(draft.t, 4),
+                "n": len(cells),
+                "w": [value for i in new for value in (i, cells[i])],
+                "c": "".join(SIGNS[round(min(1.0, max(0.0, c)) * (len(SIGNS) - 1))] for c in draft.confidence),
+                "x": [i for i, changed in enumerate(draft.changed) if changed],
+                **({"p": draft.picture} if draft.picture else {}),
+                **({"e": "".join(edit[0] for edit in draft.edits)} if draft.edits else {}),
+            }
+        )
+        before = cells
+    return packed

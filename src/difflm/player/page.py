@@ -13,7 +13,7 @@ from string import Template
 from typing import TypeVar
 
 from difflm.errors import UsageError
-from difflm.player.frames import Draft, Packer, PlayedText, made_of_pieces, written
+from difflm.player.frames import Draft, PlayedText, made_of_pieces, pack_drafts, written
 from difflm.runtime.files import Json, write_atomic
 
 MOST_TEXTS = 100  # few enough for a browser
@@ -67,15 +67,15 @@ def write_player(path: Path, texts: Sequence[PlayedText], about: Mapping[str, ob
 
 
 def page(texts: Sequence[PlayedText], about: Mapping[str, object]) -> bytes:
-    packer, style = Packer(), read_asset("look.css") + read_asset("player.css")
-    packed = [pack_text(played, packer) for played in texts]
+    table, style = dict[str, int](), read_asset("look.css") + read_asset("player.css")
+    packed = [pack_text(played, table) for played in texts]
     module, script = join_modules(MODULES), join_modules(["player-page.js"])
     filled = Template(read_page(HERE / "player.html")).substitute(
         policy=content_policy(style, [module, script]),
         title=html.escape(f"{about['model']}: texts out of noise" if "model" in about else "Texts out of noise"),
         style=style,
         plain="".join(f"<p>{html.escape(played.text)}</p>" for played in texts),
-        data=json_for_html({"about": dict(about), "tokens": [*packer.numbers], "texts": packed}),
+        data=json_for_html({"about": dict(about), "tokens": [*table], "texts": packed}),
         module=module,
         script=script,
     )
@@ -97,7 +97,7 @@ def join_modules(names: Sequence[str]) -> str:
     return "\n".join(['"use strict";', *(line.removeprefix("export ") for line in lines)]) + "\n"
 
 
-def pack_text(made: PlayedText, packer: Packer) -> Json:
+def pack_text(made: PlayedText, table: dict[str, int]) -> Json:
     drafts = made.drafts
     pieces = any(made_of_pieces(draft.tokens) for draft in drafts)
     for last in drafts[-1:]:
@@ -112,7 +112,7 @@ def pack_text(made: PlayedText, packer: Packer) -> Json:
         "steps": made.steps,
         "controls": [{**one, "score": score} for one, score in zip(made.controls, finite, strict=True)],
         "warnings": made.warnings,
-        "frames": packer.frames(drafts, pieces),
+        "frames": pack_drafts(drafts, pieces, table),
     }
 
 

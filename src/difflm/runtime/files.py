@@ -273,9 +273,13 @@ def hash_json(value: Mapping[str, object]) -> str:
 def check_sha256(path: Path, config: Mapping[str, Any], advice: str = AGAIN) -> None:
     """Refuse a file that is not the one its JSON file was written for; those of earlier versions have no checksum."""
     known = [config[key] for key in OF_WEIGHTS if key in config]
+    if (known or config.get("format") == FORMAT) and sha256_of(path) not in known:
+        raise DifflmError(f"{path} is damaged: its checksum is not the one that was saved with it. {advice}")
+
+
+def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
-        if (known or config.get("format") == FORMAT) and hashlib.file_digest(file, "sha256").hexdigest() not in known:
-            raise DifflmError(f"{path} is damaged: its checksum is not the one that was saved with it. {advice}")
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def append_line(path: Path, line: str) -> None:

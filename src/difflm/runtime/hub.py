@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from difflm.errors import DifflmError, UsageError
 
@@ -29,9 +28,8 @@ def fetch_from_hub(name: str, revision: str | None = None) -> Path:
     except ImportError:
         how = f"a model of the Hub is fetched with {NEEDED}"
         raise UsageError(f"{name} is neither a bundled model nor a directory; {how}.") from None
-    asked: dict[str, Any] = {} if revision is None else {"revision": revision}
     try:
-        return Path(snapshot_download(name, allow_patterns=FETCHED, **asked))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=FETCHED))
     except Exception as error:  # of many kinds
         what = "is neither a bundled model nor a directory, and the Hub does not give it"
         raise UsageError(f"{name} {what}: {explain_hub_error(error)}.") from None

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from difflm.errors import DifflmError, UsageError
@@ -106,9 +105,7 @@ class ResumableLines:
             self.processes.any()
         self.partial.unlink()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if not self.count:
             self.partial.unlink(missing_ok=True)
         os.close(self._lock)

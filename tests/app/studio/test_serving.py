@@ -141,8 +141,8 @@ def test_metrics_count_what_was_served(client: Any) -> None:
 def test_a_histogram_counts_everything_up_to_each_bound() -> None:
     metrics, seconds = Metrics(), [0.05, 0.06, 3.0, 500.0]
     for one in seconds:
-        metrics.count_request("/x", 200, one)
-    metrics.count_error('a "quoted"\\\nkind')
+        metrics.count_seconds(one)
+    metrics.count("errors_total", type='a "quoted"\\\nkind')
     found = read(metrics.render({}))
     for bound in BOUNDS:
         key = f'difflm_request_seconds_bucket{{le="{bound:g}"}}'.replace("inf", "+Inf")

@@ -2,16 +2,15 @@
 
 from typing import Any
 
-from difflm.app.commands.options import Device, Dtype, Json, Model, check_names, load_model, report_errors, with_options
+from difflm.app.commands.options import Dtype, check_names, command, load_model
 from difflm.app.console import Bar, put_json, put_table
 from difflm.errors import UsageError
 from difflm.models.sampling import Sampling
 
 
-@report_errors
-@with_options(settings=("steps", "temperature"))
+@command("bench", settings=("steps", "temperature"))
 def bench(
-    settings: dict[str, Any], model: Model = "e2e", device: Device = "auto", dtype: Dtype = None, as_json: Json = False
+    settings: dict[str, Any], model: str = "e2e", device: str = "auto", dtype: Dtype = None, as_json: bool = False
 ) -> None:
     """Measure how fast this machine trains and samples: about half a minute on two cores."""
     Sampling().change(settings)

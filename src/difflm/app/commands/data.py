@@ -2,31 +2,23 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from difflm.app.commands.options import Json, option, report_errors
+from difflm.app.commands.options import command, show_example
 from difflm.app.console import Bar, note, put_json
+from difflm.runtime.files import sha256_of
 
 if TYPE_CHECKING:
     from difflm.data.catalogue import Corpus
 
-data_app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]}, epilog="Example: difflm data list")
+data_app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]}, epilog=show_example("data"))
 
 
-def complete_corpora() -> list[str]:
-    from difflm.data.catalogue import CATALOGUE
-
-    return list(CATALOGUE)
-
-
-Out = Annotated[Path, option("Where to save corpora; each gets its own directory.", "DIR", envvar="DIFFLM_DATA")]
-
-
-@data_app.command("list", epilog="Example: difflm data list --json")
-@report_errors
-def list_corpora(as_json: Json = False) -> None:
+@data_app.command("list", epilog=show_example("data list"))
+@command("data list")
+def list_corpora(as_json: bool = False) -> None:
     """List the public corpora: home page, licence, whether they can be downloaded, and how to train on them."""
     from difflm.data.catalogue import CATALOGUE
 
@@ -49,18 +41,12 @@ def record(corpus: "Corpus") -> dict[str, object]:
     return {**facts, "fetched": bool(corpus.downloads), "files": files}
 
 
-@data_app.command("fetch", epilog="Example: difflm data fetch e2e --out data")
-@report_errors
-def fetch(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A corpus of `difflm data list`.", autocompletion=complete_corpora)
-    ],
-    out: Out = Path("data"),
-    as_json: Json = False,
-) -> None:
+@data_app.command("fetch", epilog=show_example("data fetch"))
+@command("data fetch")
+def fetch(name: str, out: Path = Path("data"), as_json: bool = False) -> None:
     """Download a corpus from its home page. Files are checked, and saved only when they are complete."""
     from difflm.data.catalogue import find_corpus
-    from difflm.data.fetch import fetch_corpus, sha256_of
+    from difflm.data.fetch import fetch_corpus
 
     corpus = find_corpus(name)
     with Bar(corpus.name) as bar:

@@ -4,53 +4,34 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from difflm.app.commands.options import (
-    TRAINING,
-    Device,
-    Draws,
-    Json,
-    Run,
-    Seed,
     check_file,
     check_names,
     check_reads_sources,
+    command,
     is_text,
-    join_others,
     load_model,
-    option,
     read_stdin,
-    report_errors,
-    with_options,
 )
 from difflm.app.console import Bar, complain, note, put_json, put_table, to_json
 from difflm.errors import UsageError
 from difflm.evaluation.options import SETTINGS, Options, split_names, wrong_task
 
-Task = Annotated[
-    Literal["language", "control", "infill", "seq2seq"],
-    option("What to measure; --help-all lists the options of each task."),
-]
+Task = Literal["language", "control", "infill", "seq2seq"]
 RIVALS = ("infill", "seq2seq", "control")  # tasks that compare runs which were trained on different data
 SAMPLES = 200  # texts of each method that is trained to be compared
 
 
-@report_errors
-@join_others
-@with_options(options=Options, settings=SETTINGS)
+@command("evaluate", options=Options, settings=SETTINGS)
 def evaluate(
-    run: Run,
+    run: str,
     options: Options,
     settings: dict[str, object],
     task: Task = "language",
-    rival: Annotated[
-        list[str] | None,
-        option("A run to compare with; repeatable.", "RUN", panel="--task control, infill or seq2seq"),
-    ] = None,
-    as_json: Json = False,
+    rival: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Measure a model and compare it with real text; the figures are appended to its metrics.jsonl."""
     if rival and task not in RIVALS:
@@ -81,25 +62,16 @@ def measure(runs: list[str], task: str, options: Options, as_json: bool) -> None
     keep_report(report, runs, options.out, bar)
 
 
-@report_errors
-@with_options(options=Options, settings=SETTINGS)
+@command("compare", options=Options, settings=SETTINGS)
 def compare(
-    runs: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN …", help="Runs trained on the same data; with --methods, key=value."),
-    ],
+    runs: list[str],
     options: Options,
     settings: dict[str, object],
     task: Task = "language",
-    methods: Annotated[
-        str | None,
-        option("Train these methods on data=FILE, then compare them: difflm,mdlm.", "NAMES", panel=TRAINING),
-    ] = None,
-    minutes: Annotated[float, option("With --methods: training time of each.", panel=TRAINING)] = 5.0,
-    into: Annotated[
-        Path | None, option("With --methods: where to save the runs. [FILE-compare]", "DIR", panel=TRAINING)
-    ] = None,
-    as_json: Json = False,
+    methods: str | None = None,
+    minutes: float = 5.0,
+    into: Path | None = None,
+    as_json: bool = False,
 ) -> int:
     """Measure several models on the same data with the same judge, in one table; each run keeps its figures."""
     options = replace(options, settings=settings)
@@ -119,23 +91,16 @@ def compare(
     return 0
 
 
-@report_errors
+@command("score")
 def score(
-    run: Run,
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE|TEXT", help="A text, or a file: .txt (one per line), .csv or .jsonl; or pairs of texts."
-        ),
-    ],
-    column: Annotated[
-        str | None, option("The column with the texts, or SOURCE,TARGET for pairs. [text; src,trg]")
-    ] = None,
-    source: Annotated[str | None, option("The source of all texts, for models trained on pairs.")] = None,
-    seed: Seed = 0,
-    draws: Draws = 16,
-    device: Device = "auto",
-    as_json: Json = False,
+    run: str,
+    file: str,
+    column: str | None = None,
+    source: str | None = None,
+    seed: int = 0,
+    draws: int = 16,
+    device: str = "auto",
+    as_json: bool = False,
 ) -> None:
     """Score texts: the nats of each, exact or a bound with its standard error, and their mean."""
     if not 1 <= draws <= 1_000_000:

@@ -5,42 +5,25 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from difflm.app.commands.options import (
-    ENGLISH,
-    FILES,
-    Device,
-    Dtype,
-    Guidance,
-    Guide,
-    Json,
-    Model,
-    Out,
-    check_names,
-    check_values,
-    join_others,
-    option,
-    report_errors,
-    with_options,
-)
+from difflm.app.commands.options import ENGLISH, Dtype, check_names, check_values, command, name_errors
 from difflm.app.commands.writing import (
     Writer,
     check_guidance,
     choose_processes,
     load_writer,
     make_request,
-    name_request,
     open_output,
 )
 from difflm.app.console import complain, note, to_json
 from difflm.app.live_view import TerminalView
-from difflm.app.studio.animation import check_animation, write_animation
+from difflm.app.studio.animation import check_animation, draw_animation
 from difflm.errors import UsageError
 from difflm.generation.requests import Request, generation_to_json, read_requests
 from difflm.models.sampling import SETTINGS, option_name
 from difflm.player.page import Recording, write_player
-from difflm.runtime.files import check_place
+from difflm.runtime.files import check_place, write_atomic
 
 if TYPE_CHECKING:
     from difflm.generation.jobs import Generation
@@ -51,24 +34,20 @@ OF_WORDS = ("field", "pos", "tree", "span")  # what the classifiers of e2e know,
 BESIDE_INPUT = ("n", "seed", "mbr", "candidates", "method", *SETTINGS)
 
 
-@report_errors
-@join_others
-@with_options(asked=list(Request.model_fields))
+@command("generate", asked=list(Request.model_fields))
 def generate(
     asked: dict[str, Any],
-    model: Model = ENGLISH,
-    guide: Guide = None,
-    guidance: Guidance = None,
-    requests: Annotated[
-        Path | None, option("Many requests: one JSON object per line.", "FILE.jsonl", "--input", panel=FILES)
-    ] = None,
-    show: Annotated[bool, option("Watch the words form.", None, "--show", panel=FILES)] = False,
-    html: Annotated[Path | None, option("Write a web page that replays every step.", "FILE", panel=FILES)] = None,
-    svg: Annotated[Path | None, option("Write an animated picture of the words forming.", "FILE", panel=FILES)] = None,
-    out: Out = None,
-    device: Device = "auto",
+    model: str = ENGLISH,
+    guide: list[Path] | None = None,
+    guidance: str | None = None,
+    requests: Path | None = None,
+    show: bool = False,
+    html: Path | None = None,
+    svg: Path | None = None,
+    out: Path | None = None,
+    device: str = "auto",
     dtype: Dtype = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Generate texts, with any constraints you like."""
     one = make_request(asked)
@@ -91,7 +70,7 @@ def generate(
     check_names(device, model, guides=guide)
     names = [f"request {number}: " for number in range(len(many))] if requests else [""]
     for name, request in zip(names, many, strict=True):
-        with name_request(name):
+        with name_errors(name):
             check_values(request)
     if model == ENGLISH and not guide and (key := next((k for k in OF_WORDS for r in many if getattr(r, k)), None)):
         raise UsageError(f"--{key} needs classifiers that {model} does not have. Try: difflm generate e2e --{key} …")
@@ -104,7 +83,7 @@ def generate(
     writer = Writer(lm, many, {"guidance": steering}, watchers)
     warnings = []
     for number, name in enumerate(names):
-        with name_request(name):
+        with name_errors(name):
             warnings += [name + warning for warning in writer.job(number).warnings]
     for warning in warnings:
         complain(f"warning: {warning}")
@@ -123,12 +102,12 @@ def generate(
     origin = {"model": model, **made_from, "dtype": dtype, "json": as_json}
     with open_output(out, origin, processes, count, output.put) as (put_line, rows), output:
         writer.write(pieces, rows, output, put)
-    command = shlex.join(["difflm", *without_files()])
+    line = shlex.join(["difflm", *without_files()])
     if html and recording:
-        write_player(html, recording.texts(kept), {"model": model, "command": command})
+        write_player(html, recording.texts(kept), {"model": model, "command": line})
         note(f"{html}: open it in a browser.")
     if svg and recording:
-        write_animation(svg, recording.texts(kept), command)
+        write_atomic(svg, draw_animation(recording.texts(kept), line))
         note(f"{svg}: open it in a browser, or show it as a picture.")
 
 

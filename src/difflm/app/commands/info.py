@@ -1,30 +1,24 @@
 """`difflm methods` and `difflm info`."""
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from difflm.app.commands.options import ENGLISH, Json, Run, report_errors
-from difflm.app.console import complain, put_json, put_line, put_table, strip_controls
+from difflm.app.commands.options import ENGLISH, command
+from difflm.app.console import complain, put_json, put_line, put_rows
 
 SHARED = "e2e-mdlm"  # the recipe of all token methods that have no recipe themselves
 
 
-@report_errors
-def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=True)] = "auto") -> None:
+@command("methods")
+def methods(as_json: bool = False, device: str = "auto") -> None:
     """List the methods: their papers, what was measured of them, and their recipes."""
-    from rich.table import Table
-
     from difflm.methods import LISTED, METHODS, list_methods, read_measured
 
     recipes, measured = recipes_by_method(), read_measured()
     for line in METHODS.broken.values():
         complain(f"warning: {line}")
     columns = ("name", "paper", "family", "kind", "bound", "E2E judge", "Multi30k BLEU", "recipes")
-    table, unmeasured = Table(*columns, box=None, pad_edge=False), list[str]()
+    rows, unmeasured = list[tuple[str, ...]](), list[str]()
     for method, row in list_methods().items():
         names, own = recipes.get(method, {}), measured.get(method, {})
         if as_json:
@@ -37,9 +31,9 @@ def methods(as_json: Json = False, device: Annotated[str, typer.Option(hidden=Tr
             known = ", ".join(name if has or not row["bound"] else f"{name} (no bound)" for name, has in names.items())
             figures = f"{own['e2e']:.2f}" if "e2e" in own else "", f"{own['multi30k']:.1f}" if "multi30k" in own else ""
             about = row["paper"], row["family"], row["kind"], "yes" if row["bound"] else "no"
-            table.add_row(method, *about, *figures, known or f"{SHARED} method={method}")
+            rows.append((method, *about, *figures, known or f"{SHARED} method={method}"))
     if not as_json:
-        put_table(table)
+        put_rows(rows, *columns)
         if unmeasured:
             put_line(f"\nNot measured yet, so not in the table: {', '.join(unmeasured)}")
 
@@ -60,12 +54,9 @@ def recipes_by_method() -> dict[str, dict[str, bool]]:
     return found
 
 
-@report_errors
-def info(run: Run = ENGLISH, as_json: Json = False, device: Annotated[str, typer.Option(hidden=True)] = "auto") -> None:
+@command("info")
+def info(run: str = ENGLISH, as_json: bool = False, device: str = "auto") -> None:
     """Describe a run: method, sizes, data, sampling defaults and measured figures."""
-    from rich.table import Table
-    from rich.text import Text
-
     from difflm.methods import METHODS
     from difflm.runtime.files import read_json
     from difflm.training.model_card import figure_parts, format_values, measured, summarise
@@ -86,24 +77,11 @@ def info(run: Run = ENGLISH, as_json: Json = False, device: Annotated[str, typer
         **summarise(config),
         "sampling": format_values(config["sampling"]),
     }
-    put_rows(rows)
+    put_rows(rows.items())
     if records:
-        table = Table("texts", "figure", "value", "measured on", box=None, pad_edge=False)
-        for record in records:
-            cells = (str(record.get("model")), str(record.get("name")), *figure_parts(record))
-            table.add_row(*(Text(strip_controls(cell)) for cell in cells))
         put_line("")
-        put_table(table)
-
-
-def put_rows(rows: Mapping[str, str]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("", "", box=None, pad_edge=False, show_header=False)
-    for key, value in rows.items():
-        table.add_row(key, Text(strip_controls(value)))
-    put_table(table)
+        cells = ((str(record.get("model")), str(record.get("name")), *figure_parts(record)) for record in records)
+        put_rows(cells, "texts", "figure", "value", "measured on")
 
 
 def describe_open(name: str, folder: Path, as_json: bool) -> None:
@@ -130,5 +108,5 @@ def describe_open(name: str, folder: Path, as_json: bool) -> None:
             "tokenizer": about["tokenizer"] or tokens,
             "sampling": format_values(about["sampling"]),
             "can": "\n".join([*can, "and be measured: difflm evaluate, compare, studio"]),
-        }
+        }.items()
     )

@@ -4,23 +4,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from difflm.app.commands.options import TABLE
 from difflm.errors import suggest
 
-# Names of options in other tools, and what to write here.
-ELSEWHERE = {
-    "--model": "give the model without an option, as the first argument",
-    "--prompt": 'to continue a text, give it with a gap: --infill "TEXT ___"',
-    "--text": 'to continue a text, give it with a gap: --infill "TEXT ___"',
-    "--output": "give --out",
-    "--gpu": "give --device cuda",
-    "--cuda": "give --device cuda",
-    "--count": "give -n",
-    "--num-samples": "give -n",
-    "--max-length": "give --length N for exactly N words, or --words LOW-HIGH",
-    "--format": "give --json",
-}
-SIZES = ("embedding_dim", "hidden", "layers", "encoder_layers", "heads", "dropout")  # of most methods
-KEYS = {"learning_rate": "lr", "epochs": "steps", "corpus": "data", "size": "model.hidden"}  # in other tools
+ELSEWHERE = TABLE["elsewhere"]
 
 
 def explain_mistake(error: Any, given: Sequence[str]) -> str:
@@ -47,8 +34,8 @@ def explain_unknown_option(name: str, context: Any, given: Sequence[str]) -> str
     path = context.command_path
     if context.info_name == "train" and (change := recipe_change(name, value_of([name], given))):
         return f"{path} takes settings as key=value: write {change} instead of {name}."
-    if name in ELSEWHERE:
-        return f"{path} has no option {name}: {ELSEWHERE[name]}."
+    if name in ELSEWHERE["options"]:
+        return f"{path} has no option {name}: {ELSEWHERE['options'][name]}."
     verbs = context.find_root().command.commands
     if others := [f"difflm {verb}" for verb, command in verbs.items() if name in options_of(command)]:
         return f"{path} has no option {name}; {' and '.join(others[:2])} {'have' if others[1:] else 'has'} it."
@@ -60,8 +47,8 @@ def recipe_change(name: str, value: str | None) -> str | None:
     from difflm.training.recipe import Recipe
 
     key = name.lstrip("-").replace("-", "_").removeprefix("model.")
-    key = KEYS.get(key, key)
-    if key in SIZES:
+    key = ELSEWHERE["keys"].get(key, key)
+    if key in ELSEWHERE["sizes"]:
         key = f"model.{key}"
     known = key in Recipe.model_fields or key.startswith("model.")
     return f"{key}={'VALUE' if value is None else value}" if known else None

@@ -6,11 +6,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, get_type_hints
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, get_args, get_type_hints
 
 import typer
 from rich.markup import escape
@@ -20,189 +21,136 @@ from difflm.app.console import complain, note
 from difflm.errors import DifflmError, UsageError, speak_command, suggest
 from difflm.evaluation.options import describe_options
 from difflm.generation.requests import Request
-from difflm.models.sampling import FAMILIES, Family, Sampling
+from difflm.models.sampling import FAMILIES, Sampling
+from difflm.runtime.files import Json, read_own_table
 from difflm.runtime.registry import blame_package
 
 if TYPE_CHECKING:
-    from difflm.controls import Control
     from difflm.generation.pipeline import TextDiffusion
-    from difflm.generation.ranking import Rank
 
 P = ParamSpec("P")
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
-
-
-# The panels of help pages, in their order; options without one come first.
-CONSTRAINTS, REWRITING, CANDIDATES = "What the text must satisfy", "Rewriting a text", "Choosing among candidates"
-SAMPLING, VECTORS, DISCRETE = "Sampling", "Sampling: models of word vectors", "Sampling: masked and other token models"
-LEFT_TO_RIGHT, EDITS = "Sampling: autoregressive models", "Sampling: models that edit"
-FILES, HARDWARE, TRAINING = "Input and output", "Hardware", "Training what is compared"
-PANELS: dict[str, Sequence[str]] = {
-    CONSTRAINTS: (
-        *("length", "words", "contains", "avoid", "infill", "pattern", "json_schema", "field", "label", "pos", "tree"),
-        *("span", "control", "method"),
-    ),
-    REWRITING: ("edit", "keep", "strength"),
-    CANDIDATES: ("candidates", "mbr"),
-}
-FAMILY_PANELS: dict[Family, str] = {
-    **dict.fromkeys(("any", "diffusion"), SAMPLING),
-    **dict.fromkeys(("vectors", "simplex"), VECTORS),
-    **dict.fromkeys(("masks", "masked", "tokens"), DISCRETE),
-    "left-to-right": LEFT_TO_RIGHT,
-    "edits": EDITS,
-}
-ORDER = [None, *PANELS, "", SAMPLING, VECTORS, DISCRETE, LEFT_TO_RIGHT, EDITS, FILES, HARDWARE]  # "": the command's own
-
-
-# The panels of everyday options, and which of their options are not: --help shows the others, --help-all all of them.
-EVERYDAY = (None, CONSTRAINTS, REWRITING, CANDIDATES, SAMPLING, FILES, HARDWARE, TRAINING)
-RARE = {
-    *("guide", "guidance", "label", "pos", "tree", "span", "control", "method", "source", "mbr", "repairs", "rank"),
-    *("sampler", "length_beam", "clamp", "draws", "dtype", "split"),
-}
+TABLE: Json = read_own_table("options.yaml", __file__)
+PANELS, ORDER, EVERYDAY = TABLE["requests"]["panels"], TABLE["order"], TABLE["everyday"]
+FAMILY_PANELS = {family: panel for panel, families in TABLE["requests"]["families"].items() for family in families}
+METAVARS = {key: metavar for metavar, keys in TABLE["requests"]["metavars"].items() for key in keys}
+ENGLISH = "english"  # the model that is meant where none is named
+Dtype = Literal["float32", "bfloat16", "float16", "int8"] | None
 
 
 class Verb(TyperCommand):
     """A command whose --help shows its everyday options; --help-all shows all of them."""
 
     def rare_options(self) -> list[Any]:
-        if self.name not in ("generate", "translate", "evaluate", "compare"):  # the others fit on a screen
+        if self.name not in TABLE["long"]:
             return []
         ours = [p for p in self.params if isinstance(p, TyperOption | TyperArgument)]
-        return [p for p in ours if p.name in RARE or p.rich_help_panel not in EVERYDAY]
+        return [p for p in ours if p.name in TABLE["rare"] or p.rich_help_panel not in EVERYDAY]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--help-all" in args:
-            super().format_help(ctx, ctx.make_formatter())
-            ctx.exit()
-        return super().parse_args(ctx, args)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        rare, epilog = self.rare_options(), self.epilog
-        more = f" {len(rare)} more options: {ctx.command_path} --help-all" if rare else ""
-        try:
+            args = ["--help"]
+        elif rare := self.rare_options() if {"--help", "-h"} & {*args} else []:
             for one in rare:
                 one.hidden = True
-            self.epilog = f"{epilog}.{more}" if more else epilog
-            super().format_help(ctx, formatter)
-        finally:
-            self.epilog = epilog
-            for one in rare:
-                one.hidden = False
+            self.epilog = f"{self.epilog}. {len(rare)} more options: {ctx.command_path} --help-all"
+        return super().parse_args(ctx, args)
 
 
-def option(help: str, metavar: str | None = None, *flags: str, envvar: str | None = None, panel: str = "") -> Any:
-    """An option of a command; `flags` replace the name of its parameter."""
-    # Help pages are drawn by rich, which would treat a value in brackets as markup.
-    shown = panel or None
-    return typer.Option(*flags, help=escape(help), metavar=metavar, envvar=envvar, rich_help_panel=shown)
+def command(name: str, **groups: type | Sequence[str]) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
+    """Make a function a command, whose arguments and options `options.yaml` describes. It receives each group of
+    options as one argument: a dataclass as its object, keys of `Request` as a dictionary of those that are given."""
+    about = TABLE["commands"][name]
+
+    def decorate(function: Callable[..., int | None]) -> Callable[..., int]:
+        parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in groups]
+        own = [make_option(p.name, p.annotation, p.default, find_entry(p.name, name)) for p in parameters]
+        shared = {key: options_of(group) for key, group in groups.items()}
+
+        @functools.wraps(function)
+        def with_groups(*args: Any, **given: Any) -> int | None:
+            for key, group in groups.items():
+                values = {option.name: given.pop(option.name, option.default) for option in shared[key]}
+                filled = {key: value for key, value in values.items() if value is not None and value != []}
+                given[key] = group(**values) if isinstance(group, type) else filled
+            with join_others() if "joins" in about else nullcontext():
+                return function(*args, **given)
+
+        made = report_errors(with_groups)
+        options = sorted(chain(own, *shared.values()), key=panel_rank)
+        made.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        made.__annotations__ = {p.name: p.annotation for p in options}
+        return made
+
+    return decorate
 
 
-def complete_models() -> list[str]:
-    from difflm.training.run import bundled_runs
-
-    return list(bundled_runs())
+def show_example(name: str) -> str:
+    return f"Example: {TABLE['commands'][name]['example']}"
 
 
-ENGLISH = "english"  # the model that is meant where none is named
-A_MODEL = "A bundled model (english, e2e, judge), the directory of a run, or a model on the Hugging Face Hub."
-Run = Annotated[str, typer.Argument(metavar="RUN", help=A_MODEL, autocompletion=complete_models)]
-Model = Annotated[str, typer.Argument(metavar="MODEL", help=A_MODEL, autocompletion=complete_models)]
-Device = Annotated[str, option("cpu, cuda, cuda:1 or mps; auto uses the GPU if there is one.", panel=HARDWARE)]
-Dtype = Annotated[
-    Literal["float32", "bfloat16", "float16", "int8"] | None,
-    option("Number format of the network. [the fastest for this machine]", panel=HARDWARE),
-]
-Json = Annotated[bool, option("Print one JSON object per line, for programs.", None, "--json", panel=FILES)]
-Seed = Annotated[int, option("The same seed gives the same result.")]
-Data = Annotated[Path | None, option("The directory that holds the corpora.", "DIR", envvar="DIFFLM_DATA", panel=FILES)]
-Draws = Annotated[int, option("Noise levels per text when estimating the bound.")]
-Guidance = Annotated[
-    str | None,
-    option(
-        "How strongly classifiers steer; `original`: the rule of Li et al. (2022). [10; token models 2]",
-        "SIZE",
-        panel=CONSTRAINTS,
-    ),
-]
-Guide = Annotated[
-    list[Path] | None,
-    option("A classifier trained with `difflm train classifier`; repeatable.", "DIR", panel=CONSTRAINTS),
-]
-Out = Annotated[
-    Path | None,
-    option("Write to this file; run the same command again to continue after a stop.", "FILE", panel=FILES),
-]
-Records = Annotated[Path | None, option("Append the records to this file instead of the runs.", "FILE", panel=FILES)]
-SHARED = {"data": Data, "device": Device, "seed": Seed, "out": Records}  # options of several commands
-METAVARS = {
-    **dict.fromkeys(("field", "label", "control"), "NAME=VALUE"),
-    **dict.fromkeys(("source", "contains", "infill", "edit", "keep"), "TEXT"),
-    **dict.fromkeys(("n", "steps", "length", "mbr", "candidates", "block"), "N"),
-    **dict.fromkeys(("sampler", "method", "projection", "start"), "NAME"),
-    **{"avoid": "WORD", "pattern": "REGEX", "words": "N or LOW-HIGH", "pos": "TAGS", "tree": "BRACKETS"},
-    **{"json_schema": "FILE or JSON", "span": "FIRST,LAST,LABEL", "length_beam": "K", "top_k": "K", "revisions": "R"},
-}
+def find_entry(name: str, verb: str) -> Json | None:
+    """What help pages say of a parameter: an entry of its command, or one that several share."""
+    return TABLE["commands"][verb].get(name) or TABLE["shared"].get(name)
+
+
+def make_option(name: str, kind: Any, default: Any, about: Json | None) -> inspect.Parameter:
+    """A parameter of a function as an argument or option of a command."""
+    if about is None:  # such as the context of the command
+        return inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=kind)
+    more: Json = {"autocompletion": list_names(about["complete"])} if "complete" in about else {}
+    if "argument" in about:
+        made = typer.Argument(metavar=about["argument"], help=about["help"], **more)
+    else:
+        more |= {key: about[key] for key in ("metavar", "envvar", "hidden") if key in about}
+        # Help pages are drawn by rich, which would treat a value in brackets as markup.
+        help, panel = escape(about["help"]), about.get("panel") or None
+        made = typer.Option(*about.get("flags", ()), help=help, rich_help_panel=panel, **more)
+    return inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=Annotated[kind, made])
+
+
+def list_names(place: str) -> Callable[[], list[str]]:
+    """A function that lists the names at a place, which is imported when the tab key asks."""
+
+    def complete() -> list[str]:
+        found = resolve_name(place)
+        return [*(found() if callable(found) else found)]
+
+    return complete
 
 
 def request_option(key: str) -> inspect.Parameter:
     """Derive the option for a key of a request; if the key holds several values, the option is repeated."""
-    field, flags = Request.model_fields[key], ("-n", "--number") if key == "n" else ()
+    field = Request.model_fields[key]
     kind, default, help = field.annotation, field.default, str(field.description)
     if isinstance(default, list | dict):
         kind, default, help = list[str] | None, None, f"{help.removesuffix('.')}; repeatable."
     if key == "json_schema":
         kind, help = str | None, "A JSON schema that the text must follow, as a file or written out."
-    panel = next((name for name, keys in PANELS.items() if key in keys), "")
+    panel = next((name for name, keys in PANELS.items() if key in keys), None)
     panel = FAMILY_PANELS[FAMILIES[key]] if key in FAMILIES else panel
-    made = option(help, METAVARS.get(key), *flags, panel=panel)
-    return inspect.Parameter(key, KEYWORD_ONLY, default=default, annotation=Annotated[kind, made])
+    about = {"help": help, "metavar": METAVARS.get(key), "panel": panel, "flags": ["-n", "--number"] * (key == "n")}
+    return make_option(key, kind, default, about)
 
 
 def panel_rank(parameter: inspect.Parameter) -> int:
     """The position of an option's panel on a help page."""
-    panel = parameter.annotation.__metadata__[0].rich_help_panel
+    panel = next((about.rich_help_panel for about in get_args(parameter.annotation)[1:]), None)
     return ORDER.index(panel if panel in ORDER else "")
 
 
-def with_options(**groups: type | Sequence[str]) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Give a command groups of options, each of which it receives as one argument: a dataclass as its object, keys of
-    `Request` as a dictionary of those that are given."""
-
-    def decorate(command: Callable[..., int | None]) -> Callable[..., int | None]:
-        parameters = inspect.signature(command).parameters.values()
-        own = [p for p in parameters if p.name not in groups and p.kind is not p.VAR_KEYWORD]
-        shared = {name: options_of(group) for name, group in groups.items()}
-
-        @functools.wraps(command)
-        def with_groups(**given: Any) -> int | None:
-            for name, group in groups.items():
-                values = {option.name: given.pop(option.name, option.default) for option in shared[name]}
-                filled = {key: value for key, value in values.items() if value is not None and value != []}
-                given[name] = group(**values) if isinstance(group, type) else filled
-            return command(**given)
-
-        options = [p.replace(kind=KEYWORD_ONLY) for p in sorted(chain(own, *shared.values()), key=panel_rank)]
-        with_groups.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-        with_groups.__annotations__ = {p.name: p.annotation for p in options}
-        return with_groups
-
-    return decorate
-
-
 def options_of(group: type | Sequence[str]) -> list[inspect.Parameter]:
-    """The options for keys of `Request`, or for the fields of a dataclass that say what they are about."""
+    """The options for keys of `Request`, or for the fields of an evaluation's that a page says something of."""
     if not isinstance(group, type):
         return [request_option(key) for key in group]
     found, hints, described = [], get_type_hints(group), describe_options()
     for one in fields(group):
-        kind: Any = SHARED.get(one.name)
+        entry = find_entry(one.name, "evaluate")
         if about := described.get(one.name):
-            panel = f"--task {' or '.join(about.tasks)}" if len(about.tasks) < 3 else ""
-            kind = Annotated[hints[one.name], option(about.help, about.metavar, panel=panel)]
-        if kind is not None:
-            found.append(inspect.Parameter(one.name, KEYWORD_ONLY, default=one.default, annotation=kind))
+            panel = f"--task {' or '.join(about.tasks)}" if len(about.tasks) < 3 else None
+            entry = {"help": about.help, "metavar": about.metavar, "panel": panel}
+        if entry is not None:
+            found.append(make_option(one.name, hints[one.name], one.default, entry))
     return found
 
 
@@ -259,7 +207,7 @@ def check_values(request: Request) -> None:
     """Refuse what no model could do: values out of range, and controls that cannot be read."""
     Sampling().change(request.settings())
     for control in request.controls():
-        with name_control(control):
+        with name_errors(f"{control.name}: ", lambda said: "--" in said or _CONTROL.match(said)):
             control.check_value()
     if edit := request.edited():
         if request.infill is not None:
@@ -272,13 +220,12 @@ def check_values(request: Request) -> None:
 
 
 @contextmanager
-def name_control(control: "Control") -> Iterator[None]:
-    """Let a message about a control begin with its name."""
+def name_errors(name: str, is_named: Callable[[str], object] = lambda said: False) -> Iterator[None]:
+    """Let a message about a request or a control begin with its name, unless it does."""
     try:
         yield
     except UsageError as error:
-        said = str(error)
-        raise UsageError(said if "--" in said or _CONTROL.match(said) else f"{control.name}: {said}") from None
+        raise UsageError(str(error) if is_named(str(error)) else name + str(error)) from None
 
 
 # Messages about a control begin with its name, or with what an option gives.
@@ -334,19 +281,13 @@ def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def join_others(command: Callable[P, int | None]) -> Callable[P, int | None]:
-    """Let the processes that torchrun started run a command together."""
+def join_others() -> AbstractContextManager[object]:
+    """Let the processes that torchrun started, if it did, work together."""
+    if not all(name in os.environ for name in TORCHRUN) or os.environ["WORLD_SIZE"] == "1":
+        return nullcontext()
+    from difflm.runtime.distributed import join_processes
 
-    @functools.wraps(command)
-    def joined(*args: P.args, **kwargs: P.kwargs) -> int | None:
-        if not all(name in os.environ for name in TORCHRUN) or os.environ["WORLD_SIZE"] == "1":
-            return command(*args, **kwargs)
-        from difflm.runtime.distributed import join_processes
-
-        with join_processes():
-            return command(*args, **kwargs)
-
-    return joined
+    return join_processes()
 
 
 def silence_stdout() -> None:
@@ -356,13 +297,6 @@ def silence_stdout() -> None:
 
 
 def load_model(name: str, device: str, dtype: str | None = None) -> "TextDiffusion":
-    import torch
-
     from difflm.generation.pipeline import TextDiffusion
 
-    return TextDiffusion.from_pretrained(name, device, getattr(torch, dtype) if dtype else None)
-
-
-def load_rank(given: str, device: str) -> "Rank":
-    """Return what --rank names: "bound", for the model's own bound, or another model."""
-    return "bound" if given == "bound" else load_model(given, device)
+    return TextDiffusion.from_pretrained(name, device, dtype)

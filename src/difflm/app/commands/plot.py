@@ -3,34 +3,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 
-from difflm.app.commands.options import (
-    ENGLISH,
-    Device,
-    Json,
-    Model,
-    Seed,
-    check_names,
-    complete_models,
-    load_model,
-    option,
-    report_errors,
-    with_options,
-)
+from difflm.app.commands.options import ENGLISH, check_names, command, load_model, show_example
 from difflm.app.console import note, put_json
 from difflm.models.sampling import Sampling
 
 plot_app = typer.Typer(
     add_completion=False,
     help="Draw pictures, as .png or .svg. Needs the extra [plot].",
-    epilog="Example: difflm plot denoising e2e --out text.svg",
+    epilog=show_example("plot"),
 )
-
-Out = Annotated[Path | None, option("A .png or .svg file. [the name of the picture, .png]", "FILE")]
-Dark = Annotated[bool, option("Light lines on a dark background.", None, "--dark")]
 
 
 @plot_app.callback(invoke_without_command=True)
@@ -40,17 +25,9 @@ def plot(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-@plot_app.command(epilog="Example: difflm plot schedules e2e --out schedules.svg")
-@report_errors
-def schedules(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="RUN", help="Add the curve that this run learned.", autocompletion=complete_models),
-    ] = None,
-    out: Out = None,
-    dark: Dark = False,
-    as_json: Json = False,
-) -> None:
+@plot_app.command(epilog=show_example("plot schedules"))
+@command("plot schedules")
+def schedules(run: str | None = None, out: Path | None = None, dark: bool = False, as_json: bool = False) -> None:
     """Plot signal, noise and log-SNR over time, for every schedule."""
     with picture("schedules", out, as_json, run) as file:
         from difflm.app.plots.schedules import draw_schedules, known_curves, learned_curve
@@ -59,15 +36,15 @@ def schedules(
         draw_schedules(file, [*known_curves(), *own], dark)
 
 
-@plot_app.command(epilog="Example: difflm plot embeddings e2e --method tsne")
-@report_errors
+@plot_app.command(epilog=show_example("plot embeddings"))
+@command("plot embeddings")
 def embeddings(
-    model: Model = "e2e",
-    method: Annotated[Literal["tsne", "pca"], option("How to project the vectors to two dimensions.")] = "tsne",
-    seed: Seed = 0,
-    out: Out = None,
-    dark: Dark = False,
-    as_json: Json = False,
+    model: str = "e2e",
+    method: Literal["tsne", "pca"] = "tsne",
+    seed: int = 0,
+    out: Path | None = None,
+    dark: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Draw a map of a model's word vectors, coloured by part of speech."""
     with picture("embeddings", out, as_json, model) as file:
@@ -85,17 +62,16 @@ def embeddings(
         draw_embeddings(file, words, project(vectors, method, seed), tags, title, dark)
 
 
-@plot_app.command(epilog="Example: difflm plot denoising e2e --seed 3 --steps 50")
-@report_errors
-@with_options(settings=("steps",))
+@plot_app.command(epilog=show_example("plot denoising"))
+@command("plot denoising", settings=("steps",))
 def denoising(
     settings: dict[str, Any],
-    model: Model = ENGLISH,
-    seed: Seed = 0,
-    out: Out = None,
-    dark: Dark = False,
-    device: Device = "auto",
-    as_json: Json = False,
+    model: str = ENGLISH,
+    seed: int = 0,
+    out: Path | None = None,
+    dark: bool = False,
+    device: str = "auto",
+    as_json: bool = False,
 ) -> None:
     """Plot how one text forms: the confidence in every word at every step, and when each word last changed."""
     Sampling().change(settings)
@@ -108,14 +84,9 @@ def denoising(
         draw_denoising(file, text, f"{run_name(model)}, {text.confidence.shape[1]} steps, seed {seed}", dark)
 
 
-@plot_app.command(epilog="Example: difflm plot training runs/a runs/b --out losses.png")
-@report_errors
-def training(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN …", help="Directories of runs.")],
-    out: Out = None,
-    dark: Dark = False,
-    as_json: Json = False,
-) -> None:
+@plot_app.command(epilog=show_example("plot training"))
+@command("plot training")
+def training(runs: list[str], out: Path | None = None, dark: bool = False, as_json: bool = False) -> None:
     """Plot every part of the loss, and nats/token on held-out texts, over the training steps."""
     with picture("training", out, as_json, *runs) as file:
         from difflm.app.plots.training import draw_training, read_history

@@ -3,40 +3,25 @@
 import importlib.util
 import ipaddress
 import re
-from typing import Annotated
 
-import typer
-
-from difflm.app.commands.options import Device, check_names, complete_models, load_model, option, report_errors
+from difflm.app.commands.options import check_names, command, load_model
 from difflm.app.console import note
 from difflm.errors import UsageError
 
 DEFAULT = ["english", "e2e", "e2e-fast"]
 
 
-@report_errors
+@command("studio")
 def studio(
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="MODEL ...",
-            help="Bundled models or directories of runs; a request names one of them. [english e2e e2e-fast]",
-            autocompletion=complete_models,
-        ),
-    ] = None,
-    host: Annotated[str, option("The address to listen on; 0.0.0.0 listens on all of them.")] = "127.0.0.1",
-    port: Annotated[int, option("The port; 0 picks a free one.")] = 8000,
-    no_browser: Annotated[bool, option("Do not open the page in a browser.", None, "--no-browser")] = False,
-    token: Annotated[str | None, option("Require this bearer token from every client.", envvar="DIFFLM_TOKEN")] = None,
-    insecure: Annotated[
-        bool, option("Listen for other machines without a token: whoever reaches it may use it.", None, "--insecure")
-    ] = False,
-    log_requests: Annotated[bool, option("Log every request as one line of JSON.", None, "--log-requests")] = False,
-    cors: Annotated[
-        list[str] | None,
-        option("Allow pages of this origin to send requests, such as https://example.org; repeatable.", "ORIGIN"),
-    ] = None,
-    device: Device = "auto",
+    models: list[str] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    no_browser: bool = False,
+    token: str | None = None,
+    insecure: bool = False,
+    log_requests: bool = False,
+    cors: list[str] | None = None,
+    device: str = "auto",
 ) -> None:
     """Serve the page and the HTTP API on this machine, until Ctrl-C."""
     if not 0 <= port < 65536:

@@ -5,11 +5,9 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from difflm.app.commands.options import Data, Device, Json, check_file, check_names, join_others, option, report_errors
+from difflm.app.commands.options import check_file, check_names, command
 from difflm.app.console import TrainingView, complain, note, put_json, put_line
 from difflm.errors import UsageError
 
@@ -18,34 +16,17 @@ if TYPE_CHECKING:
     from difflm.training.trainer import Outcome
 
 
-def complete_recipes() -> list[str]:
-    from difflm.training.recipe import known_recipes
-
-    return list(known_recipes())
-
-
-@report_errors
-@join_others
+@command("train")
 def train(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="TEXTS|RECIPE",
-            help="Files or folders of texts, one per line, or a recipe: its name (see: difflm methods) or a YAML file.",
-            autocompletion=complete_recipes,
-        ),
-    ],
-    changes: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="key=value …", help="Settings to change, such as minutes=5 or steps=100."),
-    ] = None,
-    out: Annotated[Path | None, option("Directory to save the run in.", "RUN")] = None,
-    resume: Annotated[bool, option("Continue the run in --out.", None, "--resume")] = False,
-    dry_run: Annotated[bool, option("Print the recipe and what it would cost, then stop.", None, "--dry-run")] = False,
-    shard: Annotated[bool, option("Under torchrun: divide the model among the processes.", None, "--shard")] = False,
-    data: Data = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    recipe: str,
+    changes: list[str] | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+    shard: bool = False,
+    data: Path | None = None,
+    device: str = "auto",
+    as_json: bool = False,
 ) -> int:
     """Train a model on your own texts, or from a recipe. Ctrl-C saves a checkpoint; --resume continues from it."""
     begun = time.perf_counter()
@@ -83,10 +64,10 @@ def train(
         divide_weights()
     if resolved.method == "classifier" and current().count > 1:
         raise UsageError("a classifier is small: train it with one process, without torchrun.")
-    command = ["difflm", "train", *given, "--out", str(out), *["--shard"] * shard]
+    line = ["difflm", "train", *given, "--out", str(out), *["--shard"] * shard]
     if current().count > 1:
-        command = ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1"), "-m", *command]
-    outcome = train_and_save(resolved, out, command, data, device, resume, as_json, begun)
+        line = ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1"), "-m", *line]
+    outcome = train_and_save(resolved, out, line, data, device, resume, as_json, begun)
     if outcome.stopped == "interrupted":
         return 1
     if not current().first:  # of several processes

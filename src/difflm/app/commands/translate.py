@@ -1,31 +1,18 @@
 """`difflm translate`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from difflm.app.commands.options import (
-    CANDIDATES,
-    FILES,
-    Device,
     Dtype,
-    Guidance,
-    Guide,
-    Json,
-    Out,
-    Run,
     check_file,
     check_names,
     check_reads_sources,
     check_values,
+    command,
     is_text,
-    join_others,
-    load_rank,
-    option,
+    load_model,
     read_stdin,
-    report_errors,
-    with_options,
 )
 from difflm.app.commands.writing import (
     Writer,
@@ -46,35 +33,20 @@ NOT_OF_SOURCES = ("source", "n", "infill", "edit", "keep", "strength")
 PIECE = {"cpu": 64, "cuda": 4096}  # candidates that are generated together, so that the first texts appear early
 
 
-@report_errors
-@join_others
-@with_options(asked=[key for key in Request.model_fields if key not in NOT_OF_SOURCES])
+@command("translate", asked=[key for key in Request.model_fields if key not in NOT_OF_SOURCES])
 def translate(
     asked: dict[str, Any],
-    run: Run,
-    file: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FILE|TEXT", help="A source, or a file of them: one per line, or .csv or .jsonl. [standard input]"
-        ),
-    ] = None,
-    column: Annotated[str | None, option("Column of a .csv or .jsonl file. [src]", panel=FILES)] = None,
-    out: Out = None,
-    rank: Annotated[
-        str | None,
-        option("Keep the likeliest of --candidates by the model's own bound or a run.", "bound|RUN", panel=CANDIDATES),
-    ] = None,
-    repairs: Annotated[
-        int,
-        option(
-            "At most how often the ranking run, if left-to-right, repairs each candidate first.", "N", panel=CANDIDATES
-        ),
-    ] = 0,
-    guide: Guide = None,
-    guidance: Guidance = None,
-    device: Device = "auto",
+    run: str,
+    file: str | None = None,
+    column: str | None = None,
+    out: Path | None = None,
+    rank: str | None = None,
+    repairs: int = 0,
+    guide: list[Path] | None = None,
+    guidance: str | None = None,
+    device: str = "auto",
     dtype: Dtype = None,
-    as_json: Json = False,
+    as_json: bool = False,
 ) -> None:
     """Generate a text from each source of a file, in the same order."""
     request = make_request(asked)
@@ -93,13 +65,16 @@ def translate(
     processes = choose_processes(out)
     if file is None and processes.count > 1:
         raise UsageError("several processes cannot share standard input: name a file of sources.")
-    numbers, sources = ([1], [str(file)]) if alone else read_input(file, column)
+    from difflm.data.texts import check_sources, read_sources
+
+    given = [(1, str(file))] if alone else read_sources(Path(file), column) if file else read_stdin("source")
+    numbers, sources = zip(*(given if file else check_sources(given, "standard input")), strict=True)
     name = file or "standard input"
     lm = load_writer(run, device, dtype, guide, [request.model_copy(update={"source": sources[0]})], rank is not None)
     lm.encode_sources(sources, lambda k: "the source" if alone else f"line {numbers[k - 1]} of {name}")
     from difflm.generation.checks import warn_of_sources
 
-    ranked = load_rank(rank, device) if rank else None
+    ranked = load_model(rank, device) if rank and rank != "bound" else rank
     more = {"source": sources, "guidance": strength, "rank": ranked, "repairs": repairs}
     writer = Writer(lm, [request], more)
     job, foreign = writer.job(0), lm.warn_of_language(" ".join(sources), source=True)
@@ -116,12 +91,3 @@ def translate(
     bar = writer.bar(f"translating {len(sources):,} sources")
     with open_output(out, origin, processes, len(sources), bar.put) as (put_line, rows), bar:
         writer.write((range(begin, begin + size) for begin in rows[::size]), rows, bar, put)
-
-
-def read_input(file: str | None, column: str | None) -> tuple[list[int], list[str]]:
-    """The sources of a file, or of standard input, and their line numbers."""
-    from difflm.data.texts import check_sources, read_sources
-
-    given = check_sources(read_stdin("source"), "standard input") if file is None else read_sources(Path(file), column)
-    numbers, sources = zip(*given, strict=True)
-    return [*numbers], [*sources]

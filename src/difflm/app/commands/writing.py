@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from difflm.app.commands.options import check_reads_sources, load_model
+from difflm.app.commands.options import check_reads_sources, load_model, name_errors
 from difflm.app.console import Bar, note
 from difflm.app.live_view import TerminalView
 from difflm.controls.base import Control, ModelInfo
@@ -24,9 +24,9 @@ from difflm.generation.requests import Request, read_guidance
 from difflm.methods.base import LISTED
 from difflm.models.sampling import KNOWN, STEP_RULES, option_name, refuse_foreign
 from difflm.player.page import Recording
-from difflm.runtime.files import Json, check_place, check_regular, read_checked
+from difflm.runtime.files import Json, check_place, check_regular, read_checked, sha256_of
 from difflm.runtime.resumable import ResumableLines, check_free
-from difflm.training.run import find_run, peek_config
+from difflm.training.run import bundled_runs, find_run, peek_config
 
 if TYPE_CHECKING:
     from difflm.controls.guidance import GuidanceSettings
@@ -36,11 +36,8 @@ if TYPE_CHECKING:
     from difflm.runtime.distributed import Processes
 
 MOST_SCHEMA = 1 << 20  # bytes
-WHOLE_TEXTS = (
-    "latent",
-    "pixels",
-    "edits",
-)  # families whose models say themselves why no classifier reaches single words
+# Families whose models say themselves why no classifier reaches single words.
+WHOLE_TEXTS = ("latent", "pixels", "edits")
 
 
 # -- requests from options --------------------------------------------------------------------------------------------
@@ -109,7 +106,7 @@ def load_writer(
 
     for number, request in enumerate(requests):
         chosen_by = None if ranked or request.infill or request.candidates == 1 else request.controls()
-        with name_request(f"request {number}: " if len(requests) > 1 else ""):
+        with name_errors(f"request {number}: " if len(requests) > 1 else ""):
             check_request(request.n, request.seed, request.mbr, request.candidates, chosen_by, bool(request.source))
             refuse_by_config(name, guides or (), request)
         if request.source is not None:
@@ -120,15 +117,6 @@ def load_writer(
     for request in requests:
         refuse_foreign_options(lm, name, request)
     return lm
-
-
-@contextmanager
-def name_request(name: str) -> Iterator[None]:
-    """Let a message about one of several requests begin with its name."""
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(name + str(error)) from None
 
 
 def refuse_by_config(name: str, guides: Sequence[Path], request: Request) -> None:
@@ -290,24 +278,17 @@ def open_output(
             raise
 
 
-def hash_texts(texts: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
-
-
 def hash_model(run: str) -> str:
     """A fingerprint of the weights, so that texts of different models are never mixed; for a model that is not a run,
     its name."""
-    from difflm.training.run import bundled_runs, find_run
-
     if run not in bundled_runs() and not (Path(run) / "model.safetensors").is_file():
         return run
-    with (find_run(run) / "model.safetensors").open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(find_run(run) / "model.safetensors")
 
 
 # What a file says of its origin in place of long values.
 HASHED: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("model", "rank"), hash_model),
-    **dict.fromkeys(("requests", "sources"), hash_texts),
+    **dict.fromkeys(("requests", "sources"), lambda texts: hashlib.sha256("\n".join(texts).encode()).hexdigest()),
     "guide": lambda folders: [hash_model(str(folder)) for folder in folders or ()],
 }

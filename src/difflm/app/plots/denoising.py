@@ -45,7 +45,7 @@ def draw_denoising(out: Path, text: DenoisingHistory, title: str, dark: bool = F
     positions, steps = text.confidence.shape
     if positions > MAX_ROWS:
         raise UsageError(f"a text of {positions} tokens is too long for a picture; {MAX_ROWS} fit.")
-    with open_figure(out, max(3.0, 1.3 + ROW * positions), dark) as (figure, theme):
+    with open_figure(out, max(3.0, 1.3 + ROW * positions), dark) as figure:
         heat, bars = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
         figure.suptitle(title, x=0.01, ha="left", fontsize=10)
         extent = (0.5, steps + 0.5, positions - 0.5, -0.5)
@@ -56,9 +56,9 @@ def draw_denoising(out: Path, text: DenoisingHistory, title: str, dark: bool = F
         heat.set_xticks(step_ticks(steps))
         heat.set_yticks(range(positions), text.words, fontsize=8)
         heat.tick_params(axis="y", length=0)
-        bars.barh(range(positions), text.last_changed, height=0.72, color=theme.lines[0])
+        bars.barh(range(positions), text.last_changed, height=0.72, color="C0")
         for row, changed in enumerate(text.last_changed):
-            bars.text(changed + steps * 0.02, row, str(changed), va="center", fontsize=7, color=theme.ink)
+            bars.text(changed + steps * 0.02, row, str(changed), va="center", fontsize=7)
         bars.set(title="last changed at step", xlabel="step", xlim=(0, steps * 1.12))
         bars.set_xticks(step_ticks(steps))
         bars.tick_params(axis="y", length=0, labelleft=False)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from difflm.app.plots.canvas import need_plot_extra, open_figure
+from difflm.app.plots.canvas import open_figure
 from difflm.controls.learned import checking_tagger
 from difflm.data.texts import MOST_TOKENS
 from difflm.data.tokenfile import TokenFile
@@ -65,7 +65,6 @@ def word_vectors(name: str, lm: TextDiffusion) -> tuple[list[str], Floats]:
 
 def project(vectors: Floats, method: Method, seed: int = 0) -> Floats:
     """Project vectors [V, D] to [V, 2], deterministically for a seed."""
-    need_plot_extra()
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
@@ -143,9 +142,9 @@ def draw_embeddings(
 ) -> None:
     """Draw words at `points` [V, 2]."""
     groups = [GROUP.get(tags.by_word.get(word, "X"), REST) if tags else "" for word in words]
-    with open_figure(out, 7.4, dark) as (figure, theme):
+    with open_figure(out, 7.4, dark) as figure:
         panel = figure.subplots()
-        colours = dict(zip([*GROUPS, REST], (*theme.lines, "#8c8c8c"), strict=False)) | {"": theme.lines[0]}
+        colours = {group: f"C{k}" for k, group in enumerate(GROUPS)} | {REST: "#8c8c8c", "": "C0"}
         markers = dict(zip(GROUPS, MARKERS, strict=True))
         for group in [*GROUPS, REST, ""]:
             at = [i for i, found in enumerate(groups) if found == group]

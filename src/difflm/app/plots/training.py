@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from difflm.app.plots.canvas import draw_panels
+from difflm.app.plots.canvas import draw_panels, line_style
 from difflm.errors import DifflmError
 from difflm.training.model_card import read_metrics
 from difflm.training.run import find_run, read_config
@@ -67,11 +67,11 @@ def find_panels(histories: list[History]) -> dict[str, dict[int, Points]]:
 
 
 def draw_training(out: Path, histories: list[History], dark: bool = False) -> None:
-    with draw_panels(out, find_panels(histories), dark) as (figure, theme, panels):
+    with draw_panels(out, find_panels(histories), dark) as (figure, panels):
         for panel, curves in panels:
             for run, (steps, values) in curves.items():
                 dots = {"marker": "o", "markersize": 4} if len(steps) < 20 else {}
-                panel.plot(steps, values, label=histories[run].label, **theme.line(run), **dots)
+                panel.plot(steps, values, label=histories[run].label, **line_style(run), **dots)
             panel.set(xlabel="step")
             panel.margins(x=0.02)
             panel.set_xlim(left=0)

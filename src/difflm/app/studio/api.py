@@ -17,6 +17,7 @@ from difflm.app.studio import schemas
 from difflm.app.studio.engine import Engine
 from difflm.app.studio.job import Done, Frames, Job, Text
 from difflm.app.studio.metrics import TYPE
+from difflm.app.studio.schemas import check_size, describe_route
 from difflm.app.studio.served import Models, Served
 from difflm.errors import DifflmError, say_in_request
 from difflm.generation.jobs import Generation, Watch
@@ -24,47 +25,6 @@ from difflm.generation.requests import generation_to_json
 from difflm.player.frames import Draft, spaces
 from difflm.player.page import Recording, page
 from difflm.runtime.files import Json
-
-Responses = dict[int | str, dict[str, Any]]
-
-
-def one_event(*names: str) -> Json:
-    """The schema of each event of a stream."""
-    named = {"event": {"enum": list(names)}} if names else {}
-    data = {"type": "string", "contentMediaType": "application/json"}
-    return {"type": "object", "properties": {**named, "data": data}, "required": [*named, "data"]}
-
-
-def answer_of(meaning: str, kind: str, schema: Json) -> Responses:
-    """An answer that is not JSON alone."""
-    return {200: {"description": meaning, "content": {kind: {"schema": schema}}}}
-
-
-MEANINGS = {
-    400: "The body is not JSON, or asks for a response_format that cannot be followed.",
-    401: "The token is missing or wrong.",
-    403: "A host name or an origin that is not allowed.",
-    404: "A model that is not served here.",
-    408: "The body did not arrive in time.",
-    413: "The body is too large.",
-    415: "The content type is not JSON.",
-    422: "The request is invalid, too large, or not possible with this model.",
-    429: "The queue is full, or the texts could not be finished in time after those of others.",
-    503: "The time limit passed or would pass, or the server is stopping.",
-}
-ERRORS: Responses = {
-    status: {"model": schemas.ErrorAnswer, "description": text, "headers": {}} for status, text in MEANINGS.items()
-}
-ERRORS[429]["headers"]["Retry-After"] = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
-REFUSED: Responses = {status: ERRORS[status] for status in (401, 403)}
-UNKNOWN: Responses = {**REFUSED, 404: ERRORS[404], 422: ERRORS[422]}
-STUCK: Responses = {
-    503: {"model": schemas.ErrorAnswer, "description": "The server is stuck, or takes no more requests."}
-}
-# Routes that answer with these name StreamingResponse: it has no media type, which the document would give to errors.
-STREAM = answer_of("Events.", "text/event-stream", one_event("queued", "frame", "text", "done", "error"))
-COUNTS = answer_of("Metrics.", "text/plain", {"type": "string"})
-PLAYER = answer_of("One HTML file.", "text/html", {"type": "string"})
 
 
 class EventStream(StreamingResponse):
@@ -110,43 +70,43 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
 
     Chosen = Annotated[Served, Depends(choose)]
 
-    @router.get("/health", response_model=schemas.HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
+    @router.get("/health", **describe_route("/health"))
     async def health() -> Json:
         """Whether the server is running and making progress."""
         engine.check_health()
         return {"status": "ok", "model": serving.names, "queue": engine.queue}
 
-    @router.get("/ready", response_model=schemas.HealthAnswer, tags=["server"], responses={403: REFUSED[403], **STUCK})
+    @router.get("/ready", **describe_route("/ready"))
     async def ready() -> Json:
         """Whether a request would be accepted now: the server works, its queue has room, and it is not stopping."""
         engine.check_ready()
         return {"status": "ready", "model": serving.names, "queue": engine.queue}
 
-    @router.get("/api/models", response_model=schemas.ModelsAnswer, tags=["server"], responses=REFUSED)
+    @router.get("/api/models", **describe_route("/api/models"))
     async def models() -> Json:
         """The models served."""
         return {"models": serving.facts()}
 
-    @router.get("/metrics", tags=["server"], responses={**REFUSED, **COUNTS}, response_class=StreamingResponse)
+    @router.get("/metrics", **describe_route("/metrics"))
     async def metrics() -> Any:
         """Counts of requests, errors and texts, and how long requests take, as Prometheus reads them."""
         return PlainTextResponse(engine.metrics.render(engine.gauges()), media_type=TYPE)
 
-    @router.get("/api/controls", response_model=schemas.ControlsAnswer, tags=["server"], responses=UNKNOWN)
+    @router.get("/api/controls", **describe_route("/api/controls"))
     async def controls(served: Chosen) -> Json:
         """What each control accepts with this model; null if the model does not support it."""
         return served.controls(limits)
 
-    @router.post("/api/pattern", response_model=schemas.PatternAnswer, tags=["server"], responses=ERRORS)
+    @router.post("/api/pattern", **describe_route("/api/pattern"))
     async def pattern(request: Request, asked: schemas.PatternAsked, served: Chosen) -> Any:
         """Whether texts of this model can match a regular expression, and of which lengths."""
-        schemas.check_size("pattern", asked.pattern, limits)
+        check_size("pattern", asked.pattern, limits)
         return await engine.answer(partial(served.judge_pattern, asked.pattern), address_of(request))
 
-    @router.post("/api/alternatives", response_model=schemas.AlternativesAnswer, tags=["texts"], responses=ERRORS)
+    @router.post("/api/alternatives", **describe_route("/api/alternatives"))
     async def alternatives(request: Request, asked: schemas.AlternativesAsked, served: Chosen) -> Any:
         """How likely each word of a text is given all the others, and which words are likeliest in its place."""
-        schemas.check_size("text", asked.text, limits)
+        check_size("text", asked.text, limits)
         return await engine.answer(partial(served.find_alternatives, asked.text), address_of(request))
 
     async def begin(request: Request, asked: schemas.Asked, served: Served, watched: Watch | bool = False) -> Job:
@@ -154,23 +114,17 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         (job,) = await engine.submit([asked.job()], watched, served.lm, address_of(request))
         return job
 
-    texts_route: dict[str, Any] = {
-        "response_model": schemas.TextsAnswer,
-        "response_model_exclude_unset": True,
-        "tags": ["texts"],
-    }
-
-    @router.post("/api/generate", **texts_route, responses=ERRORS)
+    @router.post("/api/generate", **describe_route("/api/generate"))
     async def generate(request: Request, asked: schemas.Asked, served: Chosen) -> Json:
         """Generate texts and return them all when they are finished."""
         return {"texts": [*map(generation_to_json, await texts_of(await begin(request, asked, served)))]}
 
-    @router.post("/api/infill", **texts_route, responses=ERRORS)
+    @router.post("/api/infill", **describe_route("/api/infill"))
     async def infill(request: Request, asked: schemas.InfillAsked, served: Chosen) -> Json:
         """Fill the gaps of a text."""
         return await generate(request, asked.asked(), served)
 
-    @router.post("/api/stream", tags=["texts"], responses={**ERRORS, **STREAM}, response_class=StreamingResponse)
+    @router.post("/api/stream", **describe_route("/api/stream"))
     async def stream(request: Request, asked: schemas.Asked, served: Chosen) -> Any:
         """Texts while they form, as server-sent events whose data is JSON: `queued` {ahead, candidates, warnings}; a
         `frame` {frames} for each step, with the sample, text, step, t, tokens, confidence, changed and space of every
@@ -179,7 +133,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         job = await begin(request, asked, served, watched=True)
         return EventStream(happenings(job, engine, asked.each, not served.whole_words), [job])
 
-    @router.post("/api/player", tags=["texts"], responses={**ERRORS, **PLAYER}, response_class=StreamingResponse)
+    @router.post("/api/player", **describe_route("/api/player"))
     async def player(request: Request, wanted: schemas.PlayerAsked, served: Chosen) -> Any:
         """Return the self-contained HTML player of these texts; the same seed gives the same texts."""
         asked = wanted.request

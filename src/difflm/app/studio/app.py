@@ -10,12 +10,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 
-from difflm.app.studio import api, openai_routes
+from difflm.app.studio import api, completions
 from difflm.app.studio.engine import Engine
 from difflm.app.studio.guard import error_response
 from difflm.app.studio.job import Unavailable
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.reference import render_reference
+from difflm.app.studio.schemas import TABLE
 from difflm.app.studio.served import Models
 from difflm.errors import DifflmError, UsageError, explain_faults, say_in_request
 from difflm.player.page import HERE as PLAYER
@@ -48,14 +49,15 @@ def build_app(serving: Models, engine: Engine, token: str | None) -> FastAPI:
         exception_handlers=dict.fromkeys(ERRORS, answer_error),
     )
     # Not `include_router`, which compares every request with all routes twice.
-    app.router.routes += [*api.routes(serving, engine).routes, *openai_routes.routes(serving, engine).routes]
+    app.router.routes += [*api.routes(serving, engine).routes, *completions.routes(serving, engine).routes]
     add_pages(app)
     add_server_facts(app.openapi(), serving, engine.limits, token)
     return app
 
 
 def add_server_facts(document: Json, serving: Models, limits: Limits, token: str | None) -> None:
-    """Add to the application's OpenAPI document what only this server knows: its limits, models and token."""
+    """Add to the application's OpenAPI document its answers, and this server's limits, models and token."""
+    document["components"]["schemas"] |= TABLE["schemas"]
     longest = max(served.lm.model.max_words for served in serving.all.values())
     most = {"n": limits.n, "mbr": limits.candidates, "candidates": limits.candidates, "steps": limits.steps}
     for name in ("Asked", "InfillAsked", "CompletionAsked"):

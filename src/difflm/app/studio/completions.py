@@ -1,19 +1,24 @@
-"""`/v1/completions` and `/v1/models` for clients of the OpenAI API, with gaps and controls as extensions."""
+"""Completions and chats for clients of the OpenAI API, with gaps and controls as extensions: `/v1/models`,
+`/v1/completions`, `/v1/chat/completions`."""
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
-from difflm.app.studio.api import event, texts_of
-from difflm.app.studio.formats import LogProbabilities, ResponseFormat, log_probabilities, read_drafts
+from difflm.app.studio.api import EventStream, address_of, event, texts_of
+from difflm.app.studio.engine import Engine
+from difflm.app.studio.formats import ResponseFormat, log_probabilities, read_drafts, to_message
 from difflm.app.studio.guard import error_object
 from difflm.app.studio.job import Job
 from difflm.app.studio.limits import Limits
-from difflm.app.studio.schemas import Asked, ControlAnswer, check_size, shown
+from difflm.app.studio.schemas import Asked, check_size, describe_route, shown
+from difflm.app.studio.served import Models, Served
 from difflm.controls import Control, Infill, Pattern
 from difflm.controls.gaps import BLANK
 from difflm.controls.patterns.pattern import Between
@@ -118,6 +123,32 @@ class CompletionAsked(SharedKeys):
         return Asked(**given, n=self.n or 1, seed=seed, temperature=warmth, top_p=share)
 
 
+class ChatMessage(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ChatAsked(SharedKeys):
+    """A chat request of the OpenAI API, extended by `controls`."""
+
+    model_config = shown({"messages": [{"role": "user", "content": "Tell me of a dog."}], "seed": 1})
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, description="The newer name of max_tokens.")
+    logprobs: bool | None = Field(None, description="Log probabilities of the tokens of each answer.")
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="How many likely tokens to return for each place.")
+
+    def as_completion(self) -> CompletionAsked:
+        """The same without messages."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise UsageError("top_logprobs needs logprobs: true.")
+        shared = {key: getattr(self, key) for key in SharedKeys.model_fields}
+        most, likely = self.max_completion_tokens or self.max_tokens, self.top_logprobs or 0 if self.logprobs else None
+        return CompletionAsked(**{**shared, "max_tokens": most, "logprobs": likely})
+
+
 @dataclass(frozen=True)
 class Gap:
     """One prompt: the text is written between `before` and `after`, which are not part of the answer."""
@@ -164,55 +195,6 @@ class Gap:
         return inner.rstrip() if not after or self.after[:1].isspace() else inner
 
 
-class AnyChoice(BaseModel):
-    index: int
-    finish_reason: Literal["stop", "length"]
-    controls: list[ControlAnswer] = Field(description="For each control, whether the text complies.")
-    warnings: list[str] = Field(description="Why the text may not be what was requested, such as unknown words.")
-
-
-class Choice(AnyChoice):
-    text: str
-    logprobs: LogProbabilities | None = None
-
-
-class Usage(BaseModel):
-    """In words."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class AnyAnswer(BaseModel):
-    created: int = Field(default_factory=lambda: int(time.time()))
-    model: str
-    seed: int = Field(description="The seed that reproduces these texts.")
-    usage: Usage | None = None
-
-    def format_choice(self, choice: Json, streamed: bool = False) -> Json:
-        """A choice in the format that clients expect."""
-        return choice
-
-
-class CompletionAnswer(AnyAnswer):
-    id: str = Field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
-    object: Literal["text_completion"] = "text_completion"
-    choices: list[Choice] = []
-
-
-class OneModel(BaseModel):
-    id: str
-    object: Literal["model"] = "model"
-    created: int = Field(default_factory=lambda: int(time.time()))
-    owned_by: str = "difflm"
-
-
-class ModelList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[OneModel]
-
-
 @dataclass(frozen=True)
 class Completion:
     """A request in progress: one job for each prompt."""
@@ -220,13 +202,10 @@ class Completion:
     asked: CompletionAsked
     gaps: Sequence[Gap]
     jobs: Sequence[Job]
-    answer: AnyAnswer  # without its choices
+    about: Json  # the answer without its choices
+    shape: Callable[[Json, str], Json]  # a choice, and the key of its message, in the format that clients expect
     recording: Recording | None  # of the drafts, if log probabilities of their tokens alone are requested
     whole_words: bool  # whether tokens are words
-
-    @property
-    def about(self) -> Json:
-        return self.answer.model_dump(exclude={"choices", "usage"})
 
     def choice(self, place: int, number: int, made: Generation) -> Json:
         gap = self.gaps[place]
@@ -259,7 +238,7 @@ class Completion:
         choices = []
         for place, job in enumerate(self.jobs):
             choices += [self.choice(place, k, made) for k, made in enumerate(await texts_of(job))]
-        formatted = [*map(self.answer.format_choice, choices)]
+        formatted = [self.shape(choice, "message") for choice in choices]
         return {**self.about, "choices": formatted, "usage": self.usage(choices)}
 
     async def pieces(self) -> AsyncIterator[bytes | None]:
@@ -272,10 +251,89 @@ class Completion:
                         yield None
                     else:
                         choices.append(self.choice(place, *text))
-                        yield event({**self.about, "choices": [self.answer.format_choice(choices[-1], streamed=True)]})
+                        yield event({**self.about, "choices": [self.shape(choices[-1], "delta")]})
         except DifflmError as error:
             yield event(error_object(say_in_request(error)))
             return
         if self.asked.stream_options and self.asked.stream_options.include_usage:
             yield event({**self.about, "choices": [], "usage": self.usage(choices)})
         yield b"data: [DONE]\n\n"
+
+
+# -- routes -----------------------------------------------------------------------------------------------------------
+
+
+def routes(serving: Models, engine: Engine) -> APIRouter:
+    router, limits = APIRouter(), engine.limits
+
+    def describe_model(name: str) -> Json:
+        return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "difflm"}
+
+    @router.get("/v1/models", **describe_route("/v1/models"))
+    async def models() -> Json:
+        """The models served."""
+        return {"object": "list", "data": [*map(describe_model, serving.all)]}
+
+    @router.get("/v1/models/{model}", **describe_route("/v1/models/{model}"))
+    async def model(model: str) -> Json:
+        """One of them."""
+        return describe_model(serving.find(model).name)
+
+    def job_arguments(served: Served, one: Asked, gaps: Sequence[Gap], **more: Any) -> list[dict[str, Any]]:
+        one.check(limits)
+        if one.top_p is not None and "tokens" not in served.lm.model.capabilities.settings:
+            raise UsageError("top_p has no effect on these models; leave it out.")
+        if len(gaps) * one.n * one.each > limits.rows:
+            raise UsageError(f"{len(gaps)} prompts × {one.n} choices: this server writes {limits.rows} texts at most.")
+        job = one.job()
+        steered = served.lm.model.capabilities.denoises and one.edit is None and one.infill is None
+        words = served.whole_words
+        found = [{**job, **more, "controls": [*gap.controls(steered, words), *job["controls"]]} for gap in gaps]
+        for own in found if one.candidates > 1 else ():  # with nothing else to choose by, the likeliest is the best
+            chooses = "messages" in own or any(one.head or isinstance(one, Infill) for one in own["controls"])
+            own |= {} if chooses else {"rank": "bound"}
+        return found
+
+    async def answer(request: Request, asked: CompletionAsked, kind: str, **more: Any) -> Any:
+        served, seed = serving.find(asked.model), asked.seed
+        seed = secrets.randbelow(MOST_SEED + 1) if seed is None else seed
+        asked.check(limits)
+        greedy = served.lm.model.capabilities.always_planned and served.lm.model.capabilities.greedy
+        try:
+            one, gaps, recording = asked.asked(seed, 0.0 if greedy else COLDEST), asked.gaps(), None
+            arguments = job_arguments(served, one, gaps, **more)
+            if asked.logprobs:
+                served.lm.check_reads_tokens()
+            if asked.logprobs == 0:
+                recording = Recording(one.n, served.lm.frames(arguments[0]["controls"], **one.settings()), one.each)
+            watch = recording.frame if recording else False
+            jobs = await engine.submit(arguments, watch, served.lm, address_of(request), asked.logprobs or 0)
+        except UsageError as error:  # what clients expect of a format that cannot be followed
+            raise HTTPException(400, say_in_request(error)) if asked.response_format else error from None
+        name, shape = ("chatcmpl", to_message) if more else ("cmpl", lambda choice, _: choice)
+        about = {"id": f"{name}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time())}
+        about |= {"model": served.name, "seed": seed}
+        completion = Completion(asked, gaps, jobs, about, shape, recording, served.whole_words)
+        if asked.stream:
+            return EventStream(completion.pieces(), jobs)
+        try:
+            return await completion.whole()
+        finally:
+            for job in jobs:
+                job.leave()
+
+    @router.post("/v1/completions", **describe_route("/v1/completions"))
+    async def complete(request: Request, asked: CompletionAsked) -> Any:
+        """Continue a prompt, fill the place between prompt and suffix, or fill the gaps of a text."""
+        return await answer(request, asked, "text_completion")
+
+    @router.post("/v1/chat/completions", **describe_route("/v1/chat/completions"))
+    async def chat(request: Request, asked: ChatAsked) -> Any:
+        """Answer the messages of a chat; for models that have a chat template."""
+        plain = asked.as_completion()
+        check_size("messages", [one.content for one in asked.messages], limits)
+        messages = [one.model_dump() for one in asked.messages]
+        kind = "chat.completion.chunk" if asked.stream else "chat.completion"
+        return await answer(request, plain, kind, messages=messages)
+
+    return router

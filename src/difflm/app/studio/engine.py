@@ -326,15 +326,9 @@ class Engine:
                     job.deliver(job.lm.finish_rows(generation, *found.read(generation, part)))
                 except Exception as error:
                     self._fail(job, error)
-            if job.over:
-                self._note_pace()
-
-    def _note_pace(self) -> None:
-        """Update the seconds per request while others wait."""
-        now, last = time.monotonic(), self._ended
-        self._ended = now if self._waiting else None
-        if last is not None:
-            self._pace += 0.2 * (now - last - self._pace)
+            if job.over:  # the pace counts while others wait
+                last, self._ended = self._ended, time.monotonic() if self._waiting else None
+                self._pace += 0 if last is None else 0.2 * (time.monotonic() - last - self._pace)
 
     def _fail(self, job: Job, error: Exception) -> None:
         if job.over:

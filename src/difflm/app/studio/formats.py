@@ -43,29 +43,6 @@ class ResponseFormat(BaseModel):
         return None if self.regex is None else Pattern(self.regex)
 
 
-class LogProbabilities(BaseModel):
-    """In the form that clients of the OpenAI API know."""
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None = Field(None, description="Likely tokens in the place of each.")
-    text_offset: list[int]
-
-
-class LikelyToken(BaseModel):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatToken(LikelyToken):
-    top_logprobs: list[LikelyToken]
-
-
-class ChatLogProbabilities(BaseModel):
-    content: list[ChatToken]
-
-
 def read_drafts(drafts: Sequence[Draft]) -> list[TokenBelief]:
     """How likely the model found each token of a text in the step that last changed it."""
     sure: dict[int, float] = {}
@@ -117,6 +94,13 @@ def chat_probabilities(found: dict[str, Any]) -> dict[str, Any]:
             for token, nats, top in parts
         ]
     }
+
+
+def to_message(choice: dict[str, Any], key: str) -> dict[str, Any]:
+    """A choice as a message, under its key."""
+    told = choice["logprobs"] and chat_probabilities(choice["logprobs"])
+    rest = {key: value for key, value in choice.items() if key != "text"}
+    return {**rest, "logprobs": told, key: {"role": "assistant", "content": choice["text"]}}
 
 
 def likely_token(token: str, nats: float) -> dict[str, object]:

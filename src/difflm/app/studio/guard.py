@@ -9,6 +9,7 @@ import hmac
 import ipaddress
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -56,22 +57,20 @@ def error_response(
     return JSONResponse(error_object(encodable, kind or KINDS.get(status, "invalid_request")), status, headers)
 
 
+@dataclass
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        limits: Limits,
-        token: str | None,
-        hosts: Collection[str],
-        log_requests: bool,
-        cors: Collection[str],
-        metrics: Metrics,
-    ) -> None:
-        self.app, self.limits, self.hosts = app, limits, {host.lower() for host in hosts}
-        self.log_requests, self.cors, self.metrics = log_requests, {origin.lower() for origin in cors}, metrics
-        self.token = token.encode() if token else None
+    app: ASGIApp
+    limits: Limits
+    token: str | None
+    hosts: Collection[str]
+    log_requests: bool
+    cors: Collection[str]
+    metrics: Metrics
+
+    def __post_init__(self) -> None:
+        self.hosts, self.cors = {host.lower() for host in self.hosts}, {origin.lower() for origin in self.cors}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,7 +95,9 @@ class Guard:
         finally:
             seconds = time.monotonic() - begun
             route = scope["route"].path if "route" in scope else "other"  # not the path, which clients choose
-            self.metrics.count_request(route, status, seconds if scope["method"] == "POST" else None)
+            self.metrics.count("requests_total", path=route, status=str(status))
+            if scope["method"] == "POST":
+                self.metrics.count_seconds(seconds)
             if self.log_requests:
                 client, path = (scope["client"] or [""])[0], scope["path"][:LOGGED]
                 about = {"method": scope["method"], "path": path, "client": client}
@@ -148,7 +149,7 @@ class Guard:
             raise HTTPException(403, "pages from other origins may not use this server.")
         if self.token and not (path in PUBLIC or path.startswith("/assets/")):
             kind, _, given = headers.get("authorization", "").partition(" ")
-            right = hmac.compare_digest(given.strip().encode(), self.token)
+            right = hmac.compare_digest(given.strip().encode(), self.token.encode())
             if kind.lower() != "bearer" or not right:
                 bearer = {"www-authenticate": "Bearer"}
                 raise HTTPException(401, "give the token: Authorization: Bearer …", bearer)
@@ -181,13 +182,9 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that gives the whole body once, then the client's further messages."""
-    given = False
+    whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return whole.pop() if whole else await receive()
 
     return again

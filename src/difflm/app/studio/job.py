@@ -198,7 +198,7 @@ class Job(Request):
                     beliefs = generation.read(k=self.likely)
                     generation = replace(generation, read=partial(list, beliefs))
                 self._made.add(number)
-                self.metrics.count_text(self.lm.name)
+                self.metrics.count("texts_total", model=self.lm.name)
                 self.box.put(Text(number, generation))
         if len(self._made) == self.n and not self._left:
             self.end(Done(time.monotonic() - self.begun))
@@ -231,7 +231,7 @@ class Job(Request):
                     if isinstance(event, Done):
                         return
         except DifflmError as error:
-            self.metrics.count_error(error.kind)
+            self.metrics.count("errors_total", type=error.kind)
             raise
         finally:
             self.leave()

@@ -19,28 +19,16 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock, self._samples = threading.Lock(), Counter[str]()  # by name and labels, as they are printed
-        self._count_seconds(0.0, 0)
+        self.count_seconds(0.0, 0)
 
-    def count_request(self, path: str, status: int, seconds: float | None) -> None:
-        """Count a response; `seconds` is given if it generated texts."""
-        self._count("requests_total", path=path, status=str(status))
-        if seconds is not None:
-            self._count_seconds(seconds, 1)
-
-    def count_error(self, kind: str) -> None:
-        """Count a failed request, whether the client got an error status or an error within a stream."""
-        self._count("errors_total", type=kind)
-
-    def count_text(self, model: str) -> None:
-        self._count("texts_total", model=model)
-
-    def _count_seconds(self, seconds: float, requests: int) -> None:
+    def count_seconds(self, seconds: float, requests: int = 1) -> None:
+        """Count a request that generated texts."""
         for bound in BOUNDS:
-            self._count("request_seconds_bucket", requests * (seconds <= bound), le=f"{bound:g}".replace("inf", "+Inf"))
-        self._count("request_seconds_sum", seconds)
-        self._count("request_seconds_count", requests)
+            self.count("request_seconds_bucket", requests * (seconds <= bound), le=f"{bound:g}".replace("inf", "+Inf"))
+        self.count("request_seconds_sum", seconds)
+        self.count("request_seconds_count", requests)
 
-    def _count(self, name: str, amount: float = 1, **labels: str) -> None:
+    def count(self, name: str, amount: float = 1, **labels: str) -> None:
         inside = ",".join(f'{key}="{escape(text)}"' for key, text in labels.items())
         with self._lock:
             self._samples[name + (f"{{{inside}}}" if inside else "")] += amount  # type: ignore[assignment]

@@ -3,15 +3,16 @@
 import json
 import shlex
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from difflm.app.studio.limits import Limits
 from difflm.controls.guidance import STANDARD
 from difflm.errors import UsageError, is_unicode
 from difflm.generation.requests import Request
-from difflm.runtime.files import Json
+from difflm.runtime.files import Json, read_own_table
 
 
 def shown(example: Json) -> ConfigDict:
@@ -117,130 +118,30 @@ class AlternativesAsked(BaseModel):
 
 # -- answers ----------------------------------------------------------------------------------------------------------
 
-
-class ControlAnswer(BaseModel):
-    """Whether a text meets one control, according to a checker that had no part in writing it."""
-
-    name: str
-    target: Any
-    satisfied: bool | None = Field(description="null: no checker is available, or the model does not know all words.")
-    score: float | None
-    checker: str
-    guarantee: str = Field("none", description="exact in every text, steered towards, or none but the check.")
+ANYTHING = TypeAdapter[Any](Any)
+TABLE: Json = read_own_table("answers.yaml", __file__)
 
 
-class TextAnswer(BaseModel):
-    """One text, as a line of `difflm generate --json`."""
+class Answer(JSONResponse):
+    """JSON, in which numbers that it cannot spell are null."""
 
-    text: str
-    tokens: list[str]
-    controls: list[ControlAnswer]
-    steps: int
-    denoiser_calls: int
-    seconds: float = Field(description="Wall-clock time of the batch that the text was part of.")
-    seed: int
-    classifier_calls: int = Field(0, description="In addition to those of the model; left out if there are none.")
-    warnings: list[str] = Field(
-        default_factory=list,
-        description="Why the text may not be what was requested; left out if there are none.",
-    )
+    def render(self, content: object) -> bytes:
+        return ANYTHING.dump_json(content)
 
 
-class TextsAnswer(BaseModel):
-    texts: list[TextAnswer]
+def describe_route(path: str) -> dict[str, Any]:
+    """What the document says of the answers of a route, as keywords of its decorator."""
+    about = TABLE["routes"][path]
+    content = {kind: {"schema": refer(one) if isinstance(one, str) else one} for kind, one in about["content"].items()}
+    responses: dict[int | str, Json] = {200: {"content": content}}
+    responses[200] |= {"description": about["description"]} if "description" in about else {}
+    for status, said in (about.get("errors") or dict.fromkeys(TABLE["errors"])).items():
+        error = {"content": {"application/json": {"schema": refer("ErrorAnswer")}}}
+        responses[status] = {**TABLE["errors"][status], **error, **({"description": said} if said else {})}
+    # StreamingResponse has no type of its own, which the document would give to errors.
+    kind = Answer if "application/json" in content else StreamingResponse
+    return {"tags": about["tags"], "responses": responses, "response_model": None, "response_class": kind}
 
 
-class Fault(BaseModel):
-    message: str
-    type: str
-
-
-class ErrorAnswer(BaseModel):
-    """Every error has this form."""
-
-    error: Fault
-
-
-class HealthAnswer(BaseModel):
-    status: str
-    model: str
-    queue: int = Field(description="Requests that are waiting.")
-
-
-class ExampleRequest(BaseModel):
-    name: str
-    request: Json
-
-
-class ModelFacts(BaseModel):
-    name: str
-    method: str
-    parameters: int
-    longest: int = Field(description="The largest number of words in a text.")
-    steps: int = Field(description="Default number of denoising steps.")
-    temperature: float = Field(description="Default temperature.")
-    whole_words: bool = Field(description="Whether each token is a whole word.")
-    device: str
-    learned: str | None = Field(description="What it was trained on; null if its files do not say.")
-    vocabulary: int = Field(description="How many words, subwords or characters it knows.")
-    left_to_right: bool = Field(description="Whether it writes word by word rather than all words at once.")
-    preview: str | None = Field(description="A faster model that it taught: the page shows its text first.")
-    examples: list[ExampleRequest] = Field(description="Requests that suit it; empty for a model of your own.")
-
-
-class ModelsAnswer(BaseModel):
-    models: list[ModelFacts]
-
-
-class PatternAnswer(BaseModel):
-    message: str | None = Field(description="What is wrong with it; null if texts of this model can match.")
-    lengths: list[int] = Field(description="Possible lengths of matching texts, in tokens.")
-    unit: str = Field(description="What a token is: words, characters or tokens.")
-
-
-class LikelyWord(BaseModel):
-    word: str
-    p: float
-
-
-class WeighedWord(BaseModel):
-    word: str | None = Field(description="null: the model does not know it.")
-    p: float | None = Field(description="Its probability, given all other words of the text.")
-    likely: list[LikelyWord] = Field(description="The likeliest words in its place.")
-
-
-class AlternativesAnswer(BaseModel):
-    words: list[WeighedWord]
-
-
-class LimitsAnswer(BaseModel):
-    n: int
-    steps: int
-    candidates: int
-    rows: int = Field(description="n times candidates.")
-
-
-class LengthAnswer(BaseModel):
-    most: int
-    unit: str = Field(description="What a length counts: words, characters or tokens.")
-
-
-class ControlsAnswer(BaseModel):
-    """What each control accepts; null if this model does not support it."""
-
-    source: dict[Literal["most"], int] | None = Field(description="Most tokens of a source, which is then required.")
-    length: LengthAnswer | None
-    field: dict[str, list[str]] | None
-    label: dict[str, list[str]] | None
-    pos: dict[Literal["tags"], list[str]] | None
-    tree: dict[Literal["labels"], list[str]] | None
-    span: dict[Literal["labels"], list[str]] | None
-    contains: dict[Literal["most"], int] | None = Field(description="The most words or phrases in one request.")
-    avoid: dict[str, str] | None
-    pattern: dict[Literal["unit"], str] | None = Field(description="What its tokens are: words, characters or tokens.")
-    infill: dict[Literal["sizes"], bool] | None = Field(description="Whether the number of words in a gap can be set.")
-    json_schema: Json | None = Field(description="Whether it can write JSON: its signs are known.")
-    alternatives: dict[Literal["most"], int] | None = Field(description="How many likely words each position gets.")
-    edit: dict[str, str] | None
-    samplers: list[str]
-    limits: LimitsAnswer
+def refer(schema: str) -> Json:
+    return {"$ref": f"#/components/schemas/{schema}"}

@@ -14,16 +14,7 @@ from difflm.controls.exact import Avoid, Length
 from difflm.controls.gaps import Infill
 from difflm.controls.learned import Label, Span, Tags, Tree
 from difflm.data.batches import Batch
-from difflm.data.prompts import (
-    BESIDE,
-    end_prompt,
-    surround_gap,
-    tell_label,
-    tell_length,
-    tell_span,
-    tell_tags,
-    tell_tree,
-)
+from difflm.data.prompts import BESIDE, end_prompt, surround_gap, tell, tell_tree
 from difflm.data.tokenizers import PAD
 from difflm.data.words import Given
 from difflm.diffusion.noise import Noise
@@ -134,15 +125,15 @@ def tell_control(control: Control) -> str:
     """The prompt that precedes complying texts in training."""
     match control:
         case Label():
-            return tell_label(control.label, control.value)
+            return tell(control.label, "=", control.value)
         case Tags():
-            return tell_tags(control.head, control.tags)
+            return tell(control.head, *control.tags)
         case Tree():
             return tell_tree(control.head, phrases(control.tree), len(control.tree.words()))
         case Span():
-            return tell_span(control.head, control.first, control.last, control.label)
+            return tell(control.head, control.first, control.last, control.label)
         case Length():
-            return tell_length(control.words)
+            return tell("length", control.words)
     raise TypeError(control.name)
 
 
