@@ -14,6 +14,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
 from difflm.models.block_diffusion import BlockwiseDenoiser
 from difflm.models.open_models import load_network
+from difflm.models.word_nats import nats_in_order
 from difflm.networks.open_transformer import AnnealedTransformer, Shape
 from difflm.training.fit import train_run
 from difflm.training.own_text import own_recipe
@@ -123,6 +124,10 @@ def test_a_share_of_texts_is_read_from_left_to_right():
             wanted = wanted + torch.nn.functional.cross_entropy(logits[:, 0], row[k : k + 1])
     torch.testing.assert_close(found.terms["in_order"], wanted.detach(), atol=1e-4, rtol=1e-5)
     assert found.total.item() > wanted.item()
+    whole = torch.arange(12) < lengths.unsqueeze(1)
+    judged = nats_in_order(model.denoiser, batch.ids, whole)  # in one call, of a finished text
+    torch.testing.assert_close(judged[:2].sum(), wanted.detach(), atol=1e-4, rtol=1e-5)
+    assert bool((judged[:, 0] == 0).all()) and bool((judged[~whole] == 0).all())
     found.total.backward()
     assert all(bool(torch.isfinite(one.grad).all()) for one in model.parameters() if one.grad is not None)
     with pytest.raises(UsageError, match="packed rows are not read"):

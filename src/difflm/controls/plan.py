@@ -48,12 +48,13 @@ from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, SampleBatch, pad_token_rows
 from difflm.models.sampling import Sampling
-from difflm.models.word_nats import NEARLY_WRITTEN, leave_one_out_log_probs
+from difflm.models.word_nats import A_TOKEN, NEARLY_WRITTEN, leave_one_out_log_probs, nats_in_order
 from difflm.runtime.files import Json
 
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 GAPS = 4  # the random stream that sizes free gaps
 MOST_SIZES = 8  # the most sizes that are tried in a gap, from the smallest possible one on
+DRAFT_STEPS = 3  # of a size, for a model that judges whole texts
 OTHERS = 3  # tokens in the other gaps meanwhile
 TRIES = 32  # how often sizes are drawn that do not fit together
 SHARPNESS = 4.0  # turns scores into shares: sizes that are filled almost as well are drawn almost as often
@@ -273,7 +274,9 @@ class ControlPlan:
         rules += self.token_rules(canvas())
         decided, total = self.word_rules(canvas()), torch.zeros(len(rows), device=device)
         counts = [line.count(mask_id) for line in lines]
-        for _ in range(max(counts).bit_length()):
+        judged = self.model.capabilities.reads_in_order  # as whole texts: drafts in few calls are enough
+        steps = min(max(counts).bit_length(), DRAFT_STEPS if judged else MOST_SIZES)
+        for step in range(steps):
             left = x == mask_id
             t = (left.sum(-1) / lengths.squeeze(1)).clamp(min=1e-3)
             open_rows = [k for k, count in enumerate(counts) if count]  # of others nothing is asked
@@ -291,14 +294,17 @@ class ControlPlan:
             words = (belief.logits.argmax(-1) if belief.words is None else belief.words).unsqueeze(-1)
             sure = belief.logits.log_softmax(-1).gather(-1, words).squeeze(-1).masked_fill(~left, float("-inf"))
             order = sure.argsort(dim=-1, descending=True, stable=True).argsort(-1)
-            here = left & (order < (left.sum(-1, keepdim=True) + 1) // 2)
+            here = left & ((order < (left.sum(-1, keepdim=True) + 1) // 2) | (judged and step + 1 == steps))
             own = chances.gather(-1, words).squeeze(-1).clamp(min=-100)  # a phrase may be impossible for another rule
             total = total + torch.where(here & inside, own, 0.0).sum(-1)
             x = torch.where(here, words.squeeze(-1), x)
-        words_of = [sizes.words[gap] if sizes.words else None for gap, _ in tried]
-        parts = torch.tensor([n or float(count) for n, count in zip(words_of, written.tolist(), strict=True)])
-        scores = (total.double().cpu() / parts).split([*map(len, sizes.options)])
-        return replace(sizes, shares=[(SHARPNESS * own).softmax(0) for own in scores])
+        if judged:
+            scores = 0.5 * (A_TOKEN * mask - nats_in_order(denoiser, x, mask)).sum(-1).double().cpu()
+        else:
+            words_of = [sizes.words[gap] if sizes.words else None for gap, _ in tried]
+            parts = torch.tensor([n or float(count) for n, count in zip(words_of, written.tolist(), strict=True)])
+            scores = SHARPNESS * total.double().cpu() / parts
+        return replace(sizes, shares=[own.softmax(0) for own in scores.split([*map(len, sizes.options)])])
 
     def lay_out(self, known: KnownTokens, widths: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
         """Layouts of texts whose free gaps have these widths, and for each what is given."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, SupportsIndex, Unpack
+from typing import Any, NoReturn, SupportsIndex, TypeVar, Unpack
 
 from difflm.controls import Control, Infill, ModelInfo
 from difflm.controls.base import prepare_together
@@ -22,6 +22,7 @@ from difflm.generation import checks
 from difflm.generation.jobs import Choice, Chosen, FinishedRow, GenerationJob, Ids, choose_by_classifiers
 from difflm.generation.ranking import GapFit, check_repairs, make_ranking
 from difflm.generation.reading import Reader, list_texts
+from difflm.generation.requests import Request
 from difflm.generation.scheduler import run_list
 from difflm.generation.settings import DEFAULTS, Asked, Task, Written, WrittenFrom, explain_setting, list_arguments
 from difflm.generation.texts import Generation, Texts
@@ -34,6 +35,9 @@ from difflm.player.frames import Draft
 from difflm.runtime.files import Json
 from difflm.runtime.threads import check_process
 from difflm.training.classifier import heads_of, load_guide
+
+R = TypeVar("R", bound=Request)
+SAID = ("candidates", "mbr", "rank", "repairs", "method", "messages", "watch")  # who says these chooses for himself
 
 
 class TextDiffusion(Reader):
@@ -160,13 +164,30 @@ class TextDiffusion(Reader):
         wanted: Any = controls if lists else [controls]
         edits: Any = edit if isinstance(edit, list | tuple) else [edit]
         both = [(own, one) for own in wanted for one in edits]
-        jobs = [self.make_job(n, seed, controls=own, edit=one, source=source, **asked) for own, one in both]
+        said = edit is not None or source is not None or any(asked.get(key) is not None for key in SAID)
+        usual = [self.usual_candidates(own, said) for own, _ in both]
+        jobs = [
+            self.make_job(n, seed, controls=own, edit=one, source=source, **{**more, **asked})
+            for more, (own, one) in zip(usual, both, strict=True)
+        ]
         watcher = Watcher(self.model, jobs, progress, frames) if progress or frames else None
         done: dict[tuple[int, int], Generation] = {}
         for owner, made in self.run_jobs(jobs):
             done |= {(owner, k): text for k, text in made.items()}
         done = watcher.finish(done) if watcher else done
         return Texts(done[key] for key in sorted(done))
+
+    def usual_candidates(self, controls: Any, said: bool) -> Json:
+        """The candidates of a text with gaps, if the model has a usual number and nothing is said that they concern."""
+        own, usual = [controls] if isinstance(controls, Control) else controls or (), self.config.get("gaps", {})
+        gaps = any(isinstance(one, Infill) and one.parts[-1] for one in own)
+        steered = any(one.head for one in own if isinstance(one, Control))
+        return {} if said or steered or not gaps or "candidates" not in usual else {"candidates": usual["candidates"]}
+
+    def settle(self, request: R) -> R:
+        """A request with what this model does where it says nothing."""
+        said = "candidates" in request.model_fields_set or request.each > 1 or request.source or request.method
+        return request.model_copy(update=self.usual_candidates(request.controls(), bool(said or request.edit)))
 
     @list_arguments
     def infill(self, template: str | Sequence[str], n: int = 1, seed: int = 0, **asked: Unpack[WrittenFrom]) -> Texts:
@@ -206,7 +227,8 @@ class TextDiffusion(Reader):
         task = self._parse(n, seed, asked)
         settings, edit = task.settings, task.edit
         if task.template is not None and task.template.parts[-1]:  # a model may have other settings for gaps
-            settings = self.config.get("gaps", {}) | {key: v for key, v in settings.items() if v is not None}
+            usual = {key: value for key, value in self.config.get("gaps", {}).items() if key != "candidates"}
+            settings = usual | {key: value for key, value in settings.items() if value is not None}
         sampling = self.sampling(**settings) if settings else self.model.sampling
         begin, prompt, plan = list[int](), len(task.sources[0]) if task.sources else 0, None
         if edit and "edits" in self.model.capabilities.settings:

@@ -13,6 +13,8 @@ from difflm.errors import UsageError
 from difflm.generation.jobs import Chosen, Ids
 from difflm.generation.reading import Reader
 from difflm.generation.texts import Repaired
+from difflm.models.batching import pad_token_rows
+from difflm.models.word_nats import A_TOKEN, nats_in_order
 
 Rank = Literal["bound"] | Reader  # the writer's own likelihood or bound, or another model's
 VECTOR_DRAWS, TOKEN_DRAWS = 4, 8  # of a bound, per candidate: docs/log, "Ranking candidates"
@@ -90,8 +92,9 @@ def check_repairs(repairs: int, rank: Rank | None, controls: Sequence[object] = 
 
 @dataclass(frozen=True)
 class GapFit:
-    """Chooses the candidate whose gaps fit best: the fewest nats per token, each given all others (Salazar et al.,
-    2020), from the token before its first gap to the one after its last."""
+    """Chooses the candidate whose gaps fit best. A model that reads from left to right too finds it by the fewest nats
+    of the whole text, where each token may cost `A_TOKEN`; any other by the fewest nats per token, each given all
+    others (Salazar et al., 2020), from the token before its first gap to the one after its last."""
 
     writer: Reader
     before: int  # tokens before the first gap, and after the last
@@ -99,18 +102,30 @@ class GapFit:
     prompt: Sequence[int] = ()  # what is answered
 
     def __call__(self, _: Sequence[int], ids: list[list[Ids]], __: object = None) -> list[Chosen]:
-        masks, found = self.writer.check_reads_tokens().denoiser.process.masks, []
+        found, in_order = [], self.writer.model.capabilities.reads_in_order
         for group in ids:
-            begun, costs, calls = time.perf_counter(), list[float](), 0
-            for row in group:
-                first, end = max(0, self.before - 1), min(len(row), len(row) - self.behind + 1)
-                calls += end - first if masks else 1  # for word vectors, one call for all tokens
-                costs.append(math.inf)
-                if first < end:  # not an empty answer
-                    logits = self.writer.token_logits(row, self.prompt, first, end)
-                    costs[-1] = float(cross_entropy(logits, torch.tensor(row[first:end], device=logits.device)))
+            begun = time.perf_counter()
+            costs, calls = self.read_in_order(group) if in_order else self.read_windows(group)
             found.append(Chosen(costs.index(min(costs)), calls, time.perf_counter() - begun))
         return found
+
+    def read_in_order(self, group: list[Ids]) -> tuple[list[float], int]:
+        model = self.writer.model
+        ids, mask = model.lengths.canvas(*(part.to(self.writer.device) for part in pad_token_rows(group)))
+        nats = nats_in_order(self.writer.inference.denoiser, ids, mask) - A_TOKEN * mask
+        return nats.sum(-1).tolist(), len(group)
+
+    def read_windows(self, group: list[Ids]) -> tuple[list[float], int]:
+        masks = self.writer.check_reads_tokens().denoiser.process.masks
+        calls, costs = 0, list[float]()
+        for row in group:
+            first, end = max(0, self.before - 1), min(len(row), len(row) - self.behind + 1)
+            calls += end - first if masks else 1  # for word vectors, one call for all tokens
+            costs.append(math.inf)
+            if first < end:  # not an empty answer
+                logits = self.writer.token_logits(row, self.prompt, first, end)
+                costs[-1] = float(cross_entropy(logits, torch.tensor(row[first:end], device=logits.device)))
+        return costs, calls
 
 
 def make_ranking(

@@ -134,6 +134,7 @@ class DiffusionModel(DenoisingModel):
             mixed_steps=True,
             coupled=noising.reflow,
             learned_gaps=process.masks and noising.clean_context > 0,
+            reads_in_order=noising.in_order > 0,
             whole_canvas=True,
             syncs_with_device=codec.holds_tokens,
         )

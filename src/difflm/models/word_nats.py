@@ -144,6 +144,7 @@ def most_masked(process: DiscreteProcess, times: TimeSampler, texts: int, positi
 
 
 NEARLY_WRITTEN = 0.01  # the share of the noise at which a text is read: words can still be told apart
+A_TOKEN = 1.0  # nats that a token may cost where texts of several lengths compete, since longer ones cost more
 AT_ONCE = 64  # copies of a text, each with another position masked, that share a batch
 
 
@@ -175,3 +176,17 @@ def masked_logits(
         belief = denoiser(x, denoiser.process.at(t), mask.repeat(size, 1), condition[[0] * size])
         found.append(belief.context[rows, some])
     return torch.cat(found)
+
+
+@torch.no_grad()
+def nats_in_order(denoiser: Denoiser, ids: Tensor, mask: Tensor) -> Tensor:
+    """−log p(word | those before it) of texts, [B, L], in one call of a masked model that reads from left to right as
+    well (`Noising.in_order`); 0 for the first word, which has none before it."""
+    place = torch.arange(ids.shape[1], device=ids.device)
+    seen = mask.unsqueeze(1) & (place <= place.unsqueeze(1))
+
+    def read(states: Tensor) -> Belief:
+        wanted = (mask & (place > 0)).float()
+        return read_nats(cast(WordHead, denoiser.network), states, ids, wanted, ids.numel(), ids[:1, 0], 0.0)
+
+    return cast(WordNats, denoiser(ids, torch.zeros(len(ids), device=ids.device), seen, read=read)).logits

@@ -77,6 +77,8 @@ def generate(
     steering = check_guidance(guidance, many)
     processes = choose_processes(out)
     lm = load_writer(model, device, dtype, guide, many)
+    many = [lm.settle(request) for request in many]
+    one = one if requests else many[0]
     shown = one.n, lm.frames(one.controls(), **one.settings()), one.each
     view, recording = TerminalView(*shown) if show else None, Recording(*shown) if files else None
     watchers = [watcher for watcher in (view, recording) if watcher]

@@ -111,7 +111,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
 
     async def begin(request: Request, asked: schemas.Asked, served: Served, watched: Watch | bool = False) -> Job:
         asked.check(limits)
-        (job,) = await engine.submit([asked.job()], watched, served.lm, address_of(request))
+        (job,) = await engine.submit([served.lm.settle(asked).job()], watched, served.lm, address_of(request))
         return job
 
     @router.post("/api/generate", **describe_route("/api/generate"))
@@ -131,7 +131,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         text that is being made; `text` {sample, …} when one is finished, as in the answer of `/api/generate`; then
         `done` {seconds} or `error` {message}. Frames that a slow client does not take are dropped, texts never."""
         job = await begin(request, asked, served, watched=True)
-        return EventStream(happenings(job, engine, asked.each, not served.whole_words), [job])
+        return EventStream(happenings(job, engine, job.generation.each, not served.whole_words), [job])
 
     @router.post("/api/player", **describe_route("/api/player"))
     async def player(request: Request, wanted: schemas.PlayerAsked, served: Chosen) -> Any:
@@ -139,7 +139,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         asked = wanted.request
         asked.check(limits)
         frames = served.lm.frames(asked.controls(), **asked.settings())
-        recording = Recording(asked.n, frames, asked.each)
+        recording = Recording(asked.n, frames, served.lm.settle(asked).each)
         made = await texts_of(await begin(request, asked, served, recording.frame))
         about = {"model": served.name, "command": asked.command(served.name)}
         headers = {"content-disposition": 'attachment; filename="difflm.html"', "content-security-policy": "sandbox"}

@@ -285,6 +285,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
             raise UsageError("top_p has no effect on these models; leave it out.")
         if len(gaps) * one.n * one.each > limits.rows:
             raise UsageError(f"{len(gaps)} prompts × {one.n} choices: this server writes {limits.rows} texts at most.")
+        one = served.lm.settle(one)
         job = one.job()
         steered = served.lm.model.capabilities.denoises and one.edit is None and one.infill is None
         words = served.whole_words
@@ -305,7 +306,9 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
             if asked.logprobs:
                 served.lm.check_reads_tokens()
             if asked.logprobs == 0:
-                recording = Recording(one.n, served.lm.frames(arguments[0]["controls"], **one.settings()), one.each)
+                recording = Recording(
+                    one.n, served.lm.frames(arguments[0]["controls"], **one.settings()), served.lm.settle(one).each
+                )
             watch = recording.frame if recording else False
             jobs = await engine.submit(arguments, watch, served.lm, address_of(request), asked.logprobs or 0)
         except UsageError as error:  # what clients expect of a format that cannot be followed

@@ -89,7 +89,7 @@ class InfillAsked(Asked):
     def asked(self) -> Asked:
         if self.infill is not None:
             raise UsageError("give template or infill, not both.")
-        return Asked(**{**self.model_dump(exclude={"template"}), "infill": self.template})
+        return Asked(**{**self.model_dump(exclude={"template"}, exclude_unset=True), "infill": self.template})
 
 
 class PlayerAsked(BaseModel):
