@@ -18,6 +18,7 @@ from difflm.controls.plan import MOST_SIZES, SHARPNESS, ControlPlan, GapSizes
 from difflm.data.tokenizers import SPECIALS, Characters
 from difflm.diffusion.base import Belief
 from difflm.generation.pipeline import TextDiffusion
+from difflm.models.base import Capabilities
 from difflm.models.batching import Layout
 from tests.support.tiny import tiny_run
 
@@ -43,7 +44,8 @@ class OneSize:
 
 def share_sizes(known: list[list[int]], options: list[list[int]], usual: list[int]) -> list[list[float]]:
     """The shares of these sizes under `OneSize`, without any rules."""
-    about = {"info": SimpleNamespace(first=0), "model": SimpleNamespace(lengths=SimpleNamespace(forbidden=range(4)))}
+    model = SimpleNamespace(lengths=SimpleNamespace(forbidden=range(4)), capabilities=Capabilities())
+    about = {"info": SimpleNamespace(first=0), "model": model}
     rules: Any = dict.fromkeys(("token_rules", "word_rules", "last_rules"), lambda _: [])
     plan, rows = SimpleNamespace(denoiser=OneSize(), **about, **rules), []
     sizes = GapSizes(options, usual, lambda _: True)

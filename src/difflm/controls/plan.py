@@ -58,6 +58,7 @@ DRAFT_STEPS = 3  # of a size, for a model that judges whole texts
 OTHERS = 3  # tokens in the other gaps meanwhile
 TRIES = 32  # how often sizes are drawn that do not fit together
 SHARPNESS = 4.0  # turns scores into shares: sizes that are filled almost as well are drawn almost as often
+BREADTH = 0.5  # of the nats of whole texts: candidates differ in their sizes
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class GapSizes:
     Each gap is filled with up to MOST_SIZES numbers of tokens that can hold what is asked of it, always writing the
     surest half of the remaining ones. The score of a size is the mean of their log-probabilities (compare CAL, arXiv
     2602.00476, which takes it from the first step); of a gap of so many words, the mean by word, since a word is no
-    likelier for having sure pieces at its end. The lengths of whole texts say little about a gap in one of them."""
+    likelier for having sure pieces at its end. A model that also reads from left to right scores whole texts. The
+    lengths of whole texts say little about a gap in one of them."""
 
     options: Sequence[Sequence[int]]
     usual: Sequence[int]  # sizes that fit together
@@ -80,6 +82,11 @@ class GapSizes:
         """Each option of each gap, with the usual sizes of the others: the gap, and all sizes."""
         before = [(gap, self.usual[:gap], n) for gap, own in enumerate(self.options) for n in own]
         return [(gap, [*left, n, *self.usual[gap + 1 :]]) for gap, left, n in before]
+
+    def parts(self) -> Tensor:
+        """By how many words, or tokens, the score of each option is divided."""
+        counts = [(self.words[gap] if self.words else None) or float(own[gap]) for gap, own in self.tried()]
+        return torch.tensor(counts, dtype=torch.float64)
 
     def draw(self, u: Sequence[float]) -> Sequence[int]:
         """Draw a size for each gap by uniform numbers, again as long as they do not fit together and numbers are
@@ -264,8 +271,8 @@ class ControlPlan:
         tried = sizes.tried()
         before = [sum(map(len, known[: gap + 1])) + sum(own[:gap]) for gap, own in tried]
         first = begin + torch.tensor(before, device=device).unsqueeze(1)
-        written = torch.tensor([own[gap] for gap, own in tried])
-        mask, inside = place < lengths, (place >= first) & (place < first + written.to(device).unsqueeze(1))
+        behind = first + torch.tensor([[own[gap]] for gap, own in tried], device=device)
+        mask, inside = place < lengths, (place >= first) & (place < behind)
         rules: list[Transform] = [BanTokens(denoiser.codec.token_mask(self.model.lengths.forbidden))]
 
         def canvas() -> Canvas:
@@ -275,7 +282,8 @@ class ControlPlan:
         decided, total = self.word_rules(canvas()), torch.zeros(len(rows), device=device)
         counts = [line.count(mask_id) for line in lines]
         judged = self.model.capabilities.reads_in_order  # as whole texts: drafts in few calls are enough
-        steps = min(max(counts).bit_length(), DRAFT_STEPS if judged else MOST_SIZES)
+        steps = max(counts).bit_length()
+        steps = min(steps, DRAFT_STEPS) if judged else steps
         for step in range(steps):
             left = x == mask_id
             t = (left.sum(-1) / lengths.squeeze(1)).clamp(min=1e-3)
@@ -299,12 +307,11 @@ class ControlPlan:
             total = total + torch.where(here & inside, own, 0.0).sum(-1)
             x = torch.where(here, words.squeeze(-1), x)
         if judged:
-            scores = 0.5 * (A_TOKEN * mask - nats_in_order(denoiser, x, mask)).sum(-1).double().cpu()
+            scores = BREADTH * (A_TOKEN * mask - nats_in_order(denoiser, x, mask)).sum(-1)
         else:
-            words_of = [sizes.words[gap] if sizes.words else None for gap, _ in tried]
-            parts = torch.tensor([n or float(count) for n, count in zip(words_of, written.tolist(), strict=True)])
-            scores = SHARPNESS * total.double().cpu() / parts
-        return replace(sizes, shares=[own.softmax(0) for own in scores.split([*map(len, sizes.options)])])
+            scores = SHARPNESS * total / sizes.parts().to(device)
+        shares = scores.double().cpu().split([*map(len, sizes.options)])
+        return replace(sizes, shares=[own.softmax(0) for own in shares])
 
     def lay_out(self, known: KnownTokens, widths: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
         """Layouts of texts whose free gaps have these widths, and for each what is given."""

@@ -164,12 +164,9 @@ class TextDiffusion(Reader):
         wanted: Any = controls if lists else [controls]
         edits: Any = edit if isinstance(edit, list | tuple) else [edit]
         both = [(own, one) for own in wanted for one in edits]
-        said = edit is not None or source is not None or any(asked.get(key) is not None for key in SAID)
-        usual = [self.usual_candidates(own, said) for own, _ in both]
-        jobs = [
-            self.make_job(n, seed, controls=own, edit=one, source=source, **{**more, **asked})
-            for more, (own, one) in zip(usual, both, strict=True)
-        ]
+        usual = edit is None and all(asked.get(key) is None for key in SAID)
+        given = {"usual": usual, "source": source, **asked}
+        jobs = [self.make_job(n, seed, controls=own, edit=one, **given) for own, one in both]
         watcher = Watcher(self.model, jobs, progress, frames) if progress or frames else None
         done: dict[tuple[int, int], Generation] = {}
         for owner, made in self.run_jobs(jobs):
@@ -177,17 +174,13 @@ class TextDiffusion(Reader):
         done = watcher.finish(done) if watcher else done
         return Texts(done[key] for key in sorted(done))
 
-    def usual_candidates(self, controls: Any, said: bool) -> Json:
-        """The candidates of a text with gaps, if the model has a usual number and nothing is said that they concern."""
-        own, usual = [controls] if isinstance(controls, Control) else controls or (), self.config.get("gaps", {})
-        gaps = any(isinstance(one, Infill) and one.parts[-1] for one in own)
-        steered = any(one.head for one in own if isinstance(one, Control))
-        return {} if said or steered or not gaps or "candidates" not in usual else {"candidates": usual["candidates"]}
-
     def settle(self, request: R) -> R:
-        """A request with what this model does where it says nothing."""
+        """A request with the candidates that this model has for gaps, where it says nothing of any."""
         said = "candidates" in request.model_fields_set or request.each > 1 or request.source or request.method
-        return request.model_copy(update=self.usual_candidates(request.controls(), bool(said or request.edit)))
+        usual = self.config.get("gaps", {}).get("candidates")
+        if usual is None or said or not request.infill or any(one.head for one in request.controls()):
+            return request
+        return request.model_copy(update={"candidates": usual} if Infill(request.infill).parts[-1] else {})
 
     @list_arguments
     def infill(self, template: str | Sequence[str], n: int = 1, seed: int = 0, **asked: Unpack[WrittenFrom]) -> Texts:
@@ -270,6 +263,8 @@ class TextDiffusion(Reader):
             check_repairs(task.repairs, task.rank, [*task.controls, *([] if task.edit is None else [task.edit])])
         free = task.controls if task.method is None and not task.sources else ()
         task.template = next((control for control in free if isinstance(control, Infill)), None)
+        if task.usual and task.template is not None and task.template.parts[-1] and task.chooses_by_fit:
+            task.candidates = self.config.get("gaps", {}).get("candidates", 1)
         chosen_by = None if task.rank or (task.candidates > 1 and task.chooses_by_fit) else task.controls
         checks.check_request(task.n, seed, task.mbr, task.candidates, chosen_by, bool(task.told))
         return task

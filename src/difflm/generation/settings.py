@@ -79,6 +79,7 @@ class Task:
     seed: int = 0
     mbr: int = 1
     candidates: int = 1
+    usual: bool = False  # whether gaps have as many candidates as the model says
     controls: Sequence[Control] = ()
     edit: Edit | None = None
     guidance: GuidanceSettings | None = None
