@@ -30,8 +30,16 @@ def test_gaps_are_filled_by_the_best_of_the_usual_number(lm):
 
 def test_what_is_asked_for_counts_more(lm):
     assert told(lm, infill=GAP) == told(lm, infill=GAP, contains=["cat"]) == 3
-    assert told(lm, infill=GAP, candidates=1) == told(lm, infill=GAP, mbr=2) == told(lm, infill="My dog ___") == 1
+    assert (
+        told(lm, infill=GAP, n=2)
+        == told(lm, infill=GAP, candidates=1)
+        == told(lm, infill=GAP, mbr=2)
+        == told(lm, infill="My dog ___")
+        == 1
+    )
     assert told(lm, contains=["cat"]) == told(lm, edit="My dog runs.") == 1
     assert lm.generate(1, controls=[Contains("dog")], steps=2)  # which has no gap: nothing to choose by
+    first = lm.infill(GAP, candidates=1)[0]
+    assert lm.infill(GAP, 2)[0].text == first.text  # several texts are first drafts, which differ more
     frames = [drafts for drafts in lm.stream(controls=[Infill(GAP)])]
     assert all(len(drafts) == 1 for drafts in frames)  # a stream shows one draft of each text

@@ -74,7 +74,7 @@ def test_the_demo_fills_a_gap_and_says_how_to_go_on(clone: Path, typed: Typed) -
     else:
         said, _ = typed(f"make -s -o .venv/.ready demo BIN={Path(sys.executable).parent}")
     *_, a, b, c, d, last = said.strip().splitlines()
-    assert all(text.startswith("We ") and text.endswith(" because it was raining.") for text in (a, b, c, d))
+    assert all(text.startswith("On Sundays we ") and text.endswith(" with my grandmother.") for text in (a, b, c, d))
     assert last == "To use difflm in this shell: source .venv/bin/activate"
 
 

@@ -88,6 +88,11 @@ class GapSizes:
         counts = [(self.words[gap] if self.words else None) or float(own[gap]) for gap, own in self.tried()]
         return torch.tensor(counts, dtype=torch.float64)
 
+    def with_scores(self, scores: Tensor) -> "GapSizes":
+        """The sizes with shares by the scores of those that were tried."""
+        own = scores.double().cpu().split([*map(len, self.options)])
+        return replace(self, shares=[one.softmax(0) for one in own])
+
     def draw(self, u: Sequence[float]) -> Sequence[int]:
         """Draw a size for each gap by uniform numbers, again as long as they do not fit together and numbers are
         left."""
@@ -307,11 +312,8 @@ class ControlPlan:
             total = total + torch.where(here & inside, own, 0.0).sum(-1)
             x = torch.where(here, words.squeeze(-1), x)
         if judged:
-            scores = BREADTH * (A_TOKEN * mask - nats_in_order(denoiser, x, mask)).sum(-1)
-        else:
-            scores = SHARPNESS * total / sizes.parts().to(device)
-        shares = scores.double().cpu().split([*map(len, sizes.options)])
-        return replace(sizes, shares=[own.softmax(0) for own in shares])
+            return sizes.with_scores(BREADTH * (A_TOKEN * mask - nats_in_order(denoiser, x, mask)).sum(-1))
+        return sizes.with_scores(SHARPNESS * total.double().cpu() / sizes.parts())
 
     def lay_out(self, known: KnownTokens, widths: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
         """Layouts of texts whose free gaps have these widths, and for each what is given."""

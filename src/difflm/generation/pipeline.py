@@ -143,7 +143,8 @@ class TextDiffusion(Reader):
         frames: bool = False,
         **asked: Unpack[Asked],
     ) -> Texts:
-        """Generate `n` texts. Text k of a seed is the same whatever `n` is.
+        """Generate `n` texts. Text k of a seed is the same whatever `n` is; but one text alone, with gaps, is the best
+        of several if the model says so (`english`), and several are first drafts, which differ more.
 
         `controls` apply to every text. `edit` is a text to start from, and `source` is what texts are written from.
         Given several lists of controls, several edits or several sources, there are `n` texts for each. For a chat
@@ -164,7 +165,7 @@ class TextDiffusion(Reader):
         wanted: Any = controls if lists else [controls]
         edits: Any = edit if isinstance(edit, list | tuple) else [edit]
         both = [(own, one) for own in wanted for one in edits]
-        usual = edit is None and all(asked.get(key) is None for key in SAID)
+        usual = n == 1 and edit is None and all(asked.get(key) is None for key in SAID)
         given = {"usual": usual, "source": source, **asked}
         jobs = [self.make_job(n, seed, controls=own, edit=one, **given) for own, one in both]
         watcher = Watcher(self.model, jobs, progress, frames) if progress or frames else None
@@ -175,8 +176,14 @@ class TextDiffusion(Reader):
         return Texts(done[key] for key in sorted(done))
 
     def settle(self, request: R) -> R:
-        """A request with the candidates that this model has for gaps, where it says nothing of any."""
-        said = "candidates" in request.model_fields_set or request.each > 1 or request.source or request.method
+        """A request for one text with the candidates that this model has for gaps, where it says nothing of any."""
+        said = (
+            request.n > 1
+            or "candidates" in request.model_fields_set
+            or request.each > 1
+            or request.source
+            or request.method
+        )
         usual = self.config.get("gaps", {}).get("candidates")
         if usual is None or said or not request.infill or any(one.head for one in request.controls()):
             return request
