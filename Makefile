@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo test test-switches test-ci test-slow lint bench weight golden clean
 
 demo: .venv/.ready
-	$(BIN)/difflm generate english --infill "On Sundays we ___ with my grandmother." -n 4 --seed 0 --temperature 0.9
+	$(BIN)/difflm generate english --infill "My neighbour ___ every morning before work." -n 4 --seed 0
 	@echo "To use difflm in this shell: source .venv/bin/activate"
 
 # Two workers with one thread each: more threads than cores make torch slower, not faster.

@@ -143,8 +143,8 @@ class TextDiffusion(Reader):
         frames: bool = False,
         **asked: Unpack[Asked],
     ) -> Texts:
-        """Generate `n` texts. Text k of a seed is the same whatever `n` is; but one text alone, with gaps, is the best
-        of several if the model says so (`english`), and several are first drafts, which differ more.
+        """Generate `n` texts. Text k of a seed is the same whatever `n` is; only one text alone, with gaps, is the best
+        of several if the model says so (`english`).
 
         `controls` apply to every text. `edit` is a text to start from, and `source` is what texts are written from.
         Given several lists of controls, several edits or several sources, there are `n` texts for each. For a chat
