@@ -6,6 +6,7 @@
   python -m benchmarks.assets.adapt join pieces --out teacher                      where they arrived
   python -m benchmarks.assets.adapt prepare --data DIR --teacher teacher --tokens tokens --megabytes 20
   python -m benchmarks.assets.adapt write --teacher teacher --tokens tokens --texts 30000
+  python -m benchmarks.assets.adapt make --data DIR --tokens tokens       forms, and pairs of sentences
   python -m benchmarks.assets.adapt train --teacher teacher --tokens tokens --out runs/adapted --minutes 8
   python -m benchmarks.assets.adapt train --teacher teacher --tokens tokens --out runs/blocks method=block-diffusion
   python -m benchmarks.assets.adapt measure runs/adapted runs/blocks --teacher teacher --tokens tokens --out rows.jsonl
@@ -48,7 +49,8 @@ from benchmarks.assets.english import (
     score_fills,
     write_lines,
 )
-from benchmarks.assets.english_texts import LONGEST, SOURCES, WRITTEN, prepare, unpack
+from benchmarks.assets.english_texts import LONGEST, MADE, SOURCES, WRITTEN, pack, prepare, read_passages, unpack
+from benchmarks.assets.everyday_made import make_texts
 from benchmarks.tables.timed import read_results
 from difflm.controls import Infill
 from difflm.data.encoders import make_encoder
@@ -56,7 +58,7 @@ from difflm.data.open_tokenizer import ENDS, TokenizerFiles
 from difflm.data.text_metrics import distinct_n
 from difflm.data.texts import Example, read_lines
 from difflm.data.tokenfile import TokenFile
-from difflm.data.tokenizers import END, SPECIALS, PretrainedTokenizer
+from difflm.data.tokenizers import END, SPECIALS, PretrainedTokenizer, Tokenizer
 from difflm.data.words import split_words
 from difflm.generation.checks import check_device
 from difflm.generation.pipeline import TextDiffusion
@@ -75,9 +77,10 @@ TOGETHER = 3072  # texts that it writes together
 TEMPERATURE, LEAST = 0.7, 0.06  # of its texts
 PROMPTS = Path(__file__).with_name("teacher_prompts.yaml")
 UNFIT = re.compile(r"\[|\bAI\b|SmolLM|language model|Here(?:'s| is| are)|\*\*|#|```", re.IGNORECASE)
+SENTENCES, RECORDS, PAIRS = "tatoeba", 24_000, 50_000  # of whose sentences pairs are made; how many of each
 SHOWN = 8  # texts of each kind that are shown
 # What differs from the recipe `english`: a larger model, which is trained already. Passages are learned whole, with up
-# to three gaps, and one in six from left to right, as the teacher was: by this the model judges its own texts.
+# to three gaps, and one in four from left to right, as the teacher was: by this the model judges its own texts.
 CHANGES = (
     "batch_size=1024",
     "lr=6e-4",
@@ -85,7 +88,7 @@ CHANGES = (
     "ema=0.999",
     "widths=[16,24,32,40,56,80,104,128]",
     "model.gaps=3",
-    "model.in_order=0.17",
+    "model.in_order=0.25",
 )
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -334,10 +337,24 @@ def write_texts(teacher: Teacher, tokens: Path, count: int) -> None:
         stops = [found.end() for found in ends.finditer(text)]
         if stops and not UNFIT.search(text):
             texts[text[: stops[-1]]] = None
+    print(f"{wrote[0]:,} tokens in {wrote[1]:.1f} s; {len(texts):,} of {count:,} texts are kept", flush=True)
+    add_texts(WRITTEN, [*texts], teacher.tokenizer, tokens)
+
+
+def add_texts(source: str, texts: Sequence[str], words: Tokenizer, tokens: Path) -> None:
+    """Add a source without a file to prepared tokens; one text in a hundred is held out."""
     rows, held = [Example(text) for text in texts], max(1, len(texts) // 100)
     for split, own in (("valid", rows[:held]), ("train", rows[held:])):
-        TokenFile.build(tokens / split / WRITTEN, own, teacher.tokenizer, {"corpus": WRITTEN})
-    print(f"{wrote[0]:,} tokens in {wrote[1]:.1f} s; {len(rows):,} of {count:,} texts are kept", flush=True)
+        TokenFile.build(tokens / split / source, own, words, {"corpus": source})
+
+
+def make_some(root: Path, words: Tokenizer, tokens: Path) -> None:
+    """Add what is made from lists and rules, and from sentences of training."""
+    sentences, _ = read_passages(SENTENCES, root, set())
+    texts = [*dict.fromkeys(make_texts(sentences, RECORDS, PAIRS))]
+    random.Random(0).shuffle(texts)
+    add_texts(MADE, texts, words, tokens)
+    print(f"{len(texts):,} texts are made", flush=True)
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -490,7 +507,8 @@ def page_of_gaps(run: str, rows: Sequence[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "what", choices=("convert", "split", "join", "trim", "prepare", "write", "train", "measure", "fill", "page")
+        "what",
+        choices=("convert", "split", "join", "trim", "prepare", "write", "make", "train", "measure", "fill", "page"),
     )
     parser.add_argument("given", nargs="*", help="a file, a directory, runs, filled gaps, or changes to the recipe")
     for name in ("--teacher", "--data", "--tokens", "--out", "--measured"):
@@ -525,6 +543,9 @@ def main() -> None:
     elif asked.what == "write":
         unpack(asked.tokens)
         write_texts(Teacher(asked.teacher, asked.device, torch.bfloat16), asked.tokens, asked.texts)
+    elif asked.what == "make":
+        make_some(asked.data, Tokenizer.load(asked.tokens / "tokenizer.json"), asked.tokens)
+        pack(asked.tokens)
     elif asked.what == "train":
         changes = [f"init={asked.teacher}", *CHANGES, *asked.given]
         done = english.train(asked.tokens, asked.out, asked.minutes, asked.seconds, changes, asked.device)

@@ -82,6 +82,7 @@ def prepare_run(tokens: Path, setup: "Setup") -> "Prepared":
     from difflm.data.tokenizers import Tokenizer
     from difflm.methods import TextSpec
     from difflm.training.fit import describe_run, start_weights
+    from difflm.training.run import load_run
     from difflm.training.texts import Prepared, histograms, make_batches
 
     recipe, tokenizer = setup.recipe, Tokenizer.load(tokens / "tokenizer.json")
@@ -94,7 +95,9 @@ def prepare_run(tokens: Path, setup: "Setup") -> "Prepared":
     able = model.capabilities
     if "first-hitting" in able.step_rules and able.whole_canvas:  # a gap of three pieces then takes three steps
         model.sampling = replace(model.sampling, sampler="first-hitting", steps=64, temperature=0.7)
-    start_weights(setup, model, tokenizer, *histograms(training, chosen, recipe.longest, tokenizer.size), None)
+    ours = recipe.init and (Path(recipe.init) / "metrics.jsonl").exists()  # a run, from which training goes on
+    initial = load_run(recipe.init)[:2] if ours else None
+    start_weights(setup, model, tokenizer, *histograms(training, chosen, recipe.longest, tokenizer.size), initial)
     splits = (training, chosen), (held_out, np.concatenate([*held.values()]))
     batches, validation = make_batches(setup, recipe.longest, *splits)
     counts = {"texts": sum(map(len, numbers.values())), "held_out": len(splits[1][1]), "left_out": 0}

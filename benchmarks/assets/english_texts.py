@@ -85,7 +85,8 @@ def list_everyday() -> Iterator[tuple[str, Source]]:
         yield name, Source(file, licence, origin, about, register, held_out=held_out, **own)
 
 
-WRITTEN = "teacher"  # a source without a file: `benchmarks.assets.adapt write` makes it
+# Sources without a file: `benchmarks.assets.adapt` writes and makes them.
+WRITTEN, MADE = "teacher", "made"
 SOURCES = {
     "standardebooks": Source(
         "english/standardebooks.txt.gz", "CC0 1.0", "Standard Ebooks", "novels and stories, 1813 to the 1950s", "story",
@@ -104,6 +105,7 @@ SOURCES = {
         technical=True,
     ),
     **dict(list_everyday()),
+    MADE: Source("", "CC BY 2.0 FR", "our own lists and rules; Tatoeba", "forms, pairs that mean the same", repeat=2),
     WRITTEN: Source("", "Apache-2.0", "SmolLM2-135M-Instruct", "texts of the teacher itself", repeat=2),
 }  # fmt: skip
 
