@@ -27,6 +27,8 @@ def parse_control(pair: str) -> Control:
     name, equals, value = pair.partition("=")
     if not equals or not name.strip():
         raise UsageError(f"control {pair!r} is not of the form NAME=VALUE.")
+    if broken := CONTROLS.broken.get(name):  # also where a package takes a name that is ours
+        raise UsageError(broken)
     if name not in CONTROLS:
         known = [other for other in CONTROLS if CONTROLS[other] not in OWN]
         installed = f"Installed: {', '.join(known)}." if known else "No package with further controls is installed."

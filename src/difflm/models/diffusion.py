@@ -278,8 +278,6 @@ class DiffusionModel(DenoisingModel):
     def read_some_in_order(self, t: Tensor, texts: TrainedTexts) -> tuple[Tensor, Tensor, Tensor]:
         """Times [B, L], who sees whom [B, L, L], and the words that are predicted from those before them, [B, L]: of
         the texts that are read from left to right all but the first, which has none before it."""
-        if texts.condition.documents is not None:
-            raise UsageError("model.in_order: packed rows are not read from left to right; use rows=texts.")
         mask, here = texts.mask, self.in_order(texts.mask)
         place = torch.arange(mask.shape[1], device=mask.device)
         before = place <= place.unsqueeze(1)

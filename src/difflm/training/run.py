@@ -176,6 +176,15 @@ def add_to_base(weights: "Mapping[str, Tensor]", name: str, sha256: str) -> "dic
     }
 
 
+def refuse_broken(model: "LanguageModel") -> None:
+    """Refuse a process of another package whose steps are no probabilities: its texts would mean nothing."""
+    if model.capabilities.state == "tokens":
+        process = model.denoiser.process
+        foreign = not type(process).__module__.startswith("difflm.")
+        if foreign and (fault := process.find_fault()):
+            raise DifflmError(f"{fault}.")
+
+
 Loaded = tuple["LanguageModel", Tokenizer, Json]
 
 
@@ -219,4 +228,5 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
     model.capabilities = replace(model.capabilities, one_by_one=one_by_one)
     load_into(model, weights, path)
     check_sha256(path, config, advice)
+    refuse_broken(model)
     return model.to(device).eval(), tokenizer, config
