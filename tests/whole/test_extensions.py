@@ -426,11 +426,10 @@ def test_two_packages_with_one_name_do_not_replace_each_other(monkeypatch: pytes
 
 
 def test_a_control_whose_name_is_taken_is_refused_in_a_line(run: Path, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(
-        CONTROLS, "_broken", {"length": "difflm.controls 'length' of package p cannot be loaded: taken."}
-    )
+    said = "difflm.controls 'length' of package other cannot be loaded: the name 'length' is taken."
+    monkeypatch.setattr(CONTROLS, "_broken", {"length": said})
     assert main(["generate", str(run), "--control", "length=14"]) == 2
-    assert capsys.readouterr().err == "difflm: difflm.controls 'length' of package p cannot be loaded: taken.\n"
+    assert capsys.readouterr().err == f"difflm: {said}\n"
 
 
 # -- by installing a package ------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, GRIDS, ORDE
 from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
 from difflm.diffusion.samplers.steps import VECTOR_STEPS
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
-from difflm.errors import UsageError
 from difflm.models.base import (
     Capabilities,
     DenoisingModel,
