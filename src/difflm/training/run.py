@@ -8,7 +8,7 @@ from importlib import resources
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pydantic import ValidationError
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from difflm.diffusion.processes import DiscreteProcess
     from difflm.models.base import LanguageModel
 
 FORMATS = (1, FORMAT)  # 1: earlier versions, whose configs have no checksum
@@ -179,7 +180,7 @@ def add_to_base(weights: "Mapping[str, Tensor]", name: str, sha256: str) -> "dic
 def refuse_broken(model: "LanguageModel") -> None:
     """Refuse a process of another package whose steps are no probabilities: its texts would mean nothing."""
     if model.capabilities.state == "tokens":
-        process = model.denoiser.process
+        process = cast("DiscreteProcess", model.denoiser.process)
         foreign = not type(process).__module__.startswith("difflm.")
         if foreign and (fault := process.find_fault()):
             raise DifflmError(f"{fault}.")
