@@ -2,7 +2,6 @@
 as clean positions of the canvas, before the text, or not at all."""
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -281,22 +280,18 @@ def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractCont
 GIVEN = 27  # the random stream of positions
 
 
-class GivenPositions(ABC):
-    """Draws the positions that a training text is given; at least one is left to generate."""
-
-    @abstractmethod
-    def draw(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
-        """The given positions of texts of these lengths [B], [B, width]."""
+# Draws the positions that training texts of these lengths [B] are given, [B, width]; at least one is left to generate.
+GivenPositions = Callable[[Tensor, int, Noise], Tensor]
 
 
 @dataclass(frozen=True)
-class PrefixOrSubset(GivenPositions):
+class PrefixOrSubset:
     """A prefix of uniform length for a share `prefix` of the texts, a random subset of uniform size for the others
     (Dieleman et al., 2022)."""
 
     prefix: float = 0.5
 
-    def draw(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
+    def __call__(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
         coin, size = noise.uniform(0, 2, stream=GIVEN).T.unsqueeze(-1)
         place = torch.arange(width, device=lengths.device)
         order = torch.where(coin < self.prefix, place / width, noise.uniform(1, width, stream=GIVEN))
@@ -305,13 +300,13 @@ class PrefixOrSubset(GivenPositions):
 
 
 @dataclass(frozen=True)
-class Spans(GivenPositions):
+class Spans:
     """The text is cut into 1 to `most` spans, any number as likely, of which every second one is given: the even ones
     or, by a coin, the odd ones. One span is all generated (Strudel et al., 2022)."""
 
     most: int = 5
 
-    def draw(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
+    def __call__(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
         count, coin = noise.uniform(0, 2, stream=GIVEN).T.unsqueeze(-1)
         spans = (count * self.most).long().minimum(lengths.unsqueeze(1) - 1) + 1
         # Cuts that differ: the first few places of a random order.

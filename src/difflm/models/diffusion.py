@@ -226,7 +226,7 @@ class DiffusionModel(DenoisingModel):
             return condition
         place = torch.arange(ids.shape[1], device=ids.device)
         last = torch.where(mask & (ids != PAD), place, 0).amax(-1, keepdim=True)
-        here = self.noising.given.draw(last.squeeze(1) + 1, ids.shape[1], noise)
+        here = self.noising.given(last.squeeze(1) + 1, ids.shape[1], noise)
         here = torch.where(place > last, here.gather(1, last), here)
         return replace(condition, given=torch.where(here & mask, ids, FREE))
 
