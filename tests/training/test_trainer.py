@@ -11,9 +11,9 @@ import torch
 
 from difflm.app.bench import SMALL
 from difflm.data.batches import Batch
-from difflm.diffusion.denoiser import avoid_onednn
 from difflm.fast.accelerate import prepare_blocks
 from difflm.fast.master_weights import Ema, MasterWeights
+from difflm.machine import avoid_onednn
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Capabilities, Losses, Trainable
 from difflm.networks.bert import PostNormBlock

@@ -20,8 +20,15 @@ from difflm.diffusion.samplers.loop import Frame, RowStates, SamplerInputs, Stee
 from difflm.fast.accelerate import accelerate
 from difflm.fast.cpu_layers import pack_layers, use_eight_bits
 from difflm.fast.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, capture_lengths, is_capturing
-from difflm.fast.joinable import JoinableSampler
-from difflm.fast.recorded import RecordedDecoder, RecordedSampler, ask_few_places, can_capture, capture_key, recorder_of
+from difflm.fast.recorded import (
+    JoinableSampler,
+    RecordedDecoder,
+    RecordedSampler,
+    ask_few_places,
+    can_capture,
+    capture_key,
+    recorder_of,
+)
 from difflm.fast.repairs import GROWTH, Repairs, expect_nearby, unwritten_log_probs
 from difflm.machine import is_on
 from difflm.models.autoregressive import Autoregressive

@@ -178,12 +178,18 @@ def add_to_base(weights: "Mapping[str, Tensor]", name: str, sha256: str) -> "dic
 
 
 def refuse_broken(model: "LanguageModel") -> None:
-    """Refuse a process of another package whose steps are no probabilities: its texts would mean nothing."""
-    if model.capabilities.state == "tokens":
-        process = cast("DiscreteProcess", model.denoiser.process)
-        foreign = not type(process).__module__.startswith("difflm.")
-        if foreign and (fault := process.find_fault()):
-            raise DifflmError(f"{fault}.")
+    """Refuse a process of another package if `back` of a word that no noise has met is no distribution, or not a
+    number: its texts would mean nothing."""
+    process = cast("DiscreteProcess", model.denoiser.process) if model.capabilities.state == "tokens" else None
+    if process is None or type(process).__module__.startswith("difflm."):
+        return
+    import torch
+
+    ids, t = torch.full((3, 1), process.words // 2), torch.tensor([0.2, 0.5, 0.8])
+    found = process.posterior(ids, ids, t, t / 2)
+    if not ((found >= 0).all() and (found.sum(-1) - 1).abs().max() < 1e-2):
+        name = type(process).__name__
+        raise DifflmError(f"{name}.back gives no probabilities: they should be at least 0, and sum to 1.")
 
 
 Loaded = tuple["LanguageModel", Tokenizer, Json]

@@ -64,14 +64,6 @@ class DiscreteProcess(Process):
         ids = torch.full((5, 1), self.words // 2, device=device)
         return self.survival(ids, torch.linspace(0.1, 0.9, 5, device=device)).flatten().tolist()
 
-    def find_fault(self) -> str:
-        """What is wrong with `back` of a word that no noise has met, at some times; "" if it gives probabilities."""
-        ids, t = torch.full((3, 1), self.words // 2), torch.tensor([0.2, 0.5, 0.8])
-        found = self.posterior(ids, ids, t, t / 2)
-        if (found >= 0).all() and (found.sum(-1) - 1).abs().max() < 1e-2:  # not so where one is not a number
-            return ""
-        return f"{type(self).__name__}.back gives no probabilities: they should be at least 0, and sum to 1"
-
     # -- the reverse process ------------------------------------------------------------------------------------
 
     @abstractmethod
