@@ -169,9 +169,9 @@ class SamplerInputs:
         return self.process.at(self.grid if self.warp is None else self.warp.time_of(self.grid))
 
     def told_level(self, level: Levels) -> Levels:
-        """The levels that the network and the step assume for a state: its own, unless they are told other times."""
+        """The levels that the network and the step assume for a state, if they are told other times."""
         last = self.sampler.told_time
-        return self.process.at(last + (1 - last) * level.t) if last else level
+        return self.process.at(last + (1 - last) * level.t)
 
     def take_step(
         self,
@@ -185,16 +185,17 @@ class SamplerInputs:
     ) -> tuple[Tensor, Belief]:
         """One step from t to s: the new state, and the belief on the way. `guided` is a tensor if the step is captured,
         since only tensors can then differ between steps."""
+        is_told = self.sampler.told_time > 0
 
         def believe(x: Tensor, level: Levels) -> Belief:
-            belief = self.denoise(x, self.told_level(level), previous)
+            belief = self.denoise(x, self.told_level(level) if is_told else level, previous)
             for transform in self.sampler.transforms:
                 belief = transform(belief, x, level.t)
             return belief
 
         belief, eta = believe(x, level), ETA.get(self.sampler.step, 0.0)
         free = None if self.known is None else self.known < 0
-        here, order = self.told_level(level), self.sampler.order
+        here, order = self.told_level(level) if is_told else level, self.sampler.order
         now = StepState(self.process, x, belief, here, next_level, noise, last, believe, free, eta, order)
         x = self.sampler.step(now)
         if self.sampler.guide is not None and guided is not False:
