@@ -30,7 +30,9 @@ from difflm.machine import SWITCHES, turn
 ROOT = Path(difflm.__file__).parent
 REPOSITORY = ROOT.parents[1]
 CORE = ("diffusion", "networks", "models", "methods")
-LOOPS = ("SamplerInputs.frames", "frames_of_rows")  # denoising begins where one of them is entered
+# Denoising begins with the first call of the denoiser that is part of making a text: in a loop of steps, or in a draft
+# that only tells how large a gap should be. Before 2026-11-19 the loops alone counted, so such drafts were "before".
+DENOISER = "Denoiser.forward"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Request = Callable[[], object]
 Walk = list[tuple[str, str]]  # file and name of the functions that are entered, in the order of first calls
@@ -309,7 +311,7 @@ def count_walks(names: Iterable[str] = WALKS) -> dict[str, int]:
         counts[f"{name}: files"] = len({path for path, _ in walk})
         counts[f"{name}: functions"] = len(walk)
         if name == "gap with english":
-            counts[f"{name}: functions before denoising"] = [function in LOOPS for _, function in walk].index(True)
+            counts[f"{name}: functions before denoising"] = [function for _, function in walk].index(DENOISER)
     return counts
 
 

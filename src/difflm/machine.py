@@ -8,15 +8,19 @@ import os
 import platform
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from difflm.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import device, dtype
 
 VARIABLE = "DIFFLM_SWITCHES"
 OPPOSITE = "opposite"
@@ -127,6 +131,38 @@ def turn(**switches: bool) -> Iterator[None]:
         yield
     finally:
         _turned = before
+
+
+class OneDnn:
+    """Torch's matrix products on a CPU. Asked for bfloat16 on an ARM processor without it, torch tries oneDNN, fails,
+    and turns oneDNN off for the rest of the process: from then on float32 rounds differently, too. So it is off while
+    any thread computes in bfloat16 there, and on again afterwards."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.before = threading.Lock(), 0, True
+
+    @contextmanager
+    def avoided(self) -> Iterator[None]:
+        with self.lock:
+            self.before = self.before if self.inside else torch()._C._get_mkldnn_enabled()
+            self.inside += 1
+            torch()._C._set_mkldnn_enabled(False)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.inside -= 1
+                if not self.inside:
+                    torch()._C._set_mkldnn_enabled(self.before)
+
+
+ONE_DNN = OneDnn()
+
+
+def avoid_onednn(device: "device", dtype: "dtype | None") -> AbstractContextManager[object]:
+    """For products in `dtype` outside of autocast, and for gradients of those inside."""
+    lacking = device.type == "cpu" and dtype is torch().bfloat16 and not is_on("bfloat16")
+    return ONE_DNN.avoided() if lacking else nullcontext()
 
 
 # -- what is counted or named, and chooses nothing by itself ----------------------------------------------------------

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from difflm.diffusion.base import expand_levels
-from difflm.diffusion.codecs.embedding import X0, Epsilon, V
+from difflm.diffusion.codecs.embedding import X0, V
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, LinearBeta, LogSnrShift, Sqrt
 from tests.support.oracles import Table
@@ -95,7 +95,7 @@ def test_float32_keeps_the_spread_between_neighbouring_levels(process):
     assert float((rounded / exact - 1).abs().max()) < 5e-3
 
 
-@pytest.mark.parametrize("prediction", [X0(), Epsilon(), V()], ids=str)
+@pytest.mark.parametrize("prediction", [X0(), V()], ids=str)
 @given(process=processes, times=two_times())
 def test_a_target_implies_the_clean_state_it_came_from(process, times, prediction):
     level = process.at(times[0])

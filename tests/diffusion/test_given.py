@@ -16,7 +16,7 @@ MANY = 20_000
 
 def draw(positions, length: int, width: int = 8) -> list[tuple[int, ...]]:
     lengths = torch.full((MANY,), length)
-    given = positions.draw(lengths, width, Noise(0, torch.arange(MANY)))
+    given = positions(lengths, width, Noise(0, torch.arange(MANY)))
     assert not given[:, length:].any()  # positions that are no text are not given
     return [tuple(row) for row in given[:, :length].int().tolist()]
 

@@ -11,7 +11,7 @@ from difflm.data.tokenizers import PAD
 from difflm.diffusion.base import Belief, Network
 from difflm.diffusion.bounds import ScoredTexts
 from difflm.diffusion.codecs import LearnedEmbedding
-from difflm.diffusion.codecs.embedding import X0, Epsilon, Logits, Prediction, V
+from difflm.diffusion.codecs.embedding import X0, Logits, Prediction, V
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
@@ -94,13 +94,12 @@ def test_terminal_norm_is_the_square_of_the_last_mean():
 
 
 @pytest.mark.parametrize("exploding", [False, True], ids=["preserving", "exploding"])
-@pytest.mark.parametrize("prediction", [X0(), Epsilon(), V()], ids=str)
+@pytest.mark.parametrize("prediction", [X0(), V()], ids=str)
 def test_mse_is_the_error_of_what_the_network_predicts(prediction, exploding):
     batch, answer = corrupted(prediction, exploding=exploding)
     alpha, sigma = batch.level.alpha[:, None, None], batch.level.sigma[:, None, None]
     target = {
         X0(): batch.x0,
-        Epsilon(): batch.noise,
         V(): alpha * batch.noise - sigma * batch.x0,
     }[prediction]
     expected = (answer - target).square().sum(-1) / DIM

@@ -442,5 +442,5 @@ def test_the_last_belief_is_handed_to_the_next_call():
 
     mask = torch.ones(3, 2, dtype=torch.bool)
     list(denoise(ask, cosine(), even(4), Sampler(ancestral), Noise(0, torch.arange(3)), mask, (2, 8)))
-    assert seen[0] is None
+    assert not seen[0].any()  # no answer is one of zeros
     assert all(a is b for a, b in zip(seen[1:], given_back, strict=False))

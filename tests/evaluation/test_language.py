@@ -370,8 +370,8 @@ def test_a_bound_cannot_judge_and_nothing_cannot_be_compared_with(grammar, judge
 def test_real_e2e_text_holds_a_few_training_sentences():
     """11 of the 4,672 validation references also stand in training; natural spacing must not hide them."""
     config = {"recipe": {"data": "e2e", "column": None}}
-    found = corpus_for(TextDiffusion(FixedTexts([]), None, config), DATA, "valid")
-    assert (found.name, len(found.texts)) == ("e2e", 4672)
     printed = Words.build(corpus("e2e", DATA, "train"))
+    found = corpus_for(TextDiffusion(FixedTexts([]), printed, config), DATA, "valid")
+    assert (found.name, len(found.texts)) == ("e2e", 4672)
     natural = [printed.decode(ids) for ids in printed.encode_batch(found.texts)]
     assert copied_share(natural, found.training()) == pytest.approx(11 / 4672)

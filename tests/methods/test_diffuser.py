@@ -477,10 +477,10 @@ def test_the_player_holds_the_edits():
 
 
 @pytest.mark.long
-def test_a_browser_marks_edits_until_the_text_is_finished(opened):
+def test_a_browser_marks_edits_until_the_text_is_finished(open_player):
     played = text_of(["the", "cheap", "pub"], steps=2)
     first, last = (replace(draft, edits=["keep", "delete", "insert"]) for draft in played.drafts)
-    tab = opened([replace(played, drafts=[first, last])])
+    tab = open_player([replace(played, drafts=[first, last])])
     marks = "() => [...document.querySelectorAll('.word')].map((word) => word.dataset.edit)"
     assert tab.evaluate(marks) == ["keep"] * 3  # where motion is reduced, it begins with the text
     tab.keyboard.press("Home")

@@ -13,7 +13,7 @@ from torch import nn
 from difflm.app.cli import main
 from difflm.data.batches import Batch
 from difflm.diffusion.base import Network, StepState
-from difflm.diffusion.denoiser import Denoiser, SelfConditioning, autocast_to, avoid_onednn
+from difflm.diffusion.denoiser import Denoiser, SelfConditioning, autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Mapped
@@ -21,6 +21,7 @@ from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, SamplerInputs
 from difflm.diffusion.samplers.steps import euler, heun
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.fast.inference import Inference
+from difflm.machine import avoid_onednn
 from difflm.methods import TextSpec
 from difflm.methods.flow_map import (
     FlowMap,

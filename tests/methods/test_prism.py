@@ -11,7 +11,7 @@ from difflm.app.cli import main
 from difflm.data.batches import Batch
 from difflm.diffusion.base import Belief, StepState
 from difflm.diffusion.condition import FREE, UNCONDITIONAL
-from difflm.diffusion.denoiser import autocast_to, avoid_onednn
+from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Corrupted
 from difflm.diffusion.processes import Absorbing
@@ -20,6 +20,7 @@ from difflm.diffusion.samplers.loop import Sampler, SamplerInputs
 from difflm.errors import UsageError
 from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion
+from difflm.machine import avoid_onednn
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.mdlm import QualityModel
 from difflm.models.diffusion import TrainedTexts

@@ -18,7 +18,7 @@ from difflm.models.word_nats import nats_in_order
 from difflm.networks.open_transformer import AnnealedTransformer, Shape
 from difflm.training.fit import train_run
 from difflm.training.own_text import own_recipe
-from difflm.training.recipe import load_recipe
+from difflm.training.recipe import check, load_recipe
 from difflm.training.texts import Setup
 from tests.support.open_checkpoints import MODELS, draw_weights, write_model, write_tokenizer, write_weights
 from tests.support.tiny import Silent, write_grammar
@@ -130,8 +130,13 @@ def test_a_share_of_texts_is_read_from_left_to_right():
     assert bool((judged[:, 0] == 0).all()) and bool((judged[~whole] == 0).all())
     found.total.backward()
     assert all(bool(torch.isfinite(one.grad).all()) for one in model.parameters() if one.grad is not None)
-    with pytest.raises(UsageError, match="packed rows are not read"):
-        model(Batch(batch.ids, lengths, index=torch.arange(4), documents=torch.zeros(4, 12, dtype=torch.int64)))
+
+
+def test_rows_of_several_texts_are_refused_before_training():
+    given = {"method": "mdlm", "data": "x.txt", "steps": 1, "rows": "packed", "longest": 64}
+    start = {"pretrained": "", "decoder": {**MODELS["diffullama"]["config"], "vocab_size": 14}, "in_order": 0.5}
+    with pytest.raises(UsageError, match=r"model\.in_order: packed rows are not read in order"):
+        check({**given, "model": start})
 
 
 def test_only_a_model_that_began_from_left_to_right_reads_so():

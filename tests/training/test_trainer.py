@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.assets.quantise import quantise_rows
 from difflm.app.bench import SMALL
 from difflm.data.batches import Batch
-from difflm.diffusion.denoiser import avoid_onednn
 from difflm.fast.accelerate import prepare_blocks
 from difflm.fast.master_weights import Ema, MasterWeights
+from difflm.machine import avoid_onednn
 from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Capabilities, Losses, Trainable
 from difflm.networks.bert import PostNormBlock
 from difflm.networks.transformer import Context
-from difflm.runtime.tensors import dequantise, load_tensors, save_tensors
+from difflm.runtime.tensors import dequantise, load_tensors, quantise_rows, save_tensors
 from difflm.training.checkpoints import drop_records_after
 from difflm.training.recipe import check
 from difflm.training.run import read_config

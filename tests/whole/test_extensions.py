@@ -286,6 +286,16 @@ class NoStepBack(Foreign):
         return self.compose(Shapeless(texts.vocabulary), texts, Objective({"ce": 1.0}))
 
 
+class Numberless(Uniform):
+    def back(self, z: Any, x: Any, t: Any, s: Any) -> Any:
+        return super().back(z, x, t, s) * float("nan")
+
+
+class BrokenStepBack(Foreign):
+    def build(self, texts: Any) -> Any:
+        return self.compose(Numberless(texts.vocabulary), texts, Objective({"ce": 1.0}))
+
+
 class WrongSize(Foreign):
     width: int = "wide"  # type: ignore[assignment]
 
@@ -297,6 +307,7 @@ class WrongSize(Foreign):
         (UnknownTerm, "'foreign' fails in build .*unknown loss term 'cross_entropy'. Known: mse"),
         (UnknownStep, "'foreign' fails in build .*unknown sampler 'confidence'. The process knows ancestral"),
         (NoStepBack, "'foreign' fails in build .*abstract class Shapeless with abstract method back"),
+        (BrokenStepBack, "Numberless.back gives no probabilities: they should be at least 0, and sum to 1"),
         (WrongSize, "model.width: input should be a valid integer"),
     ],
 )
@@ -412,6 +423,13 @@ def test_a_broken_package_is_one_line_and_leaves_the_others_alone(
 def test_two_packages_with_one_name_do_not_replace_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     names = declare(monkeypatch, own=f"{__name__}:Impostor")
     assert names["own"] is Own and "taken" in names.broken["own"]
+
+
+def test_a_control_whose_name_is_taken_is_refused_in_a_line(run: Path, capsys: Any, monkeypatch: Any) -> None:
+    said = "difflm.controls 'length' of package other cannot be loaded: the name 'length' is taken."
+    monkeypatch.setattr(CONTROLS, "_broken", {"length": said})
+    assert main(["generate", str(run), "--control", "length=14"]) == 2
+    assert capsys.readouterr().err == f"difflm: {said}\n"
 
 
 # -- by installing a package ------------------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ Controls of other packages join through the entry points `difflm.controls`, or b
 
 from collections.abc import Sequence
 
-from difflm.controls.base import Check, Control, ModelInfo
+from difflm.controls.base import Check as Check
+from difflm.controls.base import Control
+from difflm.controls.base import ModelInfo as ModelInfo
 from difflm.controls.exact import Avoid, Length
 from difflm.controls.gaps import Infill
 from difflm.controls.learned import Field, Label, Span, Tags, Tree
@@ -27,6 +29,8 @@ def parse_control(pair: str) -> Control:
     name, equals, value = pair.partition("=")
     if not equals or not name.strip():
         raise UsageError(f"control {pair!r} is not of the form NAME=VALUE.")
+    if broken := CONTROLS.broken.get(name):  # also where a package takes a name that is ours
+        raise UsageError(broken)
     if name not in CONTROLS:
         known = [other for other in CONTROLS if CONTROLS[other] not in OWN]
         installed = f"Installed: {', '.join(known)}." if known else "No package with further controls is installed."
@@ -35,25 +39,3 @@ def parse_control(pair: str) -> Control:
         return CONTROLS[name].parse(value)
     except (ValueError, TypeError) as error:
         raise UsageError(f"control {name}: {error}.") from None
-
-
-__all__ = [
-    "CONTROLS",
-    "Avoid",
-    "Check",
-    "Contains",
-    "Control",
-    "Field",
-    "Infill",
-    "Json",
-    "Label",
-    "Length",
-    "ModelInfo",
-    "Pattern",
-    "Span",
-    "Tags",
-    "Tree",
-    "WordCount",
-    "parse_control",
-    "register",
-]

@@ -1,8 +1,6 @@
 """A network with its codec and its process, which predicts the clean text behind x_t. A condition reaches the network
 as clean positions of the canvas, before the text, or not at all."""
 
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -17,45 +15,13 @@ from difflm.diffusion.codecs import Codec
 from difflm.diffusion.condition import HIDDEN, UNCONDITIONAL, Condition
 from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
-from difflm.machine import is_on
-
-
-class OneDnn:
-    """Torch's matrix products on a CPU. Asked for bfloat16 on an ARM processor without it, torch tries oneDNN, fails,
-    and turns oneDNN off for the rest of the process: from then on float32 rounds differently, too. So it is off while
-    any thread computes in bfloat16 there, and on again afterwards."""
-
-    def __init__(self) -> None:
-        self.lock, self.inside, self.before = threading.Lock(), 0, True
-
-    @contextmanager
-    def avoided(self) -> Iterator[None]:
-        with self.lock:
-            self.before = self.before if self.inside else torch._C._get_mkldnn_enabled()
-            self.inside += 1
-            torch._C._set_mkldnn_enabled(False)
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.inside -= 1
-                if not self.inside:
-                    torch._C._set_mkldnn_enabled(self.before)
-
-
-ONE_DNN = OneDnn()
+from difflm.machine import ONE_DNN, is_on
 
 
 @contextmanager
 def emulated(dtype: torch.dtype) -> Iterator[None]:
     with ONE_DNN.avoided(), torch.autocast("cpu", dtype=dtype):
         yield
-
-
-def avoid_onednn(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    """For products in `dtype` outside of autocast, and for gradients of those inside."""
-    lacking = device.type == "cpu" and dtype is torch.bfloat16 and not is_on("bfloat16")
-    return ONE_DNN.avoided() if lacking else nullcontext()
 
 
 def cast_linears(network: nn.Module, dtype: torch.dtype | None) -> nn.Module:
@@ -281,22 +247,18 @@ def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractCont
 GIVEN = 27  # the random stream of positions
 
 
-class GivenPositions(ABC):
-    """Draws the positions that a training text is given; at least one is left to generate."""
-
-    @abstractmethod
-    def draw(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
-        """The given positions of texts of these lengths [B], [B, width]."""
+# Draws the positions that training texts of these lengths [B] are given, [B, width]; at least one is left to generate.
+GivenPositions = Callable[[Tensor, int, Noise], Tensor]
 
 
 @dataclass(frozen=True)
-class PrefixOrSubset(GivenPositions):
+class PrefixOrSubset:
     """A prefix of uniform length for a share `prefix` of the texts, a random subset of uniform size for the others
     (Dieleman et al., 2022)."""
 
     prefix: float = 0.5
 
-    def draw(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
+    def __call__(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
         coin, size = noise.uniform(0, 2, stream=GIVEN).T.unsqueeze(-1)
         place = torch.arange(width, device=lengths.device)
         order = torch.where(coin < self.prefix, place / width, noise.uniform(1, width, stream=GIVEN))
@@ -305,13 +267,13 @@ class PrefixOrSubset(GivenPositions):
 
 
 @dataclass(frozen=True)
-class Spans(GivenPositions):
+class Spans:
     """The text is cut into 1 to `most` spans, any number as likely, of which every second one is given: the even ones
     or, by a coin, the odd ones. One span is all generated (Strudel et al., 2022)."""
 
     most: int = 5
 
-    def draw(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
+    def __call__(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
         count, coin = noise.uniform(0, 2, stream=GIVEN).T.unsqueeze(-1)
         spans = (count * self.most).long().minimum(lengths.unsqueeze(1) - 1) + 1
         # Cuts that differ: the first few places of a random order.

@@ -63,7 +63,7 @@ def terminal_norm(batch: Corrupted) -> Tensor:
 
 
 def mse(batch: Corrupted) -> Tensor:
-    """Squared error of what the network predicts: x_0, ε or v.
+    """Squared error of what the network predicts: x_0 or v.
 
     At the first level of a chain the target is the word's own vector instead of its noised copy
     (Li et al., 2022, equation 1; `training_losses_e2e` in the released code).

@@ -20,8 +20,15 @@ from difflm.diffusion.samplers.loop import Frame, RowStates, SamplerInputs, Stee
 from difflm.fast.accelerate import accelerate
 from difflm.fast.cpu_layers import pack_layers, use_eight_bits
 from difflm.fast.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, capture_lengths, is_capturing
-from difflm.fast.joinable import JoinableSampler, continue_rows, frames_of_rows
-from difflm.fast.recorded import RecordedDecoder, RecordedSampler, ask_few_places, can_capture, capture_key, recorder_of
+from difflm.fast.recorded import (
+    JoinableSampler,
+    RecordedDecoder,
+    RecordedSampler,
+    ask_few_places,
+    can_capture,
+    capture_key,
+    recorder_of,
+)
 from difflm.fast.repairs import GROWTH, Repairs, expect_nearby, unwritten_log_probs
 from difflm.machine import is_on
 from difflm.models.autoregressive import Autoregressive
@@ -148,8 +155,8 @@ class Inference(Runner):
         this order go on, and those numbered −1 are new."""
         inputs = cast(DenoisingModel, self.model).sampler_inputs(self.denoiser, batch)
         if not self.records_steps(inputs.mask.device) or not can_capture(inputs):
-            return frames_of_rows(inputs, rows, order, watched)
-        return self._replay_rows(inputs, continue_rows(inputs, rows, order), watched)
+            return inputs.join(rows, order, watched)
+        return self._replay_rows(inputs, inputs.continue_rows(rows, order), watched)
 
     def _replay_rows(self, inputs: SamplerInputs, rows: RowStates, watched: bool) -> Generator[Frame]:
         how = self.compiled and inputs.mask.is_cuda, self._joinable.latest

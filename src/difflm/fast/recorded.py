@@ -1,7 +1,7 @@
 """Sampling that is captured once and replayed, over tensors that stay in place: on a GPU a denoising step, or one word
 from left to right, is one replay of a CUDA graph."""
 
-from collections.abc import Container, Hashable, Iterator
+from collections.abc import Container, Generator, Hashable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn, zeros_like
 
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.base import Belief, Levels, stack_levels
-from difflm.diffusion.denoiser import autocast_to, avoid_onednn
+from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.processes.discrete import draw_states
@@ -22,10 +22,12 @@ from difflm.diffusion.samplers.loop import (
     Frame,
     ImposeTokens,
     Memory,
+    RowStates,
     SamplerInputs,
     Temperature,
 )
 from difflm.fast.cuda_graphs import CapturedFunction, compile_whole
+from difflm.machine import avoid_onednn
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
 from difflm.models.block_diffusion import BlockwiseDenoiser
@@ -248,6 +250,48 @@ class RecordedSampler:
             changed = None if before is None or not watched else tokens != before
             yield Frame(i, times[i + 1], tokens, sure, inputs.mask, changed, x, clean=clean[0] if clean else None)
             before = tokens if watched else None
+
+
+class JoinableSampler:
+    """`SamplerInputs.join` with a captured step, over tensors that stay in place, into which `frames` copies its
+    inputs."""
+
+    def __init__(
+        self, inputs: SamplerInputs, rows: RowStates, compiled: bool = False, other: "JoinableSampler | None" = None
+    ) -> None:
+        self.inputs: SamplerInputs = clone_tensors(inputs, {})
+        self.rows: RowStates = clone_tensors(rows, {})
+        self.levels, self.times = stack_levels(inputs.levels), inputs.levels[0].t.clone()  # times that were reached
+        self.sure = torch.zeros_like(inputs.mask, dtype=torch.float32)
+        self.inputs.step_counter.copy_(rows.counter)
+        step = self._step
+        if compiled:
+            kept = [one for one in vars(self.rows).values() if one is not None]
+            step = compile_whole(step, [*kept, self.inputs.step_counter, self.sure, self.times])
+        pool = None if other is None else other.step
+        self.step: CapturedFunction = CapturedFunction(step, inputs.mask.device, share_pool_with=pool)
+
+    def _step(self) -> None:
+        rows, t, belief = self.inputs.step_rows(self.levels, self.rows, guided=True)
+        for old, new in paired_tensors(
+            (t, belief.confidence_in(rows.tokens), rows), (self.times, self.sure, self.rows)
+        ):
+            old.copy_(new)
+
+    def frames(self, inputs: SamplerInputs, given: RowStates, watched: bool) -> Generator[Frame]:
+        """Yield the frames of other inputs of the same capture key, whose tensors are valid until the next one."""
+        with torch.no_grad():
+            copy_into(inputs, self.inputs)
+            copy_into((stack_levels(inputs.levels), given), (self.levels, self.rows))
+            self.inputs.step_counter.copy_(given.counter)
+        while True:
+            before, rows = self.rows.tokens.clone() if watched else None, self.rows
+            self.step()
+            shown = rows.tokens, self.sure, self.inputs.mask, None if before is None else rows.tokens != before
+            yield Frame(0, self.times, *shown, rows.x, rows.calls, rows.clean, rows=rows)
+
+    def close(self) -> None:
+        self.step.close()
 
 
 class RecordedDecoder:

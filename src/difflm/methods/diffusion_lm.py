@@ -3,11 +3,13 @@
 Where the paper and the released code differ we choose on purpose and say so: docs/methods/diffusion-lm.md.
 """
 
+import math
+
 from difflm.diffusion.bounds import Bound
 from difflm.diffusion.codecs.embedding import X0, LearnedEmbedding
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes.gaussian import Gaussian, Sqrt, first_level_std
+from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
 from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform
 from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import Sized, TextSpec
@@ -17,7 +19,9 @@ from difflm.models.lengths import PadTokens
 from difflm.networks import BertLayout
 
 CHAIN = 2000  # diffusion steps T of training
-X0_STD = first_level_std(Sqrt(), CHAIN)
+# The spread of x_0 around its word, 0.121: √(1 − ᾱ) after the first step of that chain, whose code divides ᾱ by its
+# value at t = 0.
+X0_STD = math.sqrt(1 - (1 - math.sqrt(1 / CHAIN + Sqrt.s)) / (1 - math.sqrt(Sqrt.s)))
 # Before this time the bound takes the nearest word: with x0 noise the mean word costs a trained model 30 nats/token at
 # t = 0, the nearest word none. Chosen on training texts.
 CERTAIN = 0.1

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.base import cross_entropy
-from difflm.diffusion.denoiser import autocast_to, avoid_onednn, require_source
+from difflm.diffusion.denoiser import autocast_to, require_source
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
+from difflm.machine import avoid_onednn
 from difflm.models.base import Capabilities, Losses, Runner, TextBatch, WordModel, source_of, start_from_frequencies
 from difflm.models.lengths import words_before_end
 from difflm.models.sampling import Sampling

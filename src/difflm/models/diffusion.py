@@ -23,7 +23,6 @@ from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, GRIDS, ORDE
 from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
 from difflm.diffusion.samplers.steps import VECTOR_STEPS
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
-from difflm.errors import UsageError
 from difflm.models.base import (
     Capabilities,
     DenoisingModel,
@@ -227,7 +226,7 @@ class DiffusionModel(DenoisingModel):
             return condition
         place = torch.arange(ids.shape[1], device=ids.device)
         last = torch.where(mask & (ids != PAD), place, 0).amax(-1, keepdim=True)
-        here = self.noising.given.draw(last.squeeze(1) + 1, ids.shape[1], noise)
+        here = self.noising.given(last.squeeze(1) + 1, ids.shape[1], noise)
         here = torch.where(place > last, here.gather(1, last), here)
         return replace(condition, given=torch.where(here & mask, ids, FREE))
 
@@ -278,8 +277,6 @@ class DiffusionModel(DenoisingModel):
     def read_some_in_order(self, t: Tensor, texts: TrainedTexts) -> tuple[Tensor, Tensor, Tensor]:
         """Times [B, L], who sees whom [B, L, L], and the words that are predicted from those before them, [B, L]: of
         the texts that are read from left to right all but the first, which has none before it."""
-        if texts.condition.documents is not None:
-            raise UsageError("model.in_order: packed rows are not read from left to right; use rows=texts.")
         mask, here = texts.mask, self.in_order(texts.mask)
         place = torch.arange(mask.shape[1], device=mask.device)
         before = place <= place.unsqueeze(1)

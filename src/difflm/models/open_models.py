@@ -140,7 +140,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise DifflmError(f"{folder} holds no model.safetensors.")
     listed = read_json(index)
     places = listed.get("weight_map") if isinstance(listed, dict) else None
-    if not isinstance(places, dict) or not all(is_plain_name(name) for name in places.values()):
+    if not isinstance(places, dict) or any(
+        Path(str(name)).name != name or not name.endswith(".safetensors") for name in places.values()
+    ):
         raise DifflmError(f"{index} lists no safetensors files of its directory.")
     weights: dict[str, Tensor] = {}
     for name in sorted(set(places.values())):
@@ -148,10 +150,6 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     if apart := sorted(weights.keys() ^ places.keys()):
         raise DifflmError(f"{index} and its files disagree about {apart[0]}. {ADVICE}")
     return weights
-
-
-def is_plain_name(name: object) -> bool:
-    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
 
 
 def recognise(folder: Path, keys: Sequence[str]) -> tuple[Family, Json]:

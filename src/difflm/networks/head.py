@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.diffusion.base import Network
-from difflm.diffusion.denoiser import avoid_onednn
-from difflm.machine import is_on
+from difflm.machine import avoid_onednn, is_on
 
 ALIGNED = 64  # the head's words are padded to a multiple of it: a GPU's matrix units cannot read other rows of logits
 CHUNK = {"cuda": 2**28, "cpu": 2**24}  # logits at a time; on other devices as on a GPU

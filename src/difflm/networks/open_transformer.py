@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.diffusion.base import Network
-from difflm.diffusion.denoiser import avoid_onednn
 from difflm.diffusion.processes.gaussian import Gumbel
+from difflm.machine import avoid_onednn
 from difflm.networks.cache import Cache
 from difflm.networks.documents import document_ends, same_document
 from difflm.networks.head import WordHead

@@ -51,6 +51,18 @@ SCALE, LOW = ".scale", ".low"
 GROUP = 32  # weights of four bits that share a scale
 
 
+def quantise_rows(weights: Mapping[str, Tensor], largest: int = 127) -> dict[str, Tensor]:
+    """Quantise matrices to int8, with one scale a row. A `largest` below 127 is coarser and compresses better."""
+    quantised: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if weight.dim() == 2:
+            scale = (weight.float().abs().amax(1, keepdim=True) / largest).clamp(min=1e-12)
+            quantised[name + SCALE], quantised[name] = scale, (weight.float() / scale).round().to(torch.int8)
+        else:
+            quantised[name] = weight.clone()
+    return quantised
+
+
 def dequantise(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Restore matrices of eight bits, with one scale a row, and of four, two in a byte, where each GROUP of a row has a
     scale and a lowest value (benchmarks/assets/quantise.py makes them); other tensors stay as they are."""

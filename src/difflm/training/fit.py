@@ -33,7 +33,7 @@ from difflm.training.classifier import prepare_classifier, resolve_guided
 from difflm.training.model_card import finish_run
 from difflm.training.pace import set_pace
 from difflm.training.recipe import Recipe, check, check_init, read_recipe
-from difflm.training.run import WRITTEN, load_run, resolve_run
+from difflm.training.run import WRITTEN, load_run, refuse_broken, resolve_run
 from difflm.training.texts import Prepared, Setup, Split
 from difflm.training.timing import time_run
 from difflm.training.trainer import Outcome, Trainer, Watcher
@@ -126,6 +126,7 @@ def prepare_model(setup: Setup) -> Prepared:
     torch.manual_seed(recipe.seed)
     sources = tokenizer.for_sources.size if recipe.source_words == "own" else 0
     model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, sources, tokenizer))
+    refuse_broken(model)
     prepare = prepare_packed if recipe.rows == "packed" else prepare_rows
     return prepare(setup, model, tokenizer, tokens, initial)
 

@@ -364,6 +364,7 @@ def _find_fault(recipe: Recipe) -> str:
             f"rows: {name}{' with model.pretrained' if begun else ''} reads one text per row. {able}",
         ),
         (packed and reads, "rows: packed rows have no sources. Leave rows=packed out"),
+        (packed and recipe.model.get("in_order"), "model.in_order: packed rows are not read in order. Give rows=texts"),
         (
             packed and (recipe.distinct or recipe.widths),
             f"rows: packed rows hold all texts and have one width, longest. Give {change}",

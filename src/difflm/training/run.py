@@ -8,7 +8,7 @@ from importlib import resources
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pydantic import ValidationError
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from difflm.diffusion.processes import DiscreteProcess
     from difflm.models.base import LanguageModel
 
 FORMATS = (1, FORMAT)  # 1: earlier versions, whose configs have no checksum
@@ -176,6 +177,21 @@ def add_to_base(weights: "Mapping[str, Tensor]", name: str, sha256: str) -> "dic
     }
 
 
+def refuse_broken(model: "LanguageModel") -> None:
+    """Refuse a process of another package if `back` of a word that no noise has met is no distribution, or not a
+    number: its texts would mean nothing."""
+    process = cast("DiscreteProcess", model.denoiser.process) if model.capabilities.state == "tokens" else None
+    if process is None or type(process).__module__.startswith("difflm."):
+        return
+    import torch
+
+    ids, t = torch.full((3, 1), process.words // 2), torch.tensor([0.2, 0.5, 0.8])
+    found = process.posterior(ids, ids, t, t / 2)
+    if not ((found >= 0).all() and (found.sum(-1) - 1).abs().max() < 1e-2):
+        name = type(process).__name__
+        raise DifflmError(f"{name}.back gives no probabilities: they should be at least 0, and sum to 1.")
+
+
 Loaded = tuple["LanguageModel", Tokenizer, Json]
 
 
@@ -219,4 +235,5 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
     model.capabilities = replace(model.capabilities, one_by_one=one_by_one)
     load_into(model, weights, path)
     check_sha256(path, config, advice)
+    refuse_broken(model)
     return model.to(device).eval(), tokenizer, config

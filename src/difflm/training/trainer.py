@@ -15,7 +15,7 @@ from torch._functorch import config as functorch_config
 from torch.nn.utils import clip_grad_norm_
 
 from difflm.data.batches import Batch, Stream, prefetch
-from difflm.diffusion.denoiser import autocast_to, avoid_onednn
+from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import fold_counter
 from difflm.errors import DifflmError
 from difflm.fast import sharding
@@ -23,6 +23,7 @@ from difflm.fast.accelerate import accelerate, prepare_blocks
 from difflm.fast.cuda_graphs import CapturedSteps
 from difflm.fast.kernels import has_kernel
 from difflm.fast.master_weights import Ema, MasterWeights
+from difflm.machine import avoid_onednn
 from difflm.models.base import LanguageModel, Losses, Trainable, sum_losses
 from difflm.runtime.distributed import current, on_loss
 from difflm.runtime.files import Json, append_line, keep_lock, sync_path

@@ -16,13 +16,13 @@ from difflm.controls.guidance import GuidanceSettings
 from difflm.data.batches import Batch
 from difflm.data.labels import NOTHING, Labelling
 from difflm.data.tokenizers import END, PAD, START, Words
-from difflm.diffusion.denoiser import avoid_onednn
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import left_to_right
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import UsageError
 from difflm.fast.master_weights import MasterWeights
 from difflm.generation.pipeline import TextDiffusion
+from difflm.machine import avoid_onednn
 from difflm.methods.rivals import DECODERS, ControlDecoder, register
 from difflm.methods.rivals.fudge import Fudge
 from difflm.methods.rivals.prefix_classifier import LENGTH, PrefixClassifier, with_ends

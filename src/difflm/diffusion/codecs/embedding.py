@@ -34,15 +34,6 @@ class X0(Prediction):
 
 
 @dataclass(frozen=True)
-class Epsilon(Prediction):
-    def target(self, clean: Tensor, noise: Tensor, level: GaussianLevels) -> Tensor:
-        return noise
-
-    def clean(self, answer: Tensor, x_t: Tensor, level: GaussianLevels) -> Tensor:
-        return (x_t - expand_levels(level.sigma, x_t) * answer) / expand_levels(level.alpha, x_t)
-
-
-@dataclass(frozen=True)
 class V(Prediction):
     """v = α ε − σ x_0 (Salimans & Ho, 2022)."""
 

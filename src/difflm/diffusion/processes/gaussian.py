@@ -115,12 +115,6 @@ class Gumbel(Schedule):
         return (self.scale * torch.log(-torch.log(t.clamp(min=1e-6))) - self.loc).clamp(min=LOWEST_LOG_SNR)
 
 
-def first_level_std(schedule: Sqrt, chain: int) -> float:
-    """√(1 − ᾱ) after the first step of a chain, 0.121 for 2,000 steps: the spread of x_0 around its word in the code of
-    Li et al. (2022), which divides ᾱ by its value at t = 0."""
-    return math.sqrt(1 - (1 - math.sqrt(1 / chain + schedule.s)) / (1 - math.sqrt(schedule.s)))
-
-
 def interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
     """Piecewise linear y(x) through the points (xs, ys), xs rising; constant outside."""
     x = x.clamp(xs[0], xs[-1])

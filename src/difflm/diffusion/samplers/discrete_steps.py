@@ -13,6 +13,7 @@ from torch import Tensor
 
 from difflm.diffusion.base import Order, StepRule, StepState
 from difflm.diffusion.processes.discrete import draw_states, draw_words, expand_to
+from difflm.diffusion.samplers.left_to_right import keep_likeliest
 
 REMASK = 0.02  # share of the words that is masked again in a step, at most
 SURE = Order.sure  # words of at least this probability are written together
@@ -171,12 +172,6 @@ def alternate(grid: Tensor) -> Tensor:
 def add_corrections(grid: Tensor) -> Tensor:
     """Times at twice the pace down to SETTLED, where they stop for the second half of the steps; the last one ends."""
     return torch.where(grid > 0, (2 * grid - grid[:1]).clamp(min=SETTLED), 0.0)
-
-
-def keep_likeliest(logits: Tensor, count: int) -> Tensor:
-    """Logits of the `count` likeliest words, −∞ elsewhere."""
-    best = logits.topk(min(count, logits.shape[-1]), dim=-1)
-    return torch.full_like(logits, float("-inf")).scatter(-1, best.indices, best.values)
 
 
 def masked(now: StepState) -> Tensor:

@@ -261,9 +261,14 @@ def truncate_logits(logits: Tensor, sampling: DecodingSettings) -> Tensor:
     if sampling.temperature > 0:
         logits = logits / sampling.temperature
     if sampling.top_k:
-        best = logits.topk(min(sampling.top_k, logits.shape[-1]), dim=-1).indices  # k of them, where some are equal
-        logits = torch.full_like(logits, IMPOSSIBLE).scatter(-1, best, logits.gather(-1, best))
+        logits = keep_likeliest(logits, sampling.top_k)
     return keep_top_p(logits, sampling.top_p) if sampling.top_p < 1 else logits
+
+
+def keep_likeliest(logits: Tensor, count: int) -> Tensor:
+    """Logits of the `count` likeliest words, so many where some are equal, and −∞ elsewhere."""
+    best = logits.topk(min(count, logits.shape[-1]), dim=-1)
+    return torch.full_like(logits, IMPOSSIBLE).scatter(-1, best.indices, best.values)
 
 
 def keep_top_p(logits: Tensor, share: float) -> Tensor:

@@ -1,6 +1,6 @@
 """The sampling loop, a generator of frames, and what steers it: known tokens, transforms of the belief."""
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -8,7 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import Belief, Codec, Levels, Order, Process, StepRule, StepState, expand_levels
+from difflm.diffusion.base import (
+    Belief,
+    Codec,
+    Levels,
+    Order,
+    Process,
+    StepRule,
+    StepState,
+    expand_levels,
+    stack_levels,
+)
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
@@ -126,8 +136,9 @@ class Sampler:
 class SamplerInputs:
     """Everything that turns a batch of noise into text. `grid` is [N + 1, B] or [N + 1, B, L]: where sampling begins,
     from pure noise or from the clean state `begin` noised to the first time, and where it goes; `warp` maps it to
-    times. `step_counter` is the number of the current step as a device tensor, so that captured code can index noise by
-    it. Vectors [B, L, D] and tokens [B, L] are made alike: what differs is the process's."""
+    times. `step_counter` are the numbers of the rows' current steps as a device tensor, so that captured code can index
+    noise by it. Noise and times are functions of a row's own step: its text is the same if it joins others that run.
+    Vectors [B, L, D] and tokens [B, L] are made alike: what differs is the process's."""
 
     denoise: Denoise
     process: Process
@@ -194,21 +205,60 @@ class SamplerInputs:
 
     def frames(self) -> Iterator[Frame]:
         """Sample down the grid. A row whose times have ended stays there while others continue."""
-        x, steps = self.start(self.draw_noise(0)), len(self.grid) - 1
-        previous: Tensor | None = None
-        last: tuple[Tensor, Levels] | None = None
-        tokens: Tensor | None = None
-        for i in range(steps):
-            self.step_counter.fill_(i)
-            noise = lambda i=i: self.draw_noise(i + 1)  # noqa: E731
-            level, next_level = self.levels[i], self.levels[i + 1]
-            # The state after the last belief is not read.
-            x, belief = self.take_step(x, level, next_level, previous, last, noise, guided=i + 1 < steps)
-            previous, last = belief.clean, (belief.clean, level)
-            before, tokens = tokens, self.process.display_tokens(x, belief.tokens, next_level)
-            sure = lambda belief=belief, tokens=tokens: belief.confidence_in(tokens)  # noqa: E731
-            changed = None if before is None else tokens != before
-            yield Frame(i, next_level.t, tokens, sure, self.mask, changed, x, clean=previous)
+        for i, frame in zip(range(len(self.grid) - 1), self.join(None, [], watched=True), strict=False):
+            yield replace(frame, step=i, changed=frame.changed if i else None, calls=None, rows=None)
+
+    def join(self, before: RowStates | None, order: Sequence[int], watched: bool) -> Generator[Frame]:
+        """Yield frames as long as they are read, of rows that each count their own steps: those of `before` in this
+        order go on, and those numbered −1 are new. The state after the last belief is not read, so it is not guided,
+        where that can be looked up."""
+        rows, levels = self.continue_rows(before, order), stack_levels(self.levels)
+        self.step_counter.copy_(rows.counter)
+        while True:
+            guided = self.mask.device.type != "cpu" or int(rows.counter.min()) + 2 < len(levels)
+            shown = rows.tokens
+            rows, t, belief = self.step_rows(levels, rows, guided)
+            sure = lambda belief=belief, tokens=rows.tokens: belief.confidence_in(tokens)  # noqa: E731
+            changed = rows.tokens != shown if watched else None
+            yield Frame(0, t, rows.tokens, sure, self.mask, changed, rows.x, rows.calls, rows.clean, rows=rows)
+
+    @torch.no_grad()
+    def continue_rows(self, before: RowStates | None, order: Sequence[int]) -> RowStates:
+        """Rows with these inputs: those of `before` in this order, and new ones where it is −1. Before its first step a
+        row has an estimate of zeros, at the level of that step."""
+        size = len(self.mask)
+        self.step_counter.resize_(size).zero_()  # in place, since transforms hold it too
+        x, tokens = self.start(self.draw_noise(0)), torch.zeros_like(self.mask, dtype=torch.int64)
+        first, zero = stack_levels(self.levels)[0].transpose(0, 1), tokens[:, 0].clone()
+        clean, calls = (torch.zeros_like(x), None) if x.is_floating_point() else (None, zero.clone())
+        fresh = RowStates(x, clean, first, zero, tokens, calls)
+        if before is None:
+            return fresh
+        rows = torch.tensor([*order, *[order[-1]] * (size - len(order))]).to(x.device, non_blocking=True)
+
+        def choose(own: Tensor | None, new: Tensor | None) -> Tensor | None:
+            if own is None or new is None:
+                return None
+            return torch.where((rows < 0).view(-1, *[1] * (new.dim() - 1)), new, own.index_select(0, rows.clamp(min=0)))
+
+        return RowStates(*map(choose, vars(before).values(), vars(fresh).values()))  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def step_rows(self, levels: Tensor, rows: RowStates, guided: bool) -> tuple[RowStates, Tensor, Belief]:
+        """One step of every row: what it carries to the next one, the times that are reached, and the beliefs."""
+        counter, kind = self.step_counter, type(self.levels)
+        at = torch.stack((counter, counter + 1)).view(2, 1, -1, *[1] * (levels.dim() - 3))
+        here, there = levels.gather(0, at.expand(2, *levels.shape[1:])).unbind()
+        level, next_level, last_level = (kind(*row.unbind()) for row in (here, there, rows.last_level.transpose(0, 1)))
+        last = None if rows.clean is None else (rows.clean, last_level)
+        noise = lambda: self.draw_noise(counter + 1)  # noqa: E731
+        x, belief = self.take_step(rows.x, level, next_level, rows.clean, last, noise, guided)
+        tokens = self.process.display_tokens(x, belief.tokens, next_level)
+        clean, calls = None if rows.clean is None else belief.clean, rows.calls
+        if calls is not None:
+            calls = calls + ((counter == 0) | (rows.x == self.process.mask_id).any(-1))
+        counter.copy_((counter + 1).clamp(max=len(levels) - 2))  # a row that is finished repeats its last step
+        return RowStates(x, clean, here.transpose(0, 1), counter.clone(), tokens, calls), next_level.t, belief
 
 
 # -- transforms: ordered edits of a belief between the denoiser and the step ------------------------------------------
