@@ -4,7 +4,8 @@ batch may belong to several requests: each text has its own controls, and every 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from itertools import chain, repeat, takewhile
+from itertools import accumulate, chain, pairwise, repeat, takewhile
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ from difflm.diffusion.processes.discrete import certain_logits
 from difflm.diffusion.samplers.loop import BanTokens, Steering, Transform
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
-from difflm.models.batching import Layout, SampleBatch, pad_token_rows
+from difflm.models.batching import Layout, SampleBatch, max_batch_rows, pad_token_rows
 from difflm.models.sampling import Sampling
 from difflm.models.word_nats import A_TOKEN, NEARLY_WRITTEN, leave_one_out_log_probs, nats_in_order
 from difflm.runtime.files import Json
@@ -54,7 +55,8 @@ from difflm.runtime.files import Json
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 GAPS = 4  # the random stream that sizes free gaps
 MOST_SIZES = 8  # the most sizes that are tried in a gap, from the smallest possible one on
-DRAFT_STEPS = 3  # of a size, for a model that judges whole texts
+DRAFT_STEPS = 2  # of a size, for a model that judges whole texts
+AT_A_TIME = 320  # positions that a CPU reads, of drafts
 OTHERS = 3  # tokens in the other gaps meanwhile
 TRIES = 32  # how often sizes are drawn that do not fit together
 SHARPNESS = 4.0  # turns scores into shares: sizes that are filled almost as well are drawn almost as often
@@ -224,6 +226,9 @@ class ControlPlan:
     def gap_sizes(self) -> GapSizes | None:
         """The sizes for the gaps, if the model can tell: a masked model trained on gaps, whose lengths of whole texts
         say nothing about them. None: drawn from these lengths."""
+        return None if (draft := self.size_draft()) is None else share_sizes([draft])[0]
+
+    def size_draft(self) -> "SizeDraft | None":
         infill, known, info = self.infill, self.known, self.info
         learned = self.model.capabilities.learned_gaps and not info.tokenizer.whole_words
         if infill is None or known is None or not learned or infill.ends_open:
@@ -231,8 +236,7 @@ class ControlPlan:
         if self.words is not None or self.least > known.least or (self.pattern and not info.tokenizer.byte_level):
             return None
         sizes = self.list_sizes(infill, known)
-        rows, _ = self.lay_out(known, [own for _, own in sizes.tried()])
-        return self.share_sizes(sizes, known.parts, rows)
+        return SizeDraft(self, sizes, known.parts, self.lay_out(known, [own for _, own in sizes.tried()])[0])
 
     def list_sizes(self, infill: Infill, text: KnownTokens) -> GapSizes:
         """The sizes of a template's gaps that can hold the phrases, or that the pattern accepts, with no shares yet."""
@@ -263,57 +267,6 @@ class ControlPlan:
             first = next(possible, usual[gap])
             options.append([first, *takewhile(lambda n: n < first + most, possible)])  # noqa: B023 (used at once)
         return GapSizes(options, usual, fits, words=infill.gaps)
-
-    @torch.no_grad()
-    def share_sizes(self, sizes: GapSizes, known: Sequence[Sequence[int]], rows: Sequence[Layout]) -> GapSizes:
-        """The shares of sizes of gaps between the known parts of a text; `rows` are the layouts of `sizes.tried`. All
-        unknown positions are written. Required words and patterns decide what is written, not how likely it is."""
-        denoiser, mask_id, begin = self.denoiser, self.denoiser.process.mask_id, self.info.first
-        device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
-        lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
-        x, place = torch.tensor(lines, device=device), torch.arange(width, device=device)
-        lengths = torch.tensor([[row.positions] for row in rows], device=device)
-        tried = sizes.tried()
-        before = [sum(map(len, known[: gap + 1])) + sum(own[:gap]) for gap, own in tried]
-        first = begin + torch.tensor(before, device=device).unsqueeze(1)
-        behind = first + torch.tensor([[own[gap]] for gap, own in tried], device=device)
-        mask, inside = place < lengths, (place >= first) & (place < behind)
-        rules: list[Transform] = [BanTokens(denoiser.codec.token_mask(self.model.lengths.forbidden))]
-
-        def canvas() -> Canvas:
-            return Canvas(mask, begin, x != mask_id, torch.where(mask & (x != mask_id), x, FREE))
-
-        rules += self.token_rules(canvas())
-        decided, total = self.word_rules(canvas()), torch.zeros(len(rows), device=device)
-        counts = [line.count(mask_id) for line in lines]
-        judged = self.model.capabilities.reads_in_order  # as whole texts: drafts in few calls are enough
-        steps = max(counts).bit_length()
-        steps = min(steps, DRAFT_STEPS) if judged else steps
-        for step in range(steps):
-            left = x == mask_id
-            t = (left.sum(-1) / lengths.squeeze(1)).clamp(min=1e-3)
-            open_rows = [k for k, count in enumerate(counts) if count]  # of others nothing is asked
-            belief: Belief = denoiser(x[open_rows], t[open_rows], mask[open_rows])
-            if len(open_rows) < len(x):
-                logits = belief.logits.new_zeros(len(x), *belief.logits.shape[1:])
-                logits[open_rows] = belief.logits
-                belief = replace(belief, logits=logits)
-            counts = [count // 2 for count in counts]  # the surer half, rounded up, is written below
-            for rule in rules:
-                belief = rule(belief, x, t)
-            chances = belief.logits.log_softmax(-1)
-            for rule in (*decided, *self.last_rules(canvas())):
-                belief = rule(belief, x, t)
-            words = (belief.logits.argmax(-1) if belief.words is None else belief.words).unsqueeze(-1)
-            sure = belief.logits.log_softmax(-1).gather(-1, words).squeeze(-1).masked_fill(~left, float("-inf"))
-            order = sure.argsort(dim=-1, descending=True, stable=True).argsort(-1)
-            here = left & ((order < (left.sum(-1, keepdim=True) + 1) // 2) | (judged and step + 1 == steps))
-            own = chances.gather(-1, words).squeeze(-1).clamp(min=-100)  # a phrase may be impossible for another rule
-            total = total + torch.where(here & inside, own, 0.0).sum(-1)
-            x = torch.where(here, words.squeeze(-1), x)
-        if judged:
-            return sizes.with_scores(BREADTH * (A_TOKEN * mask - nats_in_order(denoiser, x, mask)).sum(-1))
-        return sizes.with_scores(SHARPNESS * total.double().cpu() / sizes.parts())
 
     def lay_out(self, known: KnownTokens, widths: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
         """Layouts of texts whose free gaps have these widths, and for each what is given."""
@@ -470,6 +423,124 @@ class ControlPlan:
         return self.model.lengths.canvas(*(part.to(device) for part in pad_token_rows(rows, self.info.max_words)))
 
 
+Own = tuple[ControlPlan, slice]  # the plan of some rows of a batch
+Part = tuple[ControlPlan | None, slice]  # None: no controls
+
+
+@dataclass(frozen=True)
+class SizeDraft:
+    """The texts in which the sizes of gaps between `known` parts are tried; `rows` are the layouts of `sizes.tried`."""
+
+    plan: ControlPlan
+    sizes: GapSizes
+    known: Sequence[Sequence[int]]
+    rows: Sequence[Layout]
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Of each row: how long it is, and where the gap whose size it tries begins and ends."""
+        found, begin = [], self.plan.info.first
+        for row, (gap, own) in zip(self.rows, self.sizes.tried(), strict=True):
+            first = begin + sum(map(len, self.known[: gap + 1])) + sum(own[:gap])
+            found.append((row.positions, first, first + own[gap]))
+        return found
+
+    def better_half(self, scores: Tensor) -> list[int]:
+        """The rows of the better half of the sizes of each gap."""
+        starts = [0, *accumulate(map(len, self.sizes.options))]
+        halves = [scores[a:b].topk((b - a + 1) // 2).indices + a for a, b in pairwise(starts)]
+        return sorted(torch.cat(halves).tolist())
+
+
+@torch.no_grad()
+def share_sizes(drafts: Sequence[SizeDraft]) -> list[GapSizes]:
+    """The shares of sizes of gaps, of several requests at once. All unknown positions are written, the surer half in
+    each step. Required words and patterns decide what is written, not how likely it is. A model that judges whole texts
+    goes on with the better half of the sizes of each gap after the first step."""
+    lead, rows = drafts[0].plan, [row for draft in drafts for row in draft.rows]
+    denoiser, mask_id = lead.denoiser, lead.denoiser.process.mask_id
+    device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
+    lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
+    x, place = torch.tensor(lines, device=device), torch.arange(width, device=device)
+    spans = torch.tensor([own for draft in drafts for own in draft.spans()], device=device)
+    lengths, first, end = spans.T.unsqueeze(-1)
+    mask, inside = place < lengths, (place >= first) & (place < end)
+    canvas = Canvas(mask, lead.info.first, x != mask_id, torch.where(mask & (x != mask_id), x, FREE))
+    counts = [len(draft.rows) for draft in drafts]
+    parts = parts_of(drafts, counts)
+    judged = lead.model.capabilities.reads_in_order  # as whole texts: drafts in few calls are enough
+    total, kept = torch.zeros(len(rows), device=device), list(range(len(rows)))
+    steps = DRAFT_STEPS if judged else max(line.count(mask_id) for line in lines).bit_length()
+    for step in range(steps):
+        left = x == mask_id
+        words, sure, own = read_masks(x, canvas, parts)
+        order = sure.masked_fill(~left, float("-inf")).argsort(dim=-1, descending=True, stable=True).argsort(-1)
+        here = left & ((order < (left.sum(-1, keepdim=True) + 1) // 2) | (judged and step + 1 == steps))
+        total = total + torch.where(here & inside, own, 0.0).sum(-1)
+        x = torch.where(here, words, x)
+        if judged and not step:
+            better = [one.better_half(own) for one, own in zip(drafts, total.cpu().split(counts), strict=True)]
+            kept = [part.start + k for (_, part), own in zip(parts, better, strict=True) for k in own]
+            x, inside, total, canvas = x[kept], inside[kept], total[kept], canvas.rows(kept)
+            parts = parts_of(drafts, [*map(len, better)])
+    if judged:
+        total = BREADTH * (A_TOKEN * canvas.mask - nats_in_order(denoiser, x, canvas.mask)).sum(-1)
+    scores = torch.full((len(rows),), float("-inf"), dtype=torch.float64)
+    scores[kept] = total.double().cpu()
+    weights = [1.0 if judged else SHARPNESS / draft.sizes.parts() for draft in drafts]
+    found = zip(drafts, scores.split(counts), weights, strict=True)
+    return [draft.sizes.with_scores(own * weight) for draft, own, weight in found]
+
+
+def parts_of(drafts: Sequence[SizeDraft], counts: Sequence[int]) -> Sequence[Own]:
+    """The rows of each plan in a batch."""
+    return [(one.plan, slice(end - n, end)) for one, n, end in zip(drafts, counts, accumulate(counts), strict=True)]
+
+
+def read_masks(x: Tensor, canvas: Canvas, parts: Sequence[Own]) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest words [B, L] at the masks of a canvas that is partly written as x, how sure of them the model is,
+    and how likely it finds them without what is required. Few rows are read at a time: their logits take memory."""
+    lead, found = parts[0][0], list[tuple[Tensor, Tensor, Tensor]]()
+    room = max_batch_rows(lead.model.vocabulary, x.shape[1], x.device.type)
+    room = max(1, AT_A_TIME // x.shape[1]) if x.device.type == "cpu" else room
+    size = -(-len(x) // -(-len(x) // room))  # about equally many at a time
+    bans = BanTokens(lead.denoiser.codec.token_mask(lead.model.lengths.forbidden))
+    for k in range(0, len(x), size):
+        here, z, some = canvas.rows(slice(k, k + size)), x[k : k + size], part_between(parts, k, k + size)
+        there = here.mask & (z != lead.denoiser.process.mask_id)
+        written = Canvas(here.mask, here.first, there, torch.where(there, z, FREE))
+        t = (1 - there.sum(-1) / here.mask.sum(-1)).clamp(min=1e-3)
+        belief = read_unfinished(lead.denoiser, z, t, here.mask)
+        required = join_rules([(part, plan.token_rules(here.rows(part))) for plan, part in some], here)
+        rules: list[Transform] = [bans, *required]
+        for rule in rules:
+            belief = rule(belief, z, t)
+        plain = belief.logits
+        decided = [(part, plan.word_rules(here.rows(part)) + plan.last_rules(written.rows(part))) for plan, part in some]
+        for rule in join_rules(decided, here):
+            belief = rule(belief, z, t)
+        words = belief.tokens.unsqueeze(-1)
+        both = [one.gather(-1, words) - one.logsumexp(-1, keepdim=True) for one in (belief.logits, plain)]
+        found.append((words.squeeze(-1), both[0].squeeze(-1), both[1].squeeze(-1).clamp(min=-100)))  # a phrase may be …
+    words, sure, own = (torch.cat(one) for one in zip(*found, strict=True))
+    return words, sure, own
+
+
+def read_unfinished(denoiser: Denoiser, x: Tensor, t: Tensor, mask: Tensor) -> Belief:
+    """The belief about texts; on a CPU nothing is asked about those without masks."""
+    left = (x == denoiser.process.mask_id).any(-1)
+    if x.device.type != "cpu" or left.all():
+        return cast(Belief, denoiser(x, t, mask))
+    belief: Belief = denoiser(x[left], t[left], mask[left])
+    logits = belief.logits.new_zeros(len(x), *belief.logits.shape[1:])
+    return replace(belief, logits=logits.masked_scatter(left[:, None, None], belief.logits))
+
+
+def part_between(parts: Sequence[Own], begin: int, end: int) -> list[Own]:
+    """The parts of some of the rows, counted from the first of them."""
+    found = [(plan, max(own.start, begin) - begin, min(own.stop, end) - begin) for plan, own in parts]
+    return [(plan, slice(first, last)) for plan, first, last in found if first < last]
+
+
 def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[str] = ()) -> list[Json]:
     """Return the checkers' results for a finished text, one per control, as JSON values. If a template contains words
     that the model does not know, infilling is not judged, because their presence says nothing."""
@@ -482,6 +553,3 @@ def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[s
         about = {"name": control.name, "target": control.target, "satisfied": check.satisfied, "score": score}
         found.append({**about, "checker": check.checker, "guarantee": control.guarantee})
     return found
-
-
-Part = tuple[ControlPlan | None, slice]  # the plan of some rows of a batch; None: no controls

@@ -110,10 +110,14 @@ class GapFit:
         return found
 
     def read_in_order(self, group: list[Ids]) -> tuple[list[float], int]:
-        model = self.writer.model
-        ids, mask = model.lengths.canvas(*(part.to(self.writer.device) for part in pad_token_rows(group)))
+        """Candidates that are alike are read once, and not at all if there is no other."""
+        model, rows = self.writer.model, [*dict.fromkeys(map(tuple, group))]
+        if len(rows) == 1:
+            return [0.0] * len(group), 0
+        ids, mask = model.lengths.canvas(*(part.to(self.writer.device) for part in pad_token_rows(rows)))
         nats = nats_in_order(self.writer.inference.denoiser, ids, mask) - A_TOKEN * mask
-        return nats.sum(-1).tolist(), len(group)
+        costs = dict(zip(rows, nats.sum(-1).tolist(), strict=True))
+        return [costs[tuple(row)] for row in group], len(rows)
 
     def read_windows(self, group: list[Ids]) -> tuple[list[float], int]:
         masks = self.writer.check_reads_tokens().denoiser.process.masks
