@@ -86,7 +86,7 @@ class Canvas:
     settled: "Tensor"  # [B, W] positions whose word is already known
     known: "Tensor | None" = None  # [B, W] their ids, FREE elsewhere
 
-    def rows(self, part: slice | list[int]) -> "Canvas":
+    def rows(self, part: slice) -> "Canvas":
         known = None if self.known is None else self.known[part]
         return Canvas(self.mask[part], self.first, self.settled[part], known)
 

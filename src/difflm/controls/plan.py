@@ -4,7 +4,7 @@ batch may belong to several requests: each text has its own controls, and every 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from itertools import accumulate, chain, pairwise, repeat, takewhile
+from itertools import accumulate, chain, repeat, takewhile
 from typing import cast
 
 import torch
@@ -55,8 +55,10 @@ from difflm.runtime.files import Json
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 GAPS = 4  # the random stream that sizes free gaps
 MOST_SIZES = 8  # the most sizes that are tried in a gap, from the smallest possible one on
+FIRST_SIZES = 5  # of them, for a model that judges whole texts; the others if the largest of these is the best
 DRAFT_STEPS = 2  # of a size, for a model that judges whole texts
 AT_A_TIME = 320  # positions that a CPU reads, of drafts
+TOGETHER = 128  # requests whose sizes are tried in common
 OTHERS = 3  # tokens in the other gaps meanwhile
 TRIES = 32  # how often sizes are drawn that do not fit together
 SHARPNESS = 4.0  # turns scores into shares: sizes that are filled almost as well are drawn almost as often
@@ -229,6 +231,7 @@ class ControlPlan:
         return None if (draft := self.size_draft()) is None else share_sizes([draft])[0]
 
     def size_draft(self) -> "SizeDraft | None":
+        """How the sizes are tried; None: they are not."""
         infill, known, info = self.infill, self.known, self.info
         learned = self.model.capabilities.learned_gaps and not info.tokenizer.whole_words
         if infill is None or known is None or not learned or infill.ends_open:
@@ -436,64 +439,80 @@ class SizeDraft:
     known: Sequence[Sequence[int]]
     rows: Sequence[Layout]
 
-    def spans(self) -> list[tuple[int, int, int]]:
-        """Of each row: how long it is, and where the gap whose size it tries begins and ends."""
-        found, begin = [], self.plan.info.first
-        for row, (gap, own) in zip(self.rows, self.sizes.tried(), strict=True):
-            first = begin + sum(map(len, self.known[: gap + 1])) + sum(own[:gap])
-            found.append((row.positions, first, first + own[gap]))
+    def span(self, row: int) -> tuple[int, int, int]:
+        """How long a text is, and where the gap whose size it tries begins and ends."""
+        gap, own = self.sizes.tried()[row]
+        first = self.plan.info.first + sum(map(len, self.known[: gap + 1])) + sum(own[:gap])
+        return self.rows[row].positions, first, first + own[gap]
+
+    def next_rows(self, scores: Tensor) -> list[int]:
+        """The rows to score next, given −∞ for those without a score: first FIRST_SIZES of each gap, then all of a gap
+        whose best size was the largest one."""
+        found, end = list[int](), 0
+        for own in scores.split([*map(len, self.sizes.options)]):
+            end, done = end + len(own), int(own.isfinite().sum())
+            if not done or (done < len(own) and int(own.argmax()) == done - 1):
+                begin = end - len(own) + done
+                found += range(
+                    begin,
+                    min(end, begin + (FIRST_SIZES if self.plan.model.capabilities.reads_in_order else MOST_SIZES)),
+                )
         return found
 
-    def better_half(self, scores: Tensor) -> list[int]:
-        """The rows of the better half of the sizes of each gap."""
-        starts = [0, *accumulate(map(len, self.sizes.options))]
-        halves = [scores[a:b].topk((b - a + 1) // 2).indices + a for a, b in pairwise(starts)]
-        return sorted(torch.cat(halves).tolist())
+
+def share_sizes(drafts: Sequence[SizeDraft]) -> list[GapSizes]:
+    """The shares of sizes of gaps, of several requests at once."""
+    scores = [torch.full((len(draft.rows),), float("-inf"), dtype=torch.float64) for draft in drafts]
+    for _ in range(2):
+        chosen = [
+            (draft, rows, own) for draft, own in zip(drafts, scores, strict=True) if (rows := draft.next_rows(own))
+        ]
+        for (_, rows, own), found in zip(chosen, score_rows([one[:2] for one in chosen]), strict=True):
+            own[rows] = found
+    return [draft.sizes.with_scores(own) for draft, own in zip(drafts, scores, strict=True)]
 
 
 @torch.no_grad()
-def share_sizes(drafts: Sequence[SizeDraft]) -> list[GapSizes]:
-    """The shares of sizes of gaps, of several requests at once. All unknown positions are written, the surer half in
-    each step. Required words and patterns decide what is written, not how likely it is. A model that judges whole texts
-    goes on with the better half of the sizes of each gap after the first step."""
-    lead, rows = drafts[0].plan, [row for draft in drafts for row in draft.rows]
+def score_rows(asked: Sequence[tuple[SizeDraft, Sequence[int]]]) -> Sequence[Tensor]:
+    """The scores of sizes of gaps: of each request, of some of its rows. All unknown positions are written, the surer
+    half in each step. Required words and patterns decide what is written, not how likely it is."""
+    if not asked:
+        return []
+    lead, rows = asked[0][0].plan, [draft.rows[k] for draft, own in asked for k in own]
     denoiser, mask_id = lead.denoiser, lead.denoiser.process.mask_id
     device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
     lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
     x, place = torch.tensor(lines, device=device), torch.arange(width, device=device)
-    spans = torch.tensor([own for draft in drafts for own in draft.spans()], device=device)
+    spans = torch.tensor([draft.span(k) for draft, own in asked for k in own], device=device)
     lengths, first, end = spans.T.unsqueeze(-1)
     mask, inside = place < lengths, (place >= first) & (place < end)
     canvas = Canvas(mask, lead.info.first, x != mask_id, torch.where(mask & (x != mask_id), x, FREE))
-    counts = [len(draft.rows) for draft in drafts]
-    parts = parts_of(drafts, counts)
+    counts = [len(own) for _, own in asked]
+    parts = [
+        (one.plan, slice(last - n, last)) for (one, _), n, last in zip(asked, counts, accumulate(counts), strict=True)
+    ]
     judged = lead.model.capabilities.reads_in_order  # as whole texts: drafts in few calls are enough
-    total, kept = torch.zeros(len(rows), device=device), list(range(len(rows)))
+    total = torch.zeros(len(rows), device=device)
     steps = DRAFT_STEPS if judged else max(line.count(mask_id) for line in lines).bit_length()
     for step in range(steps):
-        left = x == mask_id
-        words, sure, own = read_masks(x, canvas, parts)
+        left, (words, sure, chances) = x == mask_id, read_masks(x, canvas, parts)
         order = sure.masked_fill(~left, float("-inf")).argsort(dim=-1, descending=True, stable=True).argsort(-1)
         here = left & ((order < (left.sum(-1, keepdim=True) + 1) // 2) | (judged and step + 1 == steps))
-        total = total + torch.where(here & inside, own, 0.0).sum(-1)
+        total = total + torch.where(here & inside, chances, 0.0).sum(-1)
         x = torch.where(here, words, x)
-        if judged and not step:
-            better = [one.better_half(own) for one, own in zip(drafts, total.cpu().split(counts), strict=True)]
-            kept = [part.start + k for (_, part), own in zip(parts, better, strict=True) for k in own]
-            x, inside, total, canvas = x[kept], inside[kept], total[kept], canvas.rows(kept)
-            parts = parts_of(drafts, [*map(len, better)])
     if judged:
-        total = BREADTH * (A_TOKEN * canvas.mask - nats_in_order(denoiser, x, canvas.mask)).sum(-1)
-    scores = torch.full((len(rows),), float("-inf"), dtype=torch.float64)
-    scores[kept] = total.double().cpu()
-    weights = [1.0 if judged else SHARPNESS / draft.sizes.parts() for draft in drafts]
-    found = zip(drafts, scores.split(counts), weights, strict=True)
-    return [draft.sizes.with_scores(own * weight) for draft, own, weight in found]
+        return (BREADTH * (A_TOKEN * mask - nats_in_order(denoiser, x, mask)).sum(-1)).double().cpu().split(counts)
+    sizes = torch.cat([draft.sizes.parts()[[*own]] for draft, own in asked])
+    return (SHARPNESS * total.double().cpu() / sizes).split(counts)
 
 
-def parts_of(drafts: Sequence[SizeDraft], counts: Sequence[int]) -> Sequence[Own]:
-    """The rows of each plan in a batch."""
-    return [(one.plan, slice(end - n, end)) for one, n, end in zip(drafts, counts, accumulate(counts), strict=True)]
+def size_gaps(drafts: Sequence[SizeDraft]) -> None:
+    """Settle the sizes of gaps of many requests, in batches of rows of about the same length."""
+    ordered = sorted(drafts, key=lambda draft: max(row.positions for row in draft.rows))
+    for k in range(0, len(ordered), TOGETHER):
+        some = ordered[k : k + TOGETHER]
+        for draft, sizes in zip(some, share_sizes(some), strict=True):
+            draft.plan.gap_sizes = sizes
 
 
 def read_masks(x: Tensor, canvas: Canvas, parts: Sequence[Own]) -> tuple[Tensor, Tensor, Tensor]:
@@ -515,7 +534,9 @@ def read_masks(x: Tensor, canvas: Canvas, parts: Sequence[Own]) -> tuple[Tensor,
         for rule in rules:
             belief = rule(belief, z, t)
         plain = belief.logits
-        decided = [(part, plan.word_rules(here.rows(part)) + plan.last_rules(written.rows(part))) for plan, part in some]
+        decided = [
+            (part, plan.word_rules(here.rows(part)) + plan.last_rules(written.rows(part))) for plan, part in some
+        ]
         for rule in join_rules(decided, here):
             belief = rule(belief, z, t)
         words = belief.tokens.unsqueeze(-1)

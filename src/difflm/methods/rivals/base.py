@@ -52,6 +52,10 @@ class ControlDecoder(ABC):
     joins = False
     transitions = 0
 
+    def size_draft(self) -> None:
+        """As in `ControlPlan`."""
+        return None
+
     def __init__(
         self,
         model: Any,
