@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import accumulate, chain, repeat, takewhile
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -56,7 +55,7 @@ NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 GAPS = 4  # the random stream that sizes free gaps
 MOST_SIZES = 8  # the most sizes that are tried in a gap, from the smallest possible one on
 FIRST_SIZES = 5  # of them, for a model that judges whole texts; the others if the largest of these is the best
-DRAFT_STEPS = 2  # of a size, for a model that judges whole texts
+DRAFT_STEPS = 3  # of a size, for a model that judges whole texts
 AT_A_TIME = 320  # positions that a CPU reads, of drafts
 TOGETHER = 128  # requests whose sizes are tried in common
 OTHERS = 3  # tokens in the other gaps meanwhile
@@ -449,14 +448,12 @@ class SizeDraft:
         """The rows to score next, given −∞ for those without a score: first FIRST_SIZES of each gap, then all of a gap
         whose best size was the largest one."""
         found, end = list[int](), 0
+        most = FIRST_SIZES if self.plan.model.capabilities.reads_in_order else MOST_SIZES
         for own in scores.split([*map(len, self.sizes.options)]):
             end, done = end + len(own), int(own.isfinite().sum())
             if not done or (done < len(own) and int(own.argmax()) == done - 1):
                 begin = end - len(own) + done
-                found += range(
-                    begin,
-                    min(end, begin + (FIRST_SIZES if self.plan.model.capabilities.reads_in_order else MOST_SIZES)),
-                )
+                found += range(begin, min(end, begin + most))
         return found
 
 
@@ -464,10 +461,9 @@ def share_sizes(drafts: Sequence[SizeDraft]) -> list[GapSizes]:
     """The shares of sizes of gaps, of several requests at once."""
     scores = [torch.full((len(draft.rows),), float("-inf"), dtype=torch.float64) for draft in drafts]
     for _ in range(2):
-        chosen = [
-            (draft, rows, own) for draft, own in zip(drafts, scores, strict=True) if (rows := draft.next_rows(own))
-        ]
-        for (_, rows, own), found in zip(chosen, score_rows([one[:2] for one in chosen]), strict=True):
+        wanted = [(draft, draft.next_rows(own), own) for draft, own in zip(drafts, scores, strict=True)]
+        asked = [(draft, rows) for draft, rows, _ in wanted if rows]
+        for (_, rows, own), found in zip((one for one in wanted if one[1]), score_rows(asked), strict=True):
             own[rows] = found
     return [draft.sizes.with_scores(own) for draft, own in zip(drafts, scores, strict=True)]
 
@@ -517,49 +513,36 @@ def size_gaps(drafts: Sequence[SizeDraft]) -> None:
 
 def read_masks(x: Tensor, canvas: Canvas, parts: Sequence[Own]) -> tuple[Tensor, Tensor, Tensor]:
     """The likeliest words [B, L] at the masks of a canvas that is partly written as x, how sure of them the model is,
-    and how likely it finds them without what is required. Few rows are read at a time: their logits take memory."""
-    lead, found = parts[0][0], list[tuple[Tensor, Tensor, Tensor]]()
-    room = max_batch_rows(lead.model.vocabulary, x.shape[1], x.device.type)
-    room = max(1, AT_A_TIME // x.shape[1]) if x.device.type == "cpu" else room
+    and how likely it finds them without what is required. Few rows are read at a time, since their logits take memory,
+    and on a CPU nothing is asked about those without masks."""
+    lead, on_cpu, found = parts[0][0], x.device.type == "cpu", list[tuple[Tensor, Tensor, Tensor]]()
+    room = max(1, AT_A_TIME // x.shape[1]) if on_cpu else max_batch_rows(lead.model.vocabulary, x.shape[1], "cuda")
     size = -(-len(x) // -(-len(x) // room))  # about equally many at a time
-    bans = BanTokens(lead.denoiser.codec.token_mask(lead.model.lengths.forbidden))
+    bans: list[Transform] = [BanTokens(lead.denoiser.codec.token_mask(lead.model.lengths.forbidden))]
     for k in range(0, len(x), size):
-        here, z, some = canvas.rows(slice(k, k + size)), x[k : k + size], part_between(parts, k, k + size)
+        here, z, behind = canvas.rows(slice(k, k + size)), x[k : k + size], min(len(x), k + size)
+        within = [(plan, slice(max(own.start, k) - k, min(own.stop, behind) - k)) for plan, own in parts]
+        within = [(plan, part) for plan, part in within if part.start < part.stop]
         there = here.mask & (z != lead.denoiser.process.mask_id)
-        written = Canvas(here.mask, here.first, there, torch.where(there, z, FREE))
+        written, left = Canvas(here.mask, here.first, there, torch.where(there, z, FREE)), (here.mask & ~there).any(-1)
         t = (1 - there.sum(-1) / here.mask.sum(-1)).clamp(min=1e-3)
-        belief = read_unfinished(lead.denoiser, z, t, here.mask)
-        required = join_rules([(part, plan.token_rules(here.rows(part))) for plan, part in some], here)
-        rules: list[Transform] = [bans, *required]
-        for rule in rules:
+        asked = left if on_cpu else slice(None)
+        belief: Belief = lead.denoiser(z[asked], t[asked], here.mask[asked])
+        if len(belief.logits) < len(z):
+            logits = belief.logits.new_zeros(len(z), *belief.logits.shape[1:])
+            belief = replace(belief, logits=logits.masked_scatter(left[:, None, None], belief.logits))
+        for rule in bans + join_rules([(part, plan.token_rules(here.rows(part))) for plan, part in within], here):
             belief = rule(belief, z, t)
         plain = belief.logits
-        decided = [
-            (part, plan.word_rules(here.rows(part)) + plan.last_rules(written.rows(part))) for plan, part in some
-        ]
-        for rule in join_rules(decided, here):
+        last = [(part, plan.word_rules(here.rows(part)) + plan.last_rules(written.rows(part))) for plan, part in within]
+        for rule in join_rules(last, here):
             belief = rule(belief, z, t)
         words = belief.tokens.unsqueeze(-1)
-        both = [one.gather(-1, words) - one.logsumexp(-1, keepdim=True) for one in (belief.logits, plain)]
-        found.append((words.squeeze(-1), both[0].squeeze(-1), both[1].squeeze(-1).clamp(min=-100)))  # a phrase may be …
+        sure, own = (one.gather(-1, words) - one.logsumexp(-1, keepdim=True) for one in (belief.logits, plain))
+        # A phrase may be impossible for another rule.
+        found.append((words.squeeze(-1), sure.squeeze(-1), own.squeeze(-1).clamp(min=-100)))
     words, sure, own = (torch.cat(one) for one in zip(*found, strict=True))
     return words, sure, own
-
-
-def read_unfinished(denoiser: Denoiser, x: Tensor, t: Tensor, mask: Tensor) -> Belief:
-    """The belief about texts; on a CPU nothing is asked about those without masks."""
-    left = (x == denoiser.process.mask_id).any(-1)
-    if x.device.type != "cpu" or left.all():
-        return cast(Belief, denoiser(x, t, mask))
-    belief: Belief = denoiser(x[left], t[left], mask[left])
-    logits = belief.logits.new_zeros(len(x), *belief.logits.shape[1:])
-    return replace(belief, logits=logits.masked_scatter(left[:, None, None], belief.logits))
-
-
-def part_between(parts: Sequence[Own], begin: int, end: int) -> list[Own]:
-    """The parts of some of the rows, counted from the first of them."""
-    found = [(plan, max(own.start, begin) - begin, min(own.stop, end) - begin) for plan, own in parts]
-    return [(plan, slice(first, last)) for plan, first, last in found if first < last]
 
 
 def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[str] = ()) -> list[Json]:

@@ -353,7 +353,7 @@ class DenoiserCopy:
 
 def read_versions(module: nn.Module) -> list[tuple[int, int]]:
     """Where its tensors are, and how often each was changed in place."""
-    return [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in module_tensors(module)]
+    return [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in (*module.parameters(), *module.buffers())]
 
 
 class PaddedLinear(nn.Linear):

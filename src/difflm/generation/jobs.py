@@ -78,7 +78,7 @@ class GenerationJob:
             layouts = [alike[n] for n in lengths]
         guided, edit = plan is not None and plan.guided, plan.edit if plan else None
         steps, told = self.sampling.steps, sources or [[]] * count
-        if plan is not None and plan.gap_sizes and self.sampling.sampler in ORDERED:
+        if self.sampling.sampler in ORDERED and plan is not None and plan.gap_sizes:
             # No more than there are masks, in one of few numbers: steps are captured for each.
             steps = min(steps, 1 << max(one.positions - len(one.known) - 1 for one in layouts).bit_length())
         span = StepSpan(steps, edit.strength if edit else 1.0)

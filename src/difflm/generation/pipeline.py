@@ -312,7 +312,7 @@ class TextDiffusion(Reader):
 
         Rows of all jobs share batches, whatever is asked of each. Steps may differ; jobs that differ in other settings,
         or in how strongly they are guided, have batches of their own."""
-        most = JUDGED_TOGETHER if self.device.type != "cpu" and self.model.capabilities.reads_in_order else 1
+        most = JUDGED_TOGETHER if self.inference.device.type != "cpu" and self.model.capabilities.reads_in_order else 1
         finished = self.finished_rows(jobs)
         while some := [*islice(finished, most)]:
             chosen = [row.ids for owner, rows, _ in some if jobs[owner].choose is not None for row in rows]
