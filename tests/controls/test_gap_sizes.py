@@ -14,7 +14,7 @@ from torch import Tensor
 from difflm import Contains, Infill, Length
 from difflm.controls.base import Control, ModelInfo
 from difflm.controls.patterns.token_automata import ANY, compile_pattern
-from difflm.controls.plan import MOST_SIZES, SHARPNESS, ControlPlan, GapSizes
+from difflm.controls.plan import MOST_SIZES, SHARPNESS, ControlPlan, GapSizes, SizeDraft, share_sizes
 from difflm.data.tokenizers import SPECIALS, Characters
 from difflm.diffusion.base import Belief
 from difflm.generation.pipeline import TextDiffusion
@@ -42,9 +42,10 @@ class OneSize:
         return Belief(logits)
 
 
-def share_sizes(known: list[list[int]], options: list[list[int]], usual: list[int]) -> list[list[float]]:
-    """The shares of these sizes under `OneSize`, without any rules."""
-    model = SimpleNamespace(lengths=SimpleNamespace(forbidden=range(4)), capabilities=Capabilities())
+def draft(known: list[list[int]], options: list[list[int]], usual: list[int]) -> SizeDraft:
+    """A request whose gaps have these sizes, under `OneSize`, without any rules."""
+    lengths = SimpleNamespace(forbidden=range(4))
+    model = SimpleNamespace(lengths=lengths, capabilities=Capabilities(), vocabulary=WORDS)
     about = {"info": SimpleNamespace(first=0), "model": model}
     rules: Any = dict.fromkeys(("token_rules", "word_rules", "last_rules"), lambda _: [])
     plan, rows = SimpleNamespace(denoiser=OneSize(), **about, **rules), []
@@ -52,11 +53,19 @@ def share_sizes(known: list[list[int]], options: list[list[int]], usual: list[in
     for _, own in sizes.tried():
         line = [*chain(*([*part, *[MASK] * size] for part, size in zip(known, [*own, 0], strict=True)))]
         rows.append(Layout(len(line), {k: token for k, token in enumerate(line) if token != MASK}))
-    return [shares.tolist() for shares in ControlPlan.share_sizes(cast(Any, plan), sizes, known, rows).shares]
+    return SizeDraft(cast(Any, plan), sizes, known, rows)
+
+
+ONE_GAP = [[LEFT], [RIGHT]], [[1, 2, 3, 4]], [3]
+TWO_GAPS = [[LEFT], [RIGHT], [RIGHT]], [[*range(1, 9)], [*range(4, 9)]], [3, 4]
+
+
+def list_shares(*asked: tuple[list[list[int]], list[list[int]], list[int]]) -> list[list[list[float]]]:
+    return [[own.tolist() for own in sizes.shares] for sizes in share_sizes([draft(*one) for one in asked])]
 
 
 def test_a_size_scores_the_mean_log_probability_of_what_is_written() -> None:
-    (found,) = share_sizes([[LEFT], [RIGHT]], [[1, 2, 3, 4]], [3])
+    ((found,),) = list_shares(ONE_GAP)
     scores = [-math.log(6), math.log(0.9), -math.log(6), -math.log(6)]
     weights = [math.exp(SHARPNESS * score) for score in scores]
     assert found == pytest.approx([weight / sum(weights) for weight in weights], rel=1e-5)
@@ -64,8 +73,13 @@ def test_a_size_scores_the_mean_log_probability_of_what_is_written() -> None:
 
 def test_each_gap_is_scored_by_its_own_tokens() -> None:
     """Two gaps of which a denoiser knows nothing: all sizes are alike, for both."""
-    found = share_sizes([[LEFT], [RIGHT], [RIGHT]], [[*range(1, 9)], [*range(4, 9)]], [3, 4])
+    (found,) = list_shares(TWO_GAPS)
     assert found == [pytest.approx([1 / 8] * 8), pytest.approx([1 / 5] * 5)]
+
+
+def test_requests_share_batches_and_nothing_else() -> None:
+    together, alone = list_shares(ONE_GAP, TWO_GAPS, ONE_GAP), [*list_shares(ONE_GAP), *list_shares(TWO_GAPS)]
+    assert [*chain(*together)] == [pytest.approx(own) for own in chain(*alone, *list_shares(ONE_GAP))]
 
 
 def test_sizes_are_drawn_by_their_shares() -> None:

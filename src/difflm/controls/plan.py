@@ -4,7 +4,7 @@ batch may belong to several requests: each text has its own controls, and every 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from itertools import chain, repeat, takewhile
+from itertools import accumulate, chain, repeat, takewhile
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ from difflm.diffusion.processes.discrete import certain_logits
 from difflm.diffusion.samplers.loop import BanTokens, Steering, Transform
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
-from difflm.models.batching import Layout, SampleBatch, pad_token_rows
+from difflm.models.batching import Layout, SampleBatch, max_batch_rows, pad_token_rows
 from difflm.models.sampling import Sampling
 from difflm.models.word_nats import A_TOKEN, NEARLY_WRITTEN, leave_one_out_log_probs, nats_in_order
 from difflm.runtime.files import Json
@@ -54,7 +54,10 @@ from difflm.runtime.files import Json
 NEARLY_CLEAN = 1e-3  # the time at which a classifier reads a finished text
 GAPS = 4  # the random stream that sizes free gaps
 MOST_SIZES = 8  # the most sizes that are tried in a gap, from the smallest possible one on
+FIRST_SIZES = 5  # of them, for a model that judges whole texts; the others if the largest of these is the best
 DRAFT_STEPS = 3  # of a size, for a model that judges whole texts
+AT_A_TIME = 320  # positions that a CPU reads, of drafts
+TOGETHER = 128  # requests whose sizes are tried in common
 OTHERS = 3  # tokens in the other gaps meanwhile
 TRIES = 32  # how often sizes are drawn that do not fit together
 SHARPNESS = 4.0  # turns scores into shares: sizes that are filled almost as well are drawn almost as often
@@ -224,6 +227,10 @@ class ControlPlan:
     def gap_sizes(self) -> GapSizes | None:
         """The sizes for the gaps, if the model can tell: a masked model trained on gaps, whose lengths of whole texts
         say nothing about them. None: drawn from these lengths."""
+        return None if (draft := self.size_draft()) is None else share_sizes([draft])[0]
+
+    def size_draft(self) -> "SizeDraft | None":
+        """How the sizes are tried; None: they are not."""
         infill, known, info = self.infill, self.known, self.info
         learned = self.model.capabilities.learned_gaps and not info.tokenizer.whole_words
         if infill is None or known is None or not learned or infill.ends_open:
@@ -231,8 +238,7 @@ class ControlPlan:
         if self.words is not None or self.least > known.least or (self.pattern and not info.tokenizer.byte_level):
             return None
         sizes = self.list_sizes(infill, known)
-        rows, _ = self.lay_out(known, [own for _, own in sizes.tried()])
-        return self.share_sizes(sizes, known.parts, rows)
+        return SizeDraft(self, sizes, known.parts, self.lay_out(known, [own for _, own in sizes.tried()])[0])
 
     def list_sizes(self, infill: Infill, text: KnownTokens) -> GapSizes:
         """The sizes of a template's gaps that can hold the phrases, or that the pattern accepts, with no shares yet."""
@@ -263,57 +269,6 @@ class ControlPlan:
             first = next(possible, usual[gap])
             options.append([first, *takewhile(lambda n: n < first + most, possible)])  # noqa: B023 (used at once)
         return GapSizes(options, usual, fits, words=infill.gaps)
-
-    @torch.no_grad()
-    def share_sizes(self, sizes: GapSizes, known: Sequence[Sequence[int]], rows: Sequence[Layout]) -> GapSizes:
-        """The shares of sizes of gaps between the known parts of a text; `rows` are the layouts of `sizes.tried`. All
-        unknown positions are written. Required words and patterns decide what is written, not how likely it is."""
-        denoiser, mask_id, begin = self.denoiser, self.denoiser.process.mask_id, self.info.first
-        device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
-        lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
-        x, place = torch.tensor(lines, device=device), torch.arange(width, device=device)
-        lengths = torch.tensor([[row.positions] for row in rows], device=device)
-        tried = sizes.tried()
-        before = [sum(map(len, known[: gap + 1])) + sum(own[:gap]) for gap, own in tried]
-        first = begin + torch.tensor(before, device=device).unsqueeze(1)
-        behind = first + torch.tensor([[own[gap]] for gap, own in tried], device=device)
-        mask, inside = place < lengths, (place >= first) & (place < behind)
-        rules: list[Transform] = [BanTokens(denoiser.codec.token_mask(self.model.lengths.forbidden))]
-
-        def canvas() -> Canvas:
-            return Canvas(mask, begin, x != mask_id, torch.where(mask & (x != mask_id), x, FREE))
-
-        rules += self.token_rules(canvas())
-        decided, total = self.word_rules(canvas()), torch.zeros(len(rows), device=device)
-        counts = [line.count(mask_id) for line in lines]
-        judged = self.model.capabilities.reads_in_order  # as whole texts: drafts in few calls are enough
-        steps = max(counts).bit_length()
-        steps = min(steps, DRAFT_STEPS) if judged else steps
-        for step in range(steps):
-            left = x == mask_id
-            t = (left.sum(-1) / lengths.squeeze(1)).clamp(min=1e-3)
-            open_rows = [k for k, count in enumerate(counts) if count]  # of others nothing is asked
-            belief: Belief = denoiser(x[open_rows], t[open_rows], mask[open_rows])
-            if len(open_rows) < len(x):
-                logits = belief.logits.new_zeros(len(x), *belief.logits.shape[1:])
-                logits[open_rows] = belief.logits
-                belief = replace(belief, logits=logits)
-            counts = [count // 2 for count in counts]  # the surer half, rounded up, is written below
-            for rule in rules:
-                belief = rule(belief, x, t)
-            chances = belief.logits.log_softmax(-1)
-            for rule in (*decided, *self.last_rules(canvas())):
-                belief = rule(belief, x, t)
-            words = (belief.logits.argmax(-1) if belief.words is None else belief.words).unsqueeze(-1)
-            sure = belief.logits.log_softmax(-1).gather(-1, words).squeeze(-1).masked_fill(~left, float("-inf"))
-            order = sure.argsort(dim=-1, descending=True, stable=True).argsort(-1)
-            here = left & ((order < (left.sum(-1, keepdim=True) + 1) // 2) | (judged and step + 1 == steps))
-            own = chances.gather(-1, words).squeeze(-1).clamp(min=-100)  # a phrase may be impossible for another rule
-            total = total + torch.where(here & inside, own, 0.0).sum(-1)
-            x = torch.where(here, words.squeeze(-1), x)
-        if judged:
-            return sizes.with_scores(BREADTH * (A_TOKEN * mask - nats_in_order(denoiser, x, mask)).sum(-1))
-        return sizes.with_scores(SHARPNESS * total.double().cpu() / sizes.parts())
 
     def lay_out(self, known: KnownTokens, widths: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
         """Layouts of texts whose free gaps have these widths, and for each what is given."""
@@ -470,6 +425,126 @@ class ControlPlan:
         return self.model.lengths.canvas(*(part.to(device) for part in pad_token_rows(rows, self.info.max_words)))
 
 
+Own = tuple[ControlPlan, slice]  # the plan of some rows of a batch
+Part = tuple[ControlPlan | None, slice]  # None: no controls
+
+
+@dataclass(frozen=True)
+class SizeDraft:
+    """The texts in which the sizes of gaps between `known` parts are tried; `rows` are the layouts of `sizes.tried`."""
+
+    plan: ControlPlan
+    sizes: GapSizes
+    known: Sequence[Sequence[int]]
+    rows: Sequence[Layout]
+
+    def span(self, row: int) -> tuple[int, int, int]:
+        """How long a text is, and where the gap whose size it tries begins and ends."""
+        gap, own = self.sizes.tried()[row]
+        first = self.plan.info.first + sum(map(len, self.known[: gap + 1])) + sum(own[:gap])
+        return self.rows[row].positions, first, first + own[gap]
+
+    def next_rows(self, scores: Tensor) -> list[int]:
+        """The rows to score next, given −∞ for those without a score: first FIRST_SIZES of each gap, then all of a gap
+        whose best size was the largest one."""
+        found, end = list[int](), 0
+        most = FIRST_SIZES if self.plan.model.capabilities.reads_in_order else MOST_SIZES
+        for own in scores.split([*map(len, self.sizes.options)]):
+            end, done = end + len(own), int(own.isfinite().sum())
+            if not done or (done < len(own) and int(own.argmax()) == done - 1):
+                begin = end - len(own) + done
+                found += range(begin, min(end, begin + most))
+        return found
+
+
+def share_sizes(drafts: Sequence[SizeDraft]) -> list[GapSizes]:
+    """The shares of sizes of gaps, of several requests at once."""
+    scores = [torch.full((len(draft.rows),), float("-inf"), dtype=torch.float64) for draft in drafts]
+    for _ in range(2):
+        wanted = [(draft, draft.next_rows(own), own) for draft, own in zip(drafts, scores, strict=True)]
+        asked = [(draft, rows) for draft, rows, _ in wanted if rows]
+        for (_, rows, own), found in zip((one for one in wanted if one[1]), score_rows(asked), strict=True):
+            own[rows] = found
+    return [draft.sizes.with_scores(own) for draft, own in zip(drafts, scores, strict=True)]
+
+
+@torch.no_grad()
+def score_rows(asked: Sequence[tuple[SizeDraft, Sequence[int]]]) -> Sequence[Tensor]:
+    """The scores of sizes of gaps: of each request, of some of its rows. All unknown positions are written, the surer
+    half in each step. Required words and patterns decide what is written, not how likely it is."""
+    if not asked:
+        return []
+    lead, rows = asked[0][0].plan, [draft.rows[k] for draft, own in asked for k in own]
+    denoiser, mask_id = lead.denoiser, lead.denoiser.process.mask_id
+    device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
+    lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
+    x, place = torch.tensor(lines, device=device), torch.arange(width, device=device)
+    spans = torch.tensor([draft.span(k) for draft, own in asked for k in own], device=device)
+    lengths, first, end = spans.T.unsqueeze(-1)
+    mask, inside = place < lengths, (place >= first) & (place < end)
+    canvas = Canvas(mask, lead.info.first, x != mask_id, torch.where(mask & (x != mask_id), x, FREE))
+    counts = [len(own) for _, own in asked]
+    parts = [
+        (one.plan, slice(last - n, last)) for (one, _), n, last in zip(asked, counts, accumulate(counts), strict=True)
+    ]
+    judged = lead.model.capabilities.reads_in_order  # as whole texts: drafts in few calls are enough
+    total = torch.zeros(len(rows), device=device)
+    steps = DRAFT_STEPS if judged else max(line.count(mask_id) for line in lines).bit_length()
+    for step in range(steps):
+        left, (words, sure, chances) = x == mask_id, read_masks(x, canvas, parts)
+        order = sure.masked_fill(~left, float("-inf")).argsort(dim=-1, descending=True, stable=True).argsort(-1)
+        here = left & ((order < (left.sum(-1, keepdim=True) + 1) // 2) | (judged and step + 1 == steps))
+        total = total + torch.where(here & inside, chances, 0.0).sum(-1)
+        x = torch.where(here, words, x)
+    if judged:
+        return (BREADTH * (A_TOKEN * mask - nats_in_order(denoiser, x, mask)).sum(-1)).double().cpu().split(counts)
+    sizes = torch.cat([draft.sizes.parts()[[*own]] for draft, own in asked])
+    return (SHARPNESS * total.double().cpu() / sizes).split(counts)
+
+
+def size_gaps(drafts: Sequence[SizeDraft]) -> None:
+    """Settle the sizes of gaps of many requests, in batches of rows of about the same length."""
+    ordered = sorted(drafts, key=lambda draft: max(row.positions for row in draft.rows))
+    for k in range(0, len(ordered), TOGETHER):
+        some = ordered[k : k + TOGETHER]
+        for draft, sizes in zip(some, share_sizes(some), strict=True):
+            draft.plan.gap_sizes = sizes
+
+
+def read_masks(x: Tensor, canvas: Canvas, parts: Sequence[Own]) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest words [B, L] at the masks of a canvas that is partly written as x, how sure of them the model is,
+    and how likely it finds them without what is required. Few rows are read at a time, since their logits take memory,
+    and on a CPU nothing is asked about those without masks."""
+    lead, on_cpu, found = parts[0][0], x.device.type == "cpu", list[tuple[Tensor, Tensor, Tensor]]()
+    room = max(1, AT_A_TIME // x.shape[1]) if on_cpu else max_batch_rows(lead.model.vocabulary, x.shape[1], "cuda")
+    size = -(-len(x) // -(-len(x) // room))  # about equally many at a time
+    bans: list[Transform] = [BanTokens(lead.denoiser.codec.token_mask(lead.model.lengths.forbidden))]
+    for k in range(0, len(x), size):
+        here, z, behind = canvas.rows(slice(k, k + size)), x[k : k + size], min(len(x), k + size)
+        within = [(plan, slice(max(own.start, k) - k, min(own.stop, behind) - k)) for plan, own in parts]
+        within = [(plan, part) for plan, part in within if part.start < part.stop]
+        there = here.mask & (z != lead.denoiser.process.mask_id)
+        written, left = Canvas(here.mask, here.first, there, torch.where(there, z, FREE)), (here.mask & ~there).any(-1)
+        t = (1 - there.sum(-1) / here.mask.sum(-1)).clamp(min=1e-3)
+        asked = left if on_cpu else slice(None)
+        belief: Belief = lead.denoiser(z[asked], t[asked], here.mask[asked])
+        if len(belief.logits) < len(z):
+            logits = belief.logits.new_zeros(len(z), *belief.logits.shape[1:])
+            belief = replace(belief, logits=logits.masked_scatter(left[:, None, None], belief.logits))
+        for rule in bans + join_rules([(part, plan.token_rules(here.rows(part))) for plan, part in within], here):
+            belief = rule(belief, z, t)
+        plain = belief.logits
+        last = [(part, plan.word_rules(here.rows(part)) + plan.last_rules(written.rows(part))) for plan, part in within]
+        for rule in join_rules(last, here):
+            belief = rule(belief, z, t)
+        words = belief.tokens.unsqueeze(-1)
+        sure, own = (one.gather(-1, words) - one.logsumexp(-1, keepdim=True) for one in (belief.logits, plain))
+        # A phrase may be impossible for another rule.
+        found.append((words.squeeze(-1), sure.squeeze(-1), own.squeeze(-1).clamp(min=-100)))
+    words, sure, own = (torch.cat(one) for one in zip(*found, strict=True))
+    return words, sure, own
+
+
 def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[str] = ()) -> list[Json]:
     """Return the checkers' results for a finished text, one per control, as JSON values. If a template contains words
     that the model does not know, infilling is not judged, because their presence says nothing."""
@@ -482,6 +557,3 @@ def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[s
         about = {"name": control.name, "target": control.target, "satisfied": check.satisfied, "score": score}
         found.append({**about, "checker": check.checker, "guarantee": control.guarantee})
     return found
-
-
-Part = tuple[ControlPlan | None, slice]  # the plan of some rows of a batch; None: no controls

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.base import Network
-from difflm.diffusion.denoiser import Denoiser, cast_linears
+from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, RowStates, SamplerInputs, Steering
 from difflm.fast.accelerate import accelerate
@@ -110,11 +110,8 @@ class Inference(Runner):
             assert self._copy is not None
             if source.codec.bias.device.type != "cpu":
                 self._copy.sync_weights(source)
-            # On a CPU it is cheap to check whether weights have changed.
-            elif any(
-                mine.data_ptr() != new.data_ptr() and not torch.equal(mine, new.to(mine.dtype))
-                for mine, new in self._copy.pairs(source)
-            ):
+            # On a CPU torch counts how often weights were changed.
+            elif self._copy.versions != read_versions(source):
                 self._renew(source, self._copy.key[1])
 
     def _renew(self, source: Denoiser, dtype: torch.dtype | None) -> None:
@@ -333,6 +330,7 @@ class DenoiserCopy:
                 network.encode = CapturedCalls(network.encode, network)
         self.denoiser.precision = None if dtype is torch.int8 else dtype
         self._copying: tuple[tuple[int, ...], CapturedFunction] | None = None
+        self.versions = read_versions(source)
         self.sync_weights(source)
 
     def sync_weights(self, source: Denoiser) -> None:
@@ -358,6 +356,11 @@ class DenoiserCopy:
             own, theirs = self.denoiser.network.state_dict(), source.network.state_dict()
             pairs += zip(own.values(), theirs.values(), strict=True)
         return [(mine.data[: len(new)] if mine.shape != new.shape else mine.data, new) for mine, new in pairs]
+
+
+def read_versions(module: nn.Module) -> list[tuple[int, int]]:
+    """Where its tensors are, and how often each was changed in place."""
+    return [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in (*module.parameters(), *module.buffers())]
 
 
 class PaddedLinear(nn.Linear):
@@ -400,11 +403,12 @@ def narrow_norms(network: Network, dtype: torch.dtype) -> None:
 def prepare_network(network: Network, dtype: torch.dtype | None, compiled: bool) -> Network:
     """A copy whose linear layers are in `dtype`. On a CPU its blocks are compiled one by one, since they share their
     code; on a GPU whole steps are compiled. Its weights are copied later."""
-    network = copy.deepcopy(network).requires_grad_(False).eval()
-    if dtype is torch.int8:
+    eight, layers = dtype is torch.int8, [part for part in network.modules() if isinstance(part, nn.Linear)]
+    # Each weight is cast as it is copied: a whole copy in float32 would be the most memory that generating takes.
+    narrow = {id(w): nn.Parameter(w.to(dtype)) for one in layers for w in one.parameters() if dtype and not eight}
+    network = copy.deepcopy(network, narrow).requires_grad_(False).eval()
+    if eight:
         use_eight_bits(network)
-    else:
-        cast_linears(network, dtype)
     if is_on_gpu(network):
         if dtype is not None:
             narrow_norms(network, dtype)

@@ -10,6 +10,7 @@ from difflm.controls.plan import ControlPlan, check_text
 from difflm.data.words import Given
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.noise import Noise
+from difflm.diffusion.samplers.discrete_steps import ORDERED
 from difflm.diffusion.timesteps import StepSpan
 from difflm.generation.texts import Generation as Generation
 from difflm.methods.rivals import ControlDecoder
@@ -76,8 +77,11 @@ class GenerationJob:
             alike = {n: Layout(n, begin=self.begin) for n in {*lengths}}
             layouts = [alike[n] for n in lengths]
         guided, edit = plan is not None and plan.guided, plan.edit if plan else None
-        span = StepSpan(self.sampling.steps, edit.strength if edit else 1.0)
-        told = sources or [[]] * count
+        steps, told = self.sampling.steps, sources or [[]] * count
+        if self.sampling.sampler in ORDERED and plan is not None and plan.gap_sizes:
+            # No more than there are masks, in one of few numbers: steps are captured for each.
+            steps = min(steps, 1 << max(one.positions - len(one.known) - 1 for one in layouts).bit_length())
+        span = StepSpan(steps, edit.strength if edit else 1.0)
         return [Row(self.seed, first + k, one, guided, told[k], span) for k, one in enumerate(layouts)]
 
     def choose_texts(self, made: "Sequence[tuple[FinishedRow, Decode]]", seconds: float) -> dict[int, Generation]:

@@ -80,6 +80,10 @@ class Seat:
     cost: int = 1  # network calls of a step, where steps are counted
     broken: Tensor | None = None  # whether the model's first answer about it is not a number
 
+    @property
+    def steps(self) -> int:
+        return self.row.span.steps if self.row.span else self.job.sampling.steps
+
 
 Part = tuple[GenerationJob, slice]  # a job, and its rows
 
@@ -166,7 +170,7 @@ class Loop:
     @property
     def steps_left(self) -> int:
         """Steps until the first of its texts is finished."""
-        return min((seat.job.sampling.steps - seat.step for seat in self.holders), default=0)
+        return min((seat.steps - seat.step for seat in self.holders), default=0)
 
     def close(self) -> None:
         self.joining, self.seats, self.freed = [], [], self.taken
@@ -215,7 +219,7 @@ class Loop:
         self._runs_ahead = batch.lengths.is_cuda
         self._sent.clear()  # flags of the previous rows
         if not self.shape.joinable:
-            ends = {job.sampling.steps for job, _ in self.parts}
+            ends = {seat.steps for seat in seats}
             self._longest = max(ends) if self.lm.model.capabilities.mixed_steps else 0
             steering = replace(steering, watched_steps=None if watched else {n - 1 for n in ends})
             self._frames = self.lm.inference.stream(*how, steering)
@@ -250,7 +254,7 @@ class Loop:
         for k, seat in enumerate(self.seats):
             if seat is not None:
                 seat.step += 1
-                if seat.step == seat.job.sampling.steps < self._longest or k in written:
+                if seat.step == seat.steps < self._longest or k in written:
                     done.append(k)
         return self._retire(done, drafts) if done or drafts else None
 

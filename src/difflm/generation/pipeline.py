@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn, SupportsIndex, TypeVar, Unpack
 
@@ -20,7 +21,7 @@ from difflm.errors import UsageError
 from difflm.fast.inference import Inference
 from difflm.generation import checks
 from difflm.generation.jobs import Choice, Chosen, FinishedRow, GenerationJob, Ids, choose_by_classifiers
-from difflm.generation.ranking import GapFit, check_repairs, make_ranking
+from difflm.generation.ranking import GapFit, check_repairs, make_ranking, read_costs
 from difflm.generation.reading import Reader, list_texts
 from difflm.generation.requests import Request
 from difflm.generation.scheduler import run_list
@@ -37,6 +38,7 @@ from difflm.runtime.threads import check_process
 from difflm.training.classifier import heads_of, load_guide
 
 R = TypeVar("R", bound=Request)
+JUDGED_TOGETHER = 128  # requests of a list whose candidates a GPU reads at once
 SAID = ("candidates", "mbr", "rank", "repairs", "method", "messages", "watch")  # who says these chooses for himself
 
 
@@ -310,9 +312,14 @@ class TextDiffusion(Reader):
 
         Rows of all jobs share batches, whatever is asked of each. Steps may differ; jobs that differ in other settings,
         or in how strongly they are guided, have batches of their own."""
-        for owner, rows, seconds in self.finished_rows(jobs):
-            if texts := self.finish_rows(jobs[owner], rows, seconds):
-                yield owner, texts
+        most = JUDGED_TOGETHER if self.inference.device.type != "cpu" and self.model.capabilities.reads_in_order else 1
+        finished = self.finished_rows(jobs)
+        while some := [*islice(finished, most)]:
+            chosen = [row.ids for owner, rows, _ in some if jobs[owner].choose is not None for row in rows]
+            self.costs = read_costs(self, chosen) if most > 1 and chosen else {}
+            for owner, rows, seconds in some:
+                if texts := self.finish_rows(jobs[owner], rows, seconds):
+                    yield owner, texts
 
     def run_unchecked(self, jobs: Sequence[GenerationJob]) -> Iterator[list[FinishedRow]]:
         """Yield the finished texts of several jobs as ids, one batch at a time; nothing is decoded, chosen or

@@ -110,10 +110,13 @@ class GapFit:
         return found
 
     def read_in_order(self, group: list[Ids]) -> tuple[list[float], int]:
-        model = self.writer.model
-        ids, mask = model.lengths.canvas(*(part.to(self.writer.device) for part in pad_token_rows(group)))
-        nats = nats_in_order(self.writer.inference.denoiser, ids, mask) - A_TOKEN * mask
-        return nats.sum(-1).tolist(), len(group)
+        """Candidates that are alike are read once, and not at all if there is no other."""
+        rows = {*map(tuple, group)}
+        if len(rows) == 1:
+            return [0.0] * len(group), 0
+        known = self.writer.costs
+        costs = known if rows <= known.keys() else read_costs(self.writer, group)
+        return [costs[tuple(row)] for row in group], len(rows)
 
     def read_windows(self, group: list[Ids]) -> tuple[list[float], int]:
         masks = self.writer.check_reads_tokens().denoiser.process.masks
@@ -126,6 +129,18 @@ class GapFit:
                 logits = self.writer.token_logits(row, self.prompt, first, end)
                 costs[-1] = float(cross_entropy(logits, torch.tensor(row[first:end], device=logits.device)))
         return costs, calls
+
+
+def read_costs(reader: Reader, rows: Sequence[Ids]) -> dict[tuple[int, ...], float]:
+    """The nats of texts, where each token may cost `A_TOKEN`, under a model that reads from left to right too: each is
+    read once, together with the others."""
+    texts, found = [*dict.fromkeys(map(tuple, rows))], dict[tuple[int, ...], float]()
+    for k in range(0, len(texts), GPU_TEXTS):
+        some = texts[k : k + GPU_TEXTS]
+        ids, mask = reader.model.lengths.canvas(*(part.to(reader.device) for part in pad_token_rows(some)))
+        nats = nats_in_order(reader.inference.denoiser, ids, mask) - A_TOKEN * mask
+        found |= zip(some, nats.sum(-1).tolist(), strict=True)
+    return found
 
 
 def make_ranking(

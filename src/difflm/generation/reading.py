@@ -4,7 +4,7 @@ of their words."""
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, overload
@@ -60,6 +60,7 @@ class Reader:
     folder: Path | None = None  # of the run that it was loaded from
     chat: Chat | None = None  # for chat models
     fixed_dtype = False  # whether the dtype was chosen by the caller
+    costs: Mapping[tuple[int, ...], float] = {}  # of candidates that were read ahead, by their ids
     guides: list[Path]  # directories of classifiers; loaded when a control asks for one
 
     def __init__(

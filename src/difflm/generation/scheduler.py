@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from difflm.controls.plan import size_gaps
 from difflm.generation.jobs import GenerationJob
 from difflm.generation.loops import Loop, LoopShape, Progress, Seat, loop_shape
 from difflm.generation.reading import Reader
@@ -146,6 +147,8 @@ def run_list(
     """Yield what the rows of these jobs, or of those that `is_own` names, give to read as they are made; `in_order`:
     one batch after the other, which nobody joins. Batches are closed, too, where their steps are recorded."""
     check_process()
+    if lm.inference.device.type != "cpu":  # on which each has batches of its own, so that all round in the same way
+        size_gaps([draft for job in jobs if job.plan and (draft := job.plan.size_draft()) is not None])
     seats = [Seat(job, row) for job in jobs for row in job.make_rows(lm.model) if is_own is None or is_own(job, row)]
     lm.inference.sync_weights()
     request, device = Request(lm, jobs), lm.inference.device

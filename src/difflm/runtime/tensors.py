@@ -42,9 +42,14 @@ def load_tensors(path: Path, advice: str = AGAIN) -> dict[str, Tensor]:
         raise DifflmError(f"{path} does not exist.") from None
     except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DifflmError(f"{path} is not a readable safetensors file ({error}).") from None
-    if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+    if broken := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
         raise DifflmError(f"{path} holds NaN or infinity in {broken[0]}. {advice}")
     return tensors
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers are finite, found out without a tensor of answers."""
+    return not tensor.numel() or bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
 SCALE, LOW = ".scale", ".low"
@@ -80,7 +85,7 @@ def dequantise(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if codes.dim() != 2 or not low.shape == scale.shape == (len(codes), codes.shape[1] * 2 // GROUP):
             raise ValueError(f"{name} has four bits but no scale for each group")
         groups = torch.stack([codes & 15, codes >> 4], -1).flatten(1).unflatten(1, (-1, GROUP)).float()
-        restored[name] = (groups * scale.float().unsqueeze(-1) + low.float().unsqueeze(-1)).flatten(1)
+        restored[name] = groups.mul_(scale.float().unsqueeze(-1)).add_(low.float().unsqueeze(-1)).flatten(1)
     return restored
 
 
@@ -103,15 +108,20 @@ def check_complete(path: Path, advice: str) -> None:
     raise DifflmError(f"{path} is truncated ({size:,} bytes, not even its header is whole). {advice}")
 
 
-def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Load weights into a module; the error for weights of another module names the first that does not fit."""
+def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], path: Path, fresh: bool = False) -> None:
+    """Load weights into a module; the error for weights of another module names the first that does not fit. A `fresh`
+    module, to whose weights nobody refers yet, takes those in memory as they are."""
     own = module.state_dict()
     missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
     reshaped = [name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape]
     for what, names in (("lacks", missing), ("has an unknown", unknown), ("has another shape for", reshaped)):
         if names:
             raise DifflmError(f"{path} is not a checkpoint of this model: it {what} {names[0]}.")
-    module.load_state_dict(dict(tensors))
+    rest = dict(tensors)
+    for name, weight in module.named_parameters() if fresh else ():
+        if weight.dtype is rest[name].dtype and rest[name].untyped_storage().nbytes() == rest[name].nbytes:
+            weight.data = rest.pop(name)  # not a view of a file, which may be overwritten
+    module.load_state_dict(rest, strict=False)
 
 
 INITIALISERS = (init.kaiming_uniform_, init.uniform_, init.normal_, Tensor.uniform_, Tensor.normal_)
@@ -136,6 +146,7 @@ class SkipInit(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in INITIALISERS:
             return kwargs.get("tensor", args[0] if args else None)
+        func = torch.empty if func in (torch.rand, torch.randn) and "generator" not in kwargs else func
         if self.left < math.inf and func in FACTORIES and str(kwargs.get("device")) != "meta":
             sizes = {key: value for key, value in kwargs.items() if key not in ("generator", "out", "pin_memory")}
             self.left -= max(func(*args, **{**sizes, "device": "meta"}).numel(), LEAST_COST)

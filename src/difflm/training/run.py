@@ -233,7 +233,7 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
     large = sum(p.numel() for p in model.parameters()) >= ONE_BY_ONE
     one_by_one = model.capabilities.whole_canvas and large and not is_on("matrix_units")
     model.capabilities = replace(model.capabilities, one_by_one=one_by_one)
-    load_into(model, weights, path)
+    load_into(model, weights, path, fresh=True)
     check_sha256(path, config, advice)
     refuse_broken(model)
     return model.to(device).eval(), tokenizer, config

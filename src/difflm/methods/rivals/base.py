@@ -47,10 +47,14 @@ class ControlDecoder(ABC):
     usual_strength: ClassVar[float] = 1.0
     appends: ClassVar[bool] = False  # whether words after a gap are supported
 
-    edit = None  # as in `ControlPlan`: no decoder edits
+    edit = gap_sizes = None  # as in `ControlPlan`: no decoder edits, or sizes gaps
     guided = False
     joins = False
     transitions = 0
+
+    def size_draft(self) -> None:
+        """As in `ControlPlan`."""
+        return None
 
     def __init__(
         self,
