@@ -189,6 +189,12 @@ class OpenTransformer(WordHead):
             self.run(inputs, None, kept)
             return torch.stack([torch.stack(one.cache) for one in kept]).movedim(2, 0)
 
+    def make_slots(self, texts: int, width: int) -> list[Slots]:
+        """Room for keys and values of every layer, whose first ones come first."""
+        empty = self.head.weight.new_zeros(texts, self.shape.kv_heads, width, self.shape.head_dim)
+        place = torch.arange(width, device=empty.device)
+        return [Slots(empty.clone(), empty.clone(), place) for _ in self.layers]
+
     def equal_blocks(self) -> list[nn.Module]:
         return [*self.layers]
 
