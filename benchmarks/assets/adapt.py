@@ -63,6 +63,7 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.models.open_families import EMBEDDING
 from difflm.models.open_models import find_special
 from difflm.models.open_start import read_causal, shape_of
+from difflm.networks.cache import Growing
 from difflm.networks.open_transformer import OpenTransformer
 from difflm.runtime.files import read_json, write_json
 
@@ -252,11 +253,8 @@ class Teacher:
         for _, group in groupby(same, key=lambda k: len(prompts[k])):  # of equal length, so that nothing is padded
             rows = [*group]
             for own in (rows[first : first + TOGETHER] for first in range(0, len(rows), TOGETHER)):
-                last, kept = (
-                    torch.tensor([prompts[k] for k in own], device=device),
-                    [Growing() for _ in self.network.layers],
-                )
-                drawn = list[Tensor]()
+                last, drawn = torch.tensor([prompts[k] for k in own], device=device), list[Tensor]()
+                kept = [Growing() for _ in self.network.layers]
                 for _ in range(tokens):
                     width = last.shape[1]
                     causal = torch.ones(1, width, width, dtype=torch.bool, device=device).tril() if width > 1 else None

@@ -110,8 +110,10 @@ class GapFit:
         return found
 
     def read_in_order(self, group: list[Ids]) -> tuple[list[float], int]:
-        model = self.writer.model
-        ids, mask = model.lengths.canvas(*(part.to(self.writer.device) for part in pad_token_rows(group)))
+        """The nats of texts as the tokenizer cuts them: a pattern may have been followed in other tokens."""
+        model, tokenizer = self.writer.model, self.writer.tokenizer
+        rows = [tokenizer.encode(tokenizer.decode(row))[: model.max_words] for row in group]
+        ids, mask = model.lengths.canvas(*(part.to(self.writer.device) for part in pad_token_rows(rows)))
         nats = nats_in_order(self.writer.inference.denoiser, ids, mask) - A_TOKEN * mask
         return nats.sum(-1).tolist(), len(group)
 
