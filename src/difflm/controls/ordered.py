@@ -21,20 +21,23 @@ LONGER = 1.5  # tokens beyond the fewest, at most: drawn evenly, and cut
 
 @dataclass(frozen=True)
 class Ordered:
-    """Texts that begin with the `given` tokens and end where the automaton accepts them: as soon as it does once the
-    `share` of their room is filled. Of all texts the `room` is the same; None: it is drawn, as their lengths are."""
+    """Texts that begin with the `given` tokens, which none of the `glued` follow, and end where the automaton accepts
+    them: as soon as it does once the `share` of their room is filled. Of all texts the `room` is the same; None: it is
+    drawn, as their lengths are."""
 
     automaton: TokenAutomaton
     given: Sequence[int] = ()
     share: float = 0.0
     room: int | None = None
+    glued: Sequence[int] = ()
 
     def limits(self, room: int) -> tuple[int, int]:
         """The fewest and the most tokens of a text with this room."""
         return max(len(self.given) + 1, int(self.share * room)), room
 
     def rule(self, rooms: Sequence[int], device: torch.device) -> FollowAutomaton:
-        return FollowAutomaton(self.automaton, [self.limits(room) for room in rooms], device)
+        limits = [self.limits(room) for room in rooms]
+        return FollowAutomaton(self.automaton, limits, device, len(self.given), self.glued)
 
 
 def is_final(automaton: TokenAutomaton) -> bool:

@@ -225,8 +225,9 @@ class ControlPlan:
         automaton = end_sentences(tokenizer, begins=known is None)
         if avoided := [c.forbids for c in self.controls if c.forbids]:
             automaton = intersect(automaton, avoid_all(avoided, self.info))
-        if known:
-            return Ordered(automaton, given, 0.0, min(most, len(given) + SENTENCE))
+        if infill:
+            (glued, _), *_ = infill.misfits(tokenizer)
+            return Ordered(automaton, given, 0.0, min(most, len(given) + SENTENCE), glued)
         long = self.model.lengths.draw_between(torch.tensor([LONG]), 1, most)
         return Ordered(automaton, given, 0.5, int(long))
 

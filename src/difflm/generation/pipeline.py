@@ -48,7 +48,7 @@ from difflm.runtime.threads import check_process
 from difflm.training.classifier import heads_of, load_guide
 
 R = TypeVar("R", bound=Request)
-WHOLE = 12  # candidates of a text that is written as a whole
+WHOLE, LAID_OUT = 12, 8  # candidates of a text that is written in order, or of so many words around required ones
 WHOLE_SAMPLING: Settings = {"sampler": IN_ORDER, "temperature": 0.8, "top_p": 0.95}
 SAID = ("candidates", "mbr", "rank", "repairs", "method", "messages", "watch")  # who says these chooses for himself
 
@@ -210,9 +210,11 @@ class TextDiffusion(Reader):
             return 1
         if template is not None and template.parts[-1]:
             return int(self.config.get("gaps", {}).get("candidates", 1))
-        # A required word that is laid out beforehand leaves enough time.
-        whole = any(one.counts is not None for one in bound) or not any(one.verbatim(info) for one in bound)
-        return WHOLE if whole and self.model.capabilities.reads_in_order else 1
+        if not self.model.capabilities.reads_in_order:
+            return 1
+        if template is None and any(one.counts is not None for one in bound):
+            return LAID_OUT
+        return 1 if any(one.verbatim(info) for one in bound) else WHOLE
 
     @list_arguments
     def infill(self, template: str | Sequence[str], n: int = 1, seed: int = 0, **asked: Unpack[WrittenFrom]) -> Texts:

@@ -60,11 +60,13 @@ def reach(automaton: TokenAutomaton, least: int, room: int) -> Array:
 @dataclass
 class FollowAutomaton:
     """A rule for the next token of texts that have room for so many tokens, and end where the automaton accepts them:
-    as soon as they can, but not before they have `least` tokens."""
+    as soon as they can, but not before they have `least` tokens. Behind `begun` tokens comes none of the `glued`."""
 
     automaton: TokenAutomaton
     limits: Sequence[tuple[int, int]]  # `least` and room of each text
     device: torch.device
+    begun: int = 0
+    glued: Sequence[int] = ()
     read: int = field(default=0, init=False)  # tokens so far
 
     def __post_init__(self) -> None:
@@ -87,5 +89,7 @@ class FollowAutomaton:
         ends = self.accepting[self.state] & (self.read >= self.least)
         later = self.reach[self.kind, self.read + 1].gather(1, self.table[self.state])  # by the class of the token
         allowed = later.gather(1, self.classes.expand(len(later), -1)) & ~ends.unsqueeze(1)
+        if self.read == self.begun:
+            allowed[:, self.glued] = False
         allowed[:, END] = ends | ~allowed.any(-1)  # also behind the end
         return logits.masked_fill(~allowed, IMPOSSIBLE)
