@@ -123,6 +123,7 @@ class ControlPlan:
     joins = True  # whether its texts can join a batch that runs
     searches = True  # whether a beam search makes sense with it
     sampler: str | None = None  # the model's step rule; None: its own
+    counted = False  # whether whole texts of so many words are asked for
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class ControlPlan:
         self.continues = alone and model.lengths.continues
         asked = [*self.controls, self.edited] if self.edited else self.controls
         self.words, self.least = agree_on_length(asked, info)
-        given = keeps.texts(info.tokenizer) if keeps else ()
+        given, parts = (keeps.texts(info.tokenizer), keeps.parts) if keeps else ((), ())
         unknown = (word for text in given for word in info.tokenizer.unknown(text.strip()))
         self.unknown_words = list(dict.fromkeys(unknown))  # given words that the model does not know, each once
         # For each head the first classifier that has it; each is called once, however many heads it has.
@@ -157,12 +158,10 @@ class ControlPlan:
         self.pattern: Template | None = None
         if any(control.needs_automaton for control in asked):
             self.pattern = join_patterns(asked, info, self.words, self.least, model.denoiser.codec.bias, self.known)
+            self.counted = self.end_counted(self.pattern)
         # Whether nothing determines the length, and the model writes its own end.
         free = self.words is None and not self.pattern and END not in model.lengths.forbidden
         self.open_ended = free and (self.continues or (self.least <= 1 and self.infill is None))
-        parts = keeps.parts if keeps else ()
-        self.counted = self.pattern is not None and self.end_counted(self.pattern)
-        self.laid_out = self.counted and self.infill is None  # required words are, before the others are written
         self.automaton = self.pattern.automaton if self.pattern else None
         if avoided := [c for c in self.controls if c.forbids]:
             self.automaton = self.automaton or self.avoid_spellings(avoided)
@@ -186,6 +185,11 @@ class ControlPlan:
         if not all(map(automaton.can_contain, kept)):
             raise UsageError(f"avoid {' or '.join(map(repr, words))}: the words that are kept contain it.")
         return let_end(automaton, self.model.lengths.ends) if self.open_ended else automaton
+
+    @property
+    def laid_out(self) -> bool:
+        """Whether required words have their places before the others are written."""
+        return self.counted and self.infill is None
 
     def end_counted(self, pattern: Template) -> bool:
         """Whether whole texts of so many words are asked for, of a model that reads them in order afterwards: these end

@@ -198,7 +198,8 @@ class TextDiffusion(Reader):
             or request.method
             or request.edit
         )
-        usual = 1 if said else self._count_candidates(request.controls())
+        known = self.model.capabilities.reads_in_order or "gaps" in self.config
+        usual = self._count_candidates(request.controls()) if known and not said else 1
         return request.model_copy(update={"candidates": usual}) if usual > 1 else request
 
     def _count_candidates(self, controls: Sequence[Control]) -> int:
@@ -252,16 +253,15 @@ class TextDiffusion(Reader):
     def make_job(self, n: int, seed: int = 0, **asked: Any) -> GenerationJob:
         """Check a request and bind it to this model; raises an error if it is wrong. Arguments as for `generate`."""
         task = self._parse(n, seed, asked)
-        edit, settings = task.edit, {key: value for key, value in task.settings.items() if value is not None}
         begin, prompt, plan = list[int](), len(task.sources[0]) if task.sources else 0, None
+        edit, capable = task.edit, self.model.capabilities
         if edit and "edits" in self.model.capabilities.settings:
             if edit.keep or edit.strength != Edit.strength:
                 raise UsageError("this model edits the text directly: leave --keep and --strength out.")
             (begin,), edit = self.encode([edit.text]), None
-        capable = self.model.capabilities
         if task.controls or edit or task.method or capable.always_planned or capable.reads_in_order:
             plan = self.plan_controls(task.controls, edit, task.guidance, task.method, prompt)
-        sampling = self._settle_sampling(task, plan, settings)
+        sampling = self._settle_sampling(task, plan)
         if plan and sampling.beams and not plan.searches:
             raise UsageError(f"{task.method} chooses words one by one: leave --beams out.")
         if plan and plan.sampler:
@@ -275,15 +275,19 @@ class TextDiffusion(Reader):
             job.warnings = self._warn(task, plan, begin)
         return job
 
-    def _settle_sampling(self, task: Task, plan: ControlPlan | ControlDecoder | None, told: dict[str, Any]) -> Sampling:
-        """How texts are sampled, where nothing else is `told`: in order if the model can and nothing is given behind a
-        gap; a model may have settings of its own for gaps."""
-        if told.get("sampler", IN_ORDER) == IN_ORDER and plan is not None and plan.write_in_order():
-            told = {**WHOLE_SAMPLING, **told}
-        elif told.get("sampler") == IN_ORDER:
+    def _settle_sampling(self, task: Task, plan: ControlPlan | ControlDecoder | None) -> Sampling:
+        """How texts are sampled, where the task says nothing else: in order if the model can and nothing is given
+        behind a gap; a model may have settings of its own for gaps."""
+        told, usual = task.settings, dict[str, object]()
+        sampler, ordered = told.get("sampler"), self.model.capabilities.reads_in_order
+        behind = (task.template is not None and task.template.parts[-1]) or (plan is not None and plan.laid_out)
+        if behind and sampler != IN_ORDER:
+            usual = {key: value for key, value in self.config.get("gaps", {}).items() if key != "candidates"}
+        elif ordered and sampler in (None, IN_ORDER) and plan is not None and plan.write_in_order():
+            usual = {**WHOLE_SAMPLING}
+        elif ordered and sampler == IN_ORDER:
             raise UsageError("the sampler in-order is for texts in which nothing is given behind a gap: leave it out.")
-        elif (task.template is not None and task.template.parts[-1]) or (plan is not None and plan.laid_out):
-            told = {key: value for key, value in self.config.get("gaps", {}).items() if key != "candidates"} | told
+        told = usual | {key: value for key, value in told.items() if value is not None} if usual else told
         return self.sampling(**told) if told else self.model.sampling
 
     def _parse(self, n: int, seed: int, asked: dict[str, Any]) -> Task:

@@ -82,7 +82,7 @@ class BlockLengths(DrawnLength):
         positions = self.positions(words)
         return positions, {words: END} | dict.fromkeys(range(words + 1, positions), PAD)
 
-    nats = LengthPolicy.nats  # END is on the canvas like a word
+    nats, words = LengthPolicy.nats, LengthPolicy.words  # END is on the canvas like a word
 
 
 class BlockDenoiser(Denoiser):

@@ -407,12 +407,12 @@ class DiffusionModel(DenoisingModel):
         return steps * 2 ** sum(twice) * self.denoiser.passes
 
     def frames(self, sampling: Sampling, words: int) -> int:
-        return words if sampling.sampler == IN_ORDER else super().frames(sampling, words)
+        return words if sampling.sampler == IN_ORDER else sampling.steps
 
     def write(self, batch: TextBatch, runner: Runner) -> Iterator[loop.Frame]:
         if batch.sampling.sampler == IN_ORDER:
             return write_in_order(runner.denoiser_of(self), self.lengths.forbidden, batch)
-        return super().write(batch, runner)
+        return self.follow_frames(runner.denoise(self, batch), batch, runner)
 
     def sampler_inputs(self, denoiser: Denoiser, batch: TextBatch) -> loop.SamplerInputs:
         """What the loop needs: the time grid, the step rule, transforms in their order, noise, the bound denoiser."""

@@ -162,6 +162,10 @@ class DrawnLength(LengthPolicy):
             return -chances.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1).log().float()
         return -(self.counts.double() / self.counts.double().sum()).log()[lengths - 1].float()
 
+    def words(self, row: list[int]) -> list[int]:
+        """A text that is written in order may end before its canvas does."""
+        return row[: row.index(END)] if END in row else row
+
 
 def draw_one(lengths: Sequence[int], chances: Tensor, u: Tensor) -> Tensor:
     """Draw one of the lengths for every u [B], with chances [1 or B, N] up to a factor; uniformly if all are 0."""
