@@ -217,7 +217,7 @@ class Teacher:
         width = max(map(len, theirs))
         ids = torch.tensor([row + [self.end] * (width - len(row)) for row in theirs], device=self.embedding.device)
         causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril().unsqueeze(0)
-        states, _ = self.network.run(F.embedding(ids, self.embedding), causal, None)
+        states = self.network.run(F.embedding(ids, self.embedding), causal, None)
         return self.network.answer(states[:, -1:] if last else states).float().log_softmax(-1)
 
     def nats(self, rows: Sequence[Sequence[int]]) -> list[Tensor]:
