@@ -19,7 +19,7 @@ FIGURES = {
     "plain text: files": 27,
     "plain text: functions": 133,
     "one field: files": 36,
-    "one field: functions": 200,
+    "one field: functions": 201,
     "gap with english: files": 37,
     "gap with english: functions": 194,
     "gap with english: functions before denoising": 138,
