@@ -65,8 +65,8 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.models.open_families import EMBEDDING
 from difflm.models.open_models import find_special
 from difflm.models.open_start import read_causal, shape_of
+from difflm.networks.cache import Growing
 from difflm.networks.open_transformer import OpenTransformer
-from difflm.networks.transformer import Cache
 from difflm.runtime.files import read_json, write_json
 
 COUNTED = 0.3  # share of the lines of a source that are counted
@@ -220,7 +220,7 @@ class Teacher:
         width = max(map(len, theirs))
         ids = torch.tensor([row + [self.end] * (width - len(row)) for row in theirs], device=self.embedding.device)
         causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril().unsqueeze(0)
-        states, _ = self.network.run(F.embedding(ids, self.embedding), causal, None)
+        states = self.network.run(F.embedding(ids, self.embedding), causal, None)
         return self.network.answer(states[:, -1:] if last else states).float().log_softmax(-1)
 
     def nats(self, rows: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -256,15 +256,12 @@ class Teacher:
         for _, group in groupby(same, key=lambda k: len(prompts[k])):  # of equal length, so that nothing is padded
             rows = [*group]
             for own in (rows[first : first + TOGETHER] for first in range(0, len(rows), TOGETHER)):
-                last, kept = torch.tensor([prompts[k] for k in own], device=device), list[Cache]()
-                drawn = list[Tensor]()
+                last, drawn = torch.tensor([prompts[k] for k in own], device=device), list[Tensor]()
+                kept = [Growing() for _ in self.network.layers]
                 for _ in range(tokens):
                     width = last.shape[1]
                     causal = torch.ones(1, width, width, dtype=torch.bool, device=device).tril() if width > 1 else None
-                    states, new = self.network.run(F.embedding(last, self.embedding), causal, kept or None, keeps=True)
-                    kept = [
-                        (torch.cat([k, x], 2), torch.cat([v, y], 2)) for (k, v), (x, y) in zip(kept, new, strict=False)
-                    ] or [(keys, values) for keys, values in new]
+                    states = self.network.run(F.embedding(last, self.embedding), causal, kept)
                     logits = self.network.answer(states[:, -1:])[:, 0].float() / temperature
                     shares = logits.softmax(-1)
                     shares = shares.masked_fill(shares < least * shares.amax(-1, keepdim=True), 0.0)

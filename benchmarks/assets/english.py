@@ -95,8 +95,8 @@ def prepare_run(tokens: Path, setup: "Setup") -> "Prepared":
     able = model.capabilities
     if "first-hitting" in able.step_rules and able.whole_canvas:  # a gap of three pieces then takes three steps
         model.sampling = replace(model.sampling, sampler="first-hitting", steps=64, temperature=0.7)
-    ours = recipe.init and (Path(recipe.init) / "metrics.jsonl").exists()  # a run, from which training goes on
-    initial = load_run(recipe.init)[:2] if ours else None
+    begun = Path(recipe.init or "") / "metrics.jsonl"  # of a run, from which training goes on
+    initial = load_run(begun.parent)[:2] if begun.exists() else None
     start_weights(setup, model, tokenizer, *histograms(training, chosen, recipe.longest, tokenizer.size), initial)
     splits = (training, chosen), (held_out, np.concatenate([*held.values()]))
     batches, validation = make_batches(setup, recipe.longest, *splits)

@@ -119,7 +119,7 @@ def test_a_share_of_texts_is_read_from_left_to_right():
         for k in range(1, int(length)):  # the answer behind k words is no answer of the words that follow
             vectors = torch.nn.functional.embedding(row[None, :k], model.denoiser.codec.raw)
             causal = torch.ones(1, k, k, dtype=torch.bool).tril()
-            states, _ = model.denoiser.network.run(vectors, causal, None)
+            states = model.denoiser.network.run(vectors, causal, None)
             logits = model.denoiser.network.answer(states[:, -1:])
             wanted = wanted + torch.nn.functional.cross_entropy(logits[:, 0], row[k : k + 1])
     torch.testing.assert_close(found.terms["in_order"], wanted.detach(), atol=1e-4, rtol=1e-5)
@@ -215,7 +215,7 @@ def test_blocks_begin_as_the_left_to_right_model(kind):
         network, denoiser = made.denoiser.network, made.denoiser
         words, _ = denoiser.read_words(clean)
         causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().unsqueeze(0)
-        hidden, _ = network.run(words, causal, None, torch.arange(LENGTH) + 1)
+        hidden = network.run(words, causal, None, torch.arange(LENGTH) + 1)
         wanted = made.denoiser.codec.belief(
             network.answer(hidden), torch.full_like(clean, WORDS), made.process.at(torch.ones(3)), None, made.process
         ).logits

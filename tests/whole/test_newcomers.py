@@ -217,7 +217,7 @@ def test_a_mistake_is_told_before_a_model_is_loaded(
 
 def test_a_table_has_the_step_rules_of_every_method() -> None:
     """By it a wrong --sampler is refused, and none is that a model knows."""
-    known: dict[str, set[str]] = {"masked": {"prism"}}  # of a model with a quality head
+    known: dict[str, set[str]] = {"masked": {"prism", "in-order"}}  # with a quality head, or read in order
     settings: dict[str, set[str]] = {"latent": {"masks"}}  # of a model that can hide what it knows
     for name in LISTED:
         method, sizes = METHODS[name], {**MODEL, "embedding_dim": 16} if METHODS[name].family == "gaussian" else MODEL

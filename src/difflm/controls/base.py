@@ -117,6 +117,7 @@ class Control(ABC):
     reads_text: ClassVar[bool] = False  # whether `check` reads the printed text instead of its words
     whole: ClassVar[bool] = False  # whether there must be no other spans than the requested ones
     keeps_text: ClassVar[bool] = False  # whether text of the user stays as it is
+    counts: int | None = None  # if it counts words between spaces: how many more than the fewest there may be
     needs_automaton: bool = False  # whether no rule for single positions can enforce it
 
     @property

@@ -22,9 +22,18 @@ from difflm.controls.guidance import (
     labels_on_canvas,
     merge_targets,
 )
+from difflm.controls.ordered import LONG, SENTENCE, SPARE, Ordered, is_final, join_prefix_rules, lay_out_words
+from difflm.controls.patterns.in_order import end_sentences
 from difflm.controls.patterns.pattern import join_patterns
-from difflm.controls.patterns.token_automata import ANY, Template, TokenAutomaton, chain_of
-from difflm.controls.phrases import agree_on_length, check_avoided, choose_phrases, find_template, join_given
+from difflm.controls.patterns.token_automata import ANY, Template, TokenAutomaton, chain_of, intersect
+from difflm.controls.phrases import (
+    agree_on_length,
+    check_avoided,
+    choose_phrases,
+    find_required,
+    find_template,
+    join_given,
+)
 from difflm.controls.pieces import let_end, spaced_pieces
 from difflm.controls.rules import (
     ClimbEnergy,
@@ -47,6 +56,7 @@ from difflm.diffusion.samplers.loop import BanTokens, Steering, Transform
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, SampleBatch, max_batch_rows, pad_token_rows
+from difflm.models.in_order import IN_ORDER
 from difflm.models.sampling import Sampling
 from difflm.models.word_nats import A_TOKEN, NEARLY_WRITTEN, leave_one_out_log_probs, nats_in_order
 from difflm.runtime.files import Json
@@ -116,6 +126,7 @@ class ControlPlan:
     joins = True  # whether its texts can join a batch that runs
     searches = True  # whether a beam search makes sense with it
     sampler: str | None = None  # the model's step rule; None: its own
+    counted = False  # whether whole texts of so many words are asked for
 
     def __init__(
         self,
@@ -140,7 +151,7 @@ class ControlPlan:
         self.continues = alone and model.lengths.continues
         asked = [*self.controls, self.edited] if self.edited else self.controls
         self.words, self.least = agree_on_length(asked, info)
-        given = keeps.texts(info.tokenizer) if keeps else ()
+        given, parts = (keeps.texts(info.tokenizer), keeps.parts) if keeps else ((), ())
         unknown = (word for text in given for word in info.tokenizer.unknown(text.strip()))
         self.unknown_words = list(dict.fromkeys(unknown))  # given words that the model does not know, each once
         # For each head the first classifier that has it; each is called once, however many heads it has.
@@ -150,10 +161,10 @@ class ControlPlan:
         self.pattern: Template | None = None
         if any(control.needs_automaton for control in asked):
             self.pattern = join_patterns(asked, info, self.words, self.least, model.denoiser.codec.bias, self.known)
+            self.counted = self.end_counted(self.pattern)
         # Whether nothing determines the length, and the model writes its own end.
         free = self.words is None and not self.pattern and END not in model.lengths.forbidden
         self.open_ended = free and (self.continues or (self.least <= 1 and self.infill is None))
-        parts = keeps.parts if keeps else ()
         self.automaton = self.pattern.automaton if self.pattern else None
         if avoided := [c for c in self.controls if c.forbids]:
             self.automaton = self.automaton or self.avoid_spellings(avoided)
@@ -178,6 +189,55 @@ class ControlPlan:
             raise UsageError(f"avoid {' or '.join(map(repr, words))}: the words that are kept contain it.")
         return let_end(automaton, self.model.lengths.ends) if self.open_ended else automaton
 
+    @property
+    def laid_out(self) -> bool:
+        """Whether required words have their places before the others are written."""
+        return self.counted and self.infill is None
+
+    def end_counted(self, pattern: Template) -> bool:
+        """Whether whole texts of so many words are asked for, of a model that reads them in order afterwards: these end
+        where a sentence does."""
+        tokenizer, infill = self.info.tokenizer, self.infill
+        known = all(c.counts is not None or c.forbids or c.keeps_text or c.verbatim(self.info) for c in self.controls)
+        whole = (
+            not self.edit and (infill is None or infill.ends_open) and any(c.counts is not None for c in self.controls)
+        )
+        if not (known and whole and self.model.capabilities.reads_in_order and tokenizer.spells):
+            return False
+        ended = replace(pattern, automaton=intersect(pattern.automaton, end_sentences(tokenizer)))
+        self.pattern = ended if ended.lengths else pattern
+        return bool(ended.lengths)
+
+    def write_in_order(self) -> bool:
+        """Have texts written from left to right, and say whether they can be."""
+        if self.ordered is not None:
+            self.sampler = IN_ORDER
+        return self.ordered is not None
+
+    @cached_property
+    def ordered(self) -> Ordered | None:
+        """How texts are written from left to right; None: they cannot be, since the model does not read so, or because
+        of what is asked."""
+        tokenizer, infill, known = self.info.tokenizer, self.infill, self.known
+        begins = infill is None or (infill.ends_open and len(infill.gaps) == 1)
+        told = self.edit or self.guided or self.phrases.asked or self.laid_out or self.info.first
+        others = any(c.energy or c.prior(self.info) for c in self.imposed)
+        if not self.model.capabilities.reads_in_order or not tokenizer.spells or not begins or told or others:
+            return None
+        given, most = (known.parts[0], known.most) if known else ((), self.info.max_words)
+        if self.pattern:
+            ends, most = self.counted or is_final(self.pattern.automaton), min(most, max(self.pattern.lengths))
+            room = min(most, min(self.pattern.lengths) + SPARE) if self.counted else most
+            return Ordered(self.pattern.automaton, given, 0.0 if ends else 1.0, room if ends else None)
+        automaton = end_sentences(tokenizer, begins=known is None)
+        if avoided := [c.forbids for c in self.controls if c.forbids]:
+            automaton = intersect(automaton, avoid_all(avoided, self.info))
+        if infill:
+            (glued, _), *_ = infill.misfits(tokenizer)
+            return Ordered(automaton, given, 0.0, min(most, len(given) + SENTENCE), glued)
+        long = self.model.lengths.draw_between(torch.tensor([LONG]), 1, most)
+        return Ordered(automaton, given, 0.5, int(long))
+
     # -- before sampling ----------------------------------------------------------------------------------------
 
     def layouts(
@@ -186,6 +246,19 @@ class ControlPlan:
         """Layouts of these samples, and for each what is given. With `ranks` [B], lengths that nothing determines are
         the likeliest ones, by rank."""
         noise = Noise(seed, samples)
+        if self.sampler == IN_ORDER and self.ordered:
+            room, known = self.ordered.room, dict(enumerate(self.ordered.given))
+            rooms = [room] * len(samples) if room else self.draw_totals(noise, condition, ranks)
+            return [self.layout(n, known) for n in rooms], [{}] * len(samples)
+        if self.pattern and self.laid_out:
+            phrases, fewest = find_required(self.controls, self.info, ()), min(self.pattern.lengths)
+            shares = noise.uniform(0, TRIES * (2 + 2 * len(phrases)), stream=GAPS).tolist()
+            last, spread = (
+                self.info.tokenizer.encode(".")[-1],
+                min(c.counts for c in self.controls if c.counts is not None),
+            )
+            own = last, spread, self.pattern.automaton, fewest, self.info
+            return [self.layout(*lay_out_words(phrases, *own, u)) for u in shares], [{}] * len(samples)
         if self.open_ended:
             lay = self.open_layout if self.model.capabilities.always_planned else Layout
             given = self.known.given[0] if self.known else {}
@@ -299,6 +372,12 @@ class ControlPlan:
 
     def steer(self, batch: SampleBatch, parts: "Sequence[Part]") -> Steering:
         """The steering of a batch whose rows belong to this plan, or to several with the same guidance settings."""
+        if self.sampler == IN_ORDER:
+            rooms = [row.layout.positions for row in batch.rows]
+            rooms += rooms[-1:] * (len(batch.lengths) - len(rooms))
+            asked = [(plan.ordered, part) for plan, part in parts if plan and plan.ordered]  # all are
+            own = [(part, ordered.rule(rooms[part], batch.lengths.device)) for ordered, part in asked]
+            return Steering(batch.known, prefix_rules=[join_prefix_rules(own)])
         mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
         settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(mask)
         canvas, alone = Canvas(mask, self.info.first, settled, batch.known), len(parts) == 1

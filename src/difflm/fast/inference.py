@@ -134,6 +134,9 @@ class Inference(Runner):
         else:
             yield from model.write(TextBatch(noise, lengths, width, sampling, steering), self)
 
+    def denoiser_of(self, model: DenoisingModel) -> Denoiser:
+        return self.denoiser
+
     def denoise(self, model: DenoisingModel, batch: TextBatch) -> Iterator[Frame]:
         inputs = model.sampler_inputs(self.denoiser, batch)
         recorder = recorder_of(inputs) if self.records_steps(inputs.mask.device) else None

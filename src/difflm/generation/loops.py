@@ -26,12 +26,14 @@ from difflm.generation.jobs import FinishedRow, GenerationJob
 from difflm.generation.reading import Reader
 from difflm.models.base import LanguageModel, TextBatch
 from difflm.models.batching import ALONE, WIDTH, Row, SampleBatch, batch_rows, max_batch_rows, pad_batch
+from difflm.models.in_order import IN_ORDER
 from difflm.player.frames import Draft
 
 SHARED_WIDTH = 64  # up to this many positions, texts of all lengths share a GPU's batch
 GROWTH = 4  # a GPU's batch has 1, 4, 16 … rows: each size is captured once
 JOIN_SHARE = 8  # on a GPU, whose steps are short, texts join when they are an eighth of the running ones,
 JOIN_WAIT = 8  # … or after this many steps: building a batch takes the host as long as several steps take the GPU
+IN_ORDER_BATCH = 6  # texts that a CPU writes in order at once: a token of each costs hardly more than one of a text
 NOTHING = torch.zeros(0)
 AHEAD = 2  # steps that may be queued on a GPU: with more, new texts would wait for them
 NOT_A_NUMBER = (
@@ -53,11 +55,13 @@ class LoopShape(NamedTuple):
 def loop_shape(lm: Reader, job: GenerationJob, row: Row, joins: bool = True) -> LoopShape:
     """On a CPU, the shape of the batch in which the text is made alone, so that both are rounded the same way."""
     model, device, width, plan = lm.model, lm.inference.device.type, row.layout.width, job.plan
-    joinable = joins and model.capabilities.mixed_steps and (plan is None or plan.joins)
-    mixed = ("steps",) if model.capabilities.mixed_steps else ()
+    steps_mix = model.capabilities.mixed_steps and job.sampling.sampler != IN_ORDER
+    joinable = joins and steps_mix and (plan is None or plan.joins)
+    mixed = ("steps",) if steps_mix else ()
     settings = tuple(value for name, value in vars(job.sampling).items() if name not in mixed)
-    # Prompts of equal length share batches.
+    # Prompts of equal length share batches, and so do known beginnings that are read at once.
     prompt = len(job.sources[0]) if plan and job.sources and model.capabilities.always_planned else 0
+    prompt = len(row.layout.known) if job.sampling.sampler == IN_ORDER else prompt
     asked = (plan.guidance, plan.edit is not None, plan.guided) if plan else (STANDARD, bool(job.begin), False)
     key = id(lm), settings, prompt, *asked
     if device != "cpu":
@@ -66,6 +70,7 @@ def loop_shape(lm: Reader, job: GenerationJob, row: Row, joins: bool = True) -> 
         return LoopShape(key, width, max_batch_rows(model.vocabulary, width, device), joinable, False)
     alone = model.capabilities.one_by_one and row.sample < ALONE
     most = 1 if alone else max_batch_rows(model.vocabulary, width, device, row.guided)
+    most = IN_ORDER_BATCH if job.sampling.sampler == IN_ORDER else most
     return LoopShape((key, -(-len(row.source) // WIDTH)), width, most, joinable)
 
 
@@ -220,7 +225,8 @@ class Loop:
         self._sent.clear()  # flags of the previous rows
         if not self.shape.joinable:
             ends = {seat.steps for seat in seats}
-            self._longest = max(ends) if self.lm.model.capabilities.mixed_steps else 0
+            mixed = self.lm.model.capabilities.mixed_steps and sampling.sampler != IN_ORDER
+            self._longest = max(ends) if mixed else 0
             steering = replace(steering, watched_steps=None if watched else {n - 1 for n in ends})
             self._frames = self.lm.inference.stream(*how, steering)
             return

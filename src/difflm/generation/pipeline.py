@@ -11,6 +11,7 @@ from difflm.controls import Control, Infill, ModelInfo
 from difflm.controls.base import prepare_together
 from difflm.controls.gaps import Edit
 from difflm.controls.guidance import STANDARD, TOKENS, GuidanceSettings, LabelReader
+from difflm.controls.phrases import find_template
 from difflm.controls.plan import ControlPlan, check_text
 from difflm.data.chat import encode_messages
 from difflm.data.labels import Labelling
@@ -25,12 +26,22 @@ from difflm.generation.ranking import GapFit, check_repairs, make_ranking, read_
 from difflm.generation.reading import Reader, list_texts
 from difflm.generation.requests import Request
 from difflm.generation.scheduler import run_list
-from difflm.generation.settings import DEFAULTS, Asked, Task, Written, WrittenFrom, explain_setting, list_arguments
+from difflm.generation.settings import (
+    DEFAULTS,
+    Asked,
+    Settings,
+    Task,
+    Written,
+    WrittenFrom,
+    explain_setting,
+    list_arguments,
+)
 from difflm.generation.texts import Generation, Texts
 from difflm.generation.watching import Progress, Watcher
 from difflm.methods.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import Row
+from difflm.models.in_order import IN_ORDER
 from difflm.models.sampling import SETTINGS
 from difflm.player.frames import Draft
 from difflm.runtime.files import Json
@@ -39,6 +50,8 @@ from difflm.training.classifier import heads_of, load_guide
 
 R = TypeVar("R", bound=Request)
 JUDGED_TOGETHER = 128  # requests of a list whose candidates a GPU reads at once
+WHOLE, LAID_OUT = 12, 8  # candidates of a text that is written in order, or of so many words around required ones
+WHOLE_SAMPLING: Settings = {"sampler": IN_ORDER, "temperature": 0.8, "top_p": 0.95}
 SAID = ("candidates", "mbr", "rank", "repairs", "method", "messages", "watch")  # who says these chooses for himself
 
 
@@ -178,18 +191,33 @@ class TextDiffusion(Reader):
         return Texts(done[key] for key in sorted(done))
 
     def settle(self, request: R) -> R:
-        """A request for one text with the candidates that this model has for gaps, where it says nothing of any."""
+        """A request for one text with the candidates that this model usually has, where it says nothing of any."""
         said = (
             request.n > 1
             or "candidates" in request.model_fields_set
             or request.each > 1
             or request.source
             or request.method
+            or request.edit
         )
-        usual = self.config.get("gaps", {}).get("candidates")
-        if usual is None or said or not request.infill or any(one.head for one in request.controls()):
-            return request
-        return request.model_copy(update={"candidates": usual} if Infill(request.infill).parts[-1] else {})
+        known = self.model.capabilities.reads_in_order or "gaps" in self.config
+        usual = self._count_candidates(request.controls()) if known and not said else 1
+        return request.model_copy(update={"candidates": usual}) if usual > 1 else request
+
+    def _count_candidates(self, controls: Sequence[Control]) -> int:
+        """How many candidates a text alone has, which the model itself can compare."""
+        info = ModelInfo(self.tokenizer, self.model.max_words, first=0)
+        bound = [control.bind(info) for control in controls]
+        template = find_template(controls, None)
+        if any(control.head for control in bound):
+            return 1
+        if template is not None and template.parts[-1]:
+            return int(self.config.get("gaps", {}).get("candidates", 1))
+        if not self.model.capabilities.reads_in_order:
+            return 1
+        if template is None and any(one.counts is not None for one in bound):
+            return LAID_OUT
+        return 1 if any(one.verbatim(info) for one in bound) else WHOLE
 
     @list_arguments
     def infill(self, template: str | Sequence[str], n: int = 1, seed: int = 0, **asked: Unpack[WrittenFrom]) -> Texts:
@@ -227,18 +255,15 @@ class TextDiffusion(Reader):
     def make_job(self, n: int, seed: int = 0, **asked: Any) -> GenerationJob:
         """Check a request and bind it to this model; raises an error if it is wrong. Arguments as for `generate`."""
         task = self._parse(n, seed, asked)
-        settings, edit = task.settings, task.edit
-        if task.template is not None and task.template.parts[-1]:  # a model may have other settings for gaps
-            usual = {key: value for key, value in self.config.get("gaps", {}).items() if key != "candidates"}
-            settings = usual | {key: value for key, value in settings.items() if value is not None}
-        sampling = self.sampling(**settings) if settings else self.model.sampling
         begin, prompt, plan = list[int](), len(task.sources[0]) if task.sources else 0, None
+        edit, capable = task.edit, self.model.capabilities
         if edit and "edits" in self.model.capabilities.settings:
             if edit.keep or edit.strength != Edit.strength:
                 raise UsageError("this model edits the text directly: leave --keep and --strength out.")
             (begin,), edit = self.encode([edit.text]), None
-        if task.controls or edit or task.method or self.model.capabilities.always_planned:
+        if task.controls or edit or task.method or capable.always_planned or capable.reads_in_order:
             plan = self.plan_controls(task.controls, edit, task.guidance, task.method, prompt)
+        sampling = self._settle_sampling(task, plan)
         if plan and sampling.beams and not plan.searches:
             raise UsageError(f"{task.method} chooses words one by one: leave --beams out.")
         if plan and plan.sampler:
@@ -251,6 +276,21 @@ class TextDiffusion(Reader):
         if task.controls or task.edit or task.told:
             job.warnings = self._warn(task, plan, begin)
         return job
+
+    def _settle_sampling(self, task: Task, plan: ControlPlan | ControlDecoder | None) -> Sampling:
+        """How texts are sampled, where the task says nothing else: in order if the model can and nothing is given
+        behind a gap; a model may have settings of its own for gaps."""
+        told, usual = task.settings, dict[str, object]()
+        sampler, ordered = told.get("sampler"), self.model.capabilities.reads_in_order
+        behind = (task.template is not None and task.template.parts[-1]) or (plan is not None and plan.laid_out)
+        if behind and sampler != IN_ORDER:
+            usual = {key: value for key, value in self.config.get("gaps", {}).items() if key != "candidates"}
+        elif ordered and sampler in (None, IN_ORDER) and plan is not None and plan.write_in_order():
+            usual = {**WHOLE_SAMPLING}
+        elif ordered and sampler == IN_ORDER:
+            raise UsageError("the sampler in-order is for texts in which nothing is given behind a gap: leave it out.")
+        told = usual | {key: value for key, value in told.items() if value is not None} if usual else told
+        return self.sampling(**told) if told else self.model.sampling
 
     def _parse(self, n: int, seed: int, asked: dict[str, Any]) -> Task:
         """What is asked for, with its sources as ids; wrong numbers and contradictions are rejected."""
@@ -272,8 +312,9 @@ class TextDiffusion(Reader):
             check_repairs(task.repairs, task.rank, [*task.controls, *([] if task.edit is None else [task.edit])])
         free = task.controls if task.method is None and not task.sources else ()
         task.template = next((control for control in free if isinstance(control, Infill)), None)
-        if task.usual and task.template is not None and task.template.parts[-1] and task.chooses_by_fit:
-            task.candidates = self.config.get("gaps", {}).get("candidates", 1)
+        task.judged = self.model.capabilities.reads_in_order and task.edit is None
+        if task.usual and task.chooses_by_fit:
+            task.candidates = self._count_candidates(task.controls)
         chosen_by = None if task.rank or (task.candidates > 1 and task.chooses_by_fit) else task.controls
         checks.check_request(task.n, seed, task.mbr, task.candidates, chosen_by, bool(task.told))
         return task

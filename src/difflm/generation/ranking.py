@@ -133,11 +133,14 @@ class GapFit:
 
 def read_costs(reader: Reader, rows: Sequence[Ids]) -> dict[tuple[int, ...], float]:
     """The nats of texts, where each token may cost `A_TOKEN`, under a model that reads from left to right too: each is
-    read once, together with the others."""
+    read once, together with the others, as the tokenizer cuts it, since a pattern may have been followed in other
+    tokens."""
     texts, found = [*dict.fromkeys(map(tuple, rows))], dict[tuple[int, ...], float]()
+    encode, decode, most = reader.tokenizer.encode, reader.tokenizer.decode, reader.model.max_words
     for k in range(0, len(texts), GPU_TEXTS):
         some = texts[k : k + GPU_TEXTS]
-        ids, mask = reader.model.lengths.canvas(*(part.to(reader.device) for part in pad_token_rows(some)))
+        cut = pad_token_rows([encode(decode(row))[:most] for row in some])
+        ids, mask = reader.model.lengths.canvas(*(part.to(reader.device) for part in cut))
         nats = nats_in_order(reader.inference.denoiser, ids, mask) - A_TOKEN * mask
         found |= zip(some, nats.sum(-1).tolist(), strict=True)
     return found

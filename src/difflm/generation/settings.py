@@ -93,12 +93,13 @@ class Task:
     told: list[Ids] = field(default_factory=list)  # the sources
     sources: list[Ids] = field(default_factory=list)  # one for each text: its source, or the messages
     template: Infill | None = None  # the text whose gaps are filled by denoising
+    judged: bool = False  # whether the model reads whole texts in order, and so can tell the best
 
     @property
     def chooses_by_fit(self) -> bool:
-        """Whether the model itself chooses among candidates: by how well they fill gaps, or answer messages."""
+        """Whether the model itself chooses among candidates: by how well they read, fill gaps, or answer messages."""
         steered = any(control.head for control in self.controls if isinstance(control, Control))
-        return not steered and (self.template is not None or self.messages is not None)
+        return not steered and (self.judged or self.template is not None or self.messages is not None)
 
 
 DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Task)} | {"progress": False, "frames": False}

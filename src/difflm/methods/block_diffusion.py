@@ -23,7 +23,7 @@ from difflm.methods.parts import build_network
 from difflm.methods.tokens import DecoderStart
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths
-from difflm.networks.cache import Cache, Memory
+from difflm.networks.cache import Cache, Growing, Memory
 from difflm.networks.open_transformer import AnnealedTransformer
 
 
@@ -50,7 +50,7 @@ class OpenBlockDenoiser(BlockDenoiser):
         first = place[:: self.size].unsqueeze(1)
         read_at = (first + torch.arange(-self.shift, self.size, device=x.device)).flatten()
         seen, places = self.seen_by(x.shape[1], x.device), torch.cat([read_at, place]) + self.shift
-        hidden, _ = network.run(torch.cat([noisy.flatten(1, 2), words], 1), seen, None, places)
+        hidden = network.run(torch.cat([noisy.flatten(1, 2), words], 1), seen, None, places)
         spoken = hidden[:, : len(read_at)].unflatten(1, (-1, self.size + self.shift))[:, :, : self.size]
         return spoken.flatten(1, 2)
 
@@ -87,24 +87,21 @@ class OpenBlockDenoiser(BlockDenoiser):
     ) -> tuple[Tensor, Sequence[Cache | None]]:
         network, noisy = cast(AnnealedTransformer, self.network), level is not None
         caches, near = self.see_back(block, start, caches, back)
-        kept = [cache for cache in caches if cache is not None]
+        kept = [Growing(*cache or ()) for cache in caches]
         with autocast_to(block.device, self.precision):
             inputs = self.read_words(block)[0] if level is None else self.read_state(block, level)
             seen = None if near is None else near.unsqueeze(1).expand(-1, inputs.shape[1], -1)
             copies = self.shift if noisy else 0
             if copies:
                 inputs = torch.cat([self.read_copy(before, block), inputs], 1)
-                old, width = kept[0][0].shape[2] if kept else 0, inputs.shape[1]
+                old, width = kept[0].size, inputs.shape[1]
                 there = torch.ones(1, old + width - 1, dtype=torch.bool, device=block.device) if near is None else near
                 copy = torch.full((len(there), 1), before is None, device=block.device)
                 seen = torch.cat([there[:, :old], copy, there[:, old:]], 1).unsqueeze(1).expand(-1, width, -1)
             places = torch.arange(start - copies, start + block.shape[1], device=block.device) + self.shift
-            hidden, found = network.run(inputs, seen, kept or None, places, keeps=True)
+            hidden = network.run(inputs, seen, kept, places)
             logits = network.answer(hidden[:, : block.shape[1]]).float()
-        if noisy:
-            return logits, caches
-        grown = [torch.cat([torch.stack(old), new], 3) for old, new in zip(kept, found, strict=True)] if kept else found
-        return logits, [(one[0], one[1]) for one in grown]
+        return logits, caches if noisy else [one.cache for one in kept]
 
     def read_copy(self, before: Tensor | None, block: Tensor) -> Tensor:
         """The network's input for the word before a block, the last of the previous block, [B, 1, hidden]."""

@@ -113,6 +113,9 @@ class TextBatch:
 class Runner:
     """Runs the parts of a model as they are; `fast.inference` runs faster copies of them."""
 
+    def denoiser_of(self, model: "DenoisingModel") -> Denoiser:
+        return model.denoiser
+
     def denoise(self, model: "DenoisingModel", batch: TextBatch) -> Iterator[Frame]:
         return model.sampler_inputs(model.denoiser, batch).frames()
 

@@ -34,6 +34,7 @@ from difflm.models.base import (
     source_of,
     start_from_frequencies,
 )
+from difflm.models.in_order import IN_ORDER, write_in_order
 from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Family
 from difflm.models.word_nats import WordDenoiser, WordNats, has_linear_bound, is_linear, read_masked
@@ -122,7 +123,7 @@ class DiffusionModel(DenoisingModel):
         settings += ["masked"] if process.masks else []
         self.capabilities = Capabilities(
             state=codec.state,
-            step_rules=process.steps,
+            step_rules=(*process.steps, *([IN_ORDER] if noising.in_order else [])),
             settings=tuple(settings),
             source_limit=self.denoiser.conditioning.source_longest,
             # A bound needs noise that is independent of the text.
@@ -396,9 +397,19 @@ class DiffusionModel(DenoisingModel):
         return self.lengths.rank_between(ranks, 1, self.lengths.max_words, predicted)
 
     def calls(self, sampling: Sampling, words: int) -> int:
+        if sampling.sampler == IN_ORDER:
+            return words
         steps = min(words, sampling.steps) if sampling.sampler == "first-hitting" else sampling.steps
         twice = [sampling.sampler == "heun", bool(sampling.contrast and self.drop.share)]
         return steps * 2 ** sum(twice) * self.denoiser.passes
+
+    def frames(self, sampling: Sampling, words: int) -> int:
+        return words if sampling.sampler == IN_ORDER else sampling.steps
+
+    def write(self, batch: TextBatch, runner: Runner) -> Iterator[loop.Frame]:
+        if batch.sampling.sampler == IN_ORDER:
+            return write_in_order(runner.denoiser_of(self), self.lengths.forbidden, batch)
+        return self.follow_frames(runner.denoise(self, batch), batch, runner)
 
     def sampler_inputs(self, denoiser: Denoiser, batch: TextBatch) -> loop.SamplerInputs:
         """What the loop needs: the time grid, the step rule, transforms in their order, noise, the bound denoiser."""

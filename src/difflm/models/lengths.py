@@ -163,7 +163,8 @@ class DrawnLength(LengthPolicy):
         return -(self.counts.double() / self.counts.double().sum()).log()[lengths - 1].float()
 
     def words(self, row: list[int]) -> list[int]:
-        return row
+        """A text that is written in order may end before its canvas does."""
+        return row[: row.index(END)] if END in row else row
 
 
 def draw_one(lengths: Sequence[int], chances: Tensor, u: Tensor) -> Tensor:

@@ -22,15 +22,29 @@ class Growing:
         self.keys, self.values = keys, values
         return keys, values
 
+    @property
+    def size(self) -> int:
+        return 0 if self.keys is None else self.keys.shape[2]
+
+    @property
+    def cache(self) -> Cache:
+        """What it holds of the words that were read."""
+        assert self.keys is not None and self.values is not None, "nothing was read"
+        return self.keys, self.values
+
 
 @dataclass(frozen=True)
 class Slots:
-    """The same in memory that stays in place, [B, heads, W, head_dim]. `place` [1] is where the next ones go; the
+    """The same in memory that stays in place, [B, heads, W, head_dim]. `place` [L] is where the next ones go; the
     caller masks later slots."""
 
     keys: Tensor
     values: Tensor
     place: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.keys.shape[2]
 
     def put(self, keys: Tensor, values: Tensor) -> Cache:
         return self.keys.index_copy_(2, self.place, keys), self.values.index_copy_(2, self.place, values)

@@ -19,13 +19,12 @@ from torch.nn import functional as F
 from difflm.diffusion.base import Network
 from difflm.diffusion.processes.gaussian import Gumbel
 from difflm.machine import avoid_onednn
-from difflm.networks.cache import Cache
+from difflm.networks.cache import Growing, Slots
 from difflm.networks.documents import document_ends, same_document
 from difflm.networks.head import WordHead
 from difflm.networks.rotary import compute_rotations, rotate_vectors
 from difflm.networks.transformer import additive, sinusoid
 
-Kept = Tensor | Cache  # keys and values of one layer, [2, B, heads, L, head_dim] or two of [B, heads, L, head_dim]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -112,22 +111,20 @@ class SelfAttention(nn.Module):
         self.k_norm = RmsNorm(shape.head_dim, shape.eps) if shape.head_norms else nn.Identity()
 
     def forward(
-        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Kept | None, keeps: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Also keys and values, [2, B, heads, L, head_dim], if the caller `keeps` them: a compiled layer would add
-        their gradients, zeros. `kept` are those of positions before, which all see."""
+        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Growing | Slots | None
+    ) -> Tensor:
+        """`kept` are keys and values of positions before, which these ones join."""
         q = self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, -1))).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).unflatten(-1, (self.kv_heads, -1))).transpose(1, 2)
         v = self.v_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         if turn is not None:
             q, k = rotate_vectors(q, *turn), rotate_vectors(k, *turn)
-        own = torch.stack([k, v]) if keeps else None
         if kept is not None:
-            k, v = (torch.cat(both, 2) for both in zip(kept, (k, v), strict=True))
+            k, v = kept.put(k, v)
         if self.kv_heads != self.heads:
             k, v = (part.repeat_interleave(self.heads // self.kv_heads, 1) for part in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-        return self.o_proj(y.transpose(1, 2).flatten(2)), own
+        return self.o_proj(y.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
@@ -153,11 +150,10 @@ class Layer(nn.Module):
         self.post_attention_layernorm = make_norm(shape)
 
     def forward(
-        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Kept | None, keeps: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        y, own = self.self_attn(self.input_layernorm(x), turn, seen, kept, keeps)
-        x = x + y
-        return x + self.mlp(self.post_attention_layernorm(x)), own
+        self, x: Tensor, turn: tuple[Tensor, Tensor] | None, seen: Tensor | None, kept: Growing | Slots | None
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), turn, seen, kept)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class OpenTransformer(WordHead):
@@ -182,14 +178,22 @@ class OpenTransformer(WordHead):
     ) -> Tensor:
         """`kept` is what `read_prompt` returned of the positions before."""
         with avoid_onednn(inputs.device, self.head.weight.dtype):
-            x, _ = self.run(inputs, mask, kept)
+            x = self.run(inputs, mask, [Growing(*one) for one in kept.movedim(0, 2)] if kept is not None else None)
             x = shift_states(x, mask) if self.shape.shift else x
             return self.answer(x) if answers else x
 
     def read_prompt(self, inputs: Tensor) -> Tensor:
         """Keys and values of whole blocks from the first position on, [B, layers, 2, heads, L, head_dim]."""
         with avoid_onednn(inputs.device, self.head.weight.dtype):
-            return torch.stack(self.run(inputs, None, None, keeps=True)[1]).movedim(2, 0)
+            kept = [Growing() for _ in self.layers]
+            self.run(inputs, None, kept)
+            return torch.stack([torch.stack(one.cache) for one in kept]).movedim(2, 0)
+
+    def make_slots(self, texts: int, width: int) -> list[Slots]:
+        """Room for keys and values of every layer, whose first ones come first."""
+        empty = self.head.weight.new_zeros(texts, self.shape.kv_heads, width, self.shape.head_dim)
+        place = torch.arange(width, device=empty.device)
+        return [Slots(empty.clone(), empty.clone(), place) for _ in self.layers]
 
     def equal_blocks(self) -> list[nn.Module]:
         return [*self.layers]
@@ -201,14 +205,13 @@ class OpenTransformer(WordHead):
         self,
         inputs: Tensor,
         mask: Tensor | None,
-        kept: Tensor | Sequence[Cache] | None,
+        kept: Sequence[Growing | Slots] | None,
         places: Tensor | None = None,
-        keeps: bool = False,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The last states, and keys and values of every layer if the caller `keeps` them. `places` [L] are positions
-        that do not simply follow those that are kept."""
+    ) -> Tensor:
+        """The last states. Keys and values of every layer join those that are `kept`. `places` [L] are positions that
+        do not simply follow these."""
         shape, length, device = self.shape, inputs.shape[1], inputs.device
-        before = 0 if kept is None else kept[0][0].shape[-2]
+        before = kept[0].size if kept and places is None else 0
         x = inputs.to(self.head.weight.dtype)
         if self.places is not None:
             place = torch.arange(before, before + length, device=device) if places is None else places
@@ -229,13 +232,10 @@ class OpenTransformer(WordHead):
             local_turn = compute_rotations(length, shape.head_dim, device, base=shape.local_rope)
         if x.is_cuda:
             near, seen = (None if one is None else additive(one, x.dtype) for one in (near, seen))
-        found = list[Tensor]()
         for number, layer in enumerate(self.layers):
             local = number % shape.global_every
-            old = kept[:, number].movedim(0, 1) if isinstance(kept, Tensor) else kept[number] if kept else None
-            x, own = layer(x, local_turn if local else turn, near if local else seen, old, keeps)
-            found += [] if own is None else [own]
-        return x, found
+            x = layer(x, local_turn if local else turn, near if local else seen, kept[number] if kept else None)
+        return x
 
     def finish_states(self, x: Tensor) -> Tensor:
         x = super().finish_states(x)
@@ -262,18 +262,17 @@ class AnnealedTransformer(OpenTransformer):
         self,
         inputs: Tensor,
         mask: Tensor | None,
-        kept: Tensor | Sequence[Cache] | None,
+        kept: Sequence[Growing | Slots] | None,
         places: Tensor | None = None,
-        keeps: bool = False,
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> Tensor:
         if not (self.training and self.updates):
-            return super().run(inputs, mask, kept, places, keeps)
+            return super().run(inputs, mask, kept, places)
         length = inputs.shape[1]
         place = torch.arange(length, device=inputs.device) if places is None else places
         earlier = place <= place.unsqueeze(1)
         seen = (earlier | (torch.rand(length, length, device=inputs.device) < self.opened)).unsqueeze(0)
         there = None if mask is None else who_sees_whom(mask, length, 0, inputs.device)
-        return super().run(inputs, seen if there is None else seen & there.squeeze(1), kept, places, keeps)
+        return super().run(inputs, seen if there is None else seen & there.squeeze(1), kept, places)
 
 
 def shift_states(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -96,6 +96,10 @@ class WordCount(Pattern):
         return self.low if self.high is None else self.high
 
     @property
+    def counts(self) -> int:  # type: ignore[override]
+        return self.most - self.low
+
+    @property
     def target(self) -> str:
         return str(self.low) if self.high is None else f"{self.low}-{self.high}"
 

@@ -17,14 +17,18 @@ IMPOSSIBLE = float("-inf")
 FAR = 1e4  # in log-probability: no chance in float32, and still finite
 
 
-class CausalModel(Protocol):
-    """What decoding needs from a model: special tokens, and logits of the next word."""
+class TokenSet(Protocol):
+    """The tokens of texts that are decoded, and how many positions these have."""
 
     longest: int  # positions
     start: int
     end: int
     pad: int
     banned: Tensor  # [V] bool, tokens that no text contains
+
+
+class CausalModel(TokenSet, Protocol):
+    """What decoding needs from a model: special tokens, and logits of the next word."""
 
     def read(self, words: Tensor, caches: Caches | None = None, memory: Memory | None = None) -> tuple[Tensor, Caches]:
         """Logits after each of `words` [B, L, V], and the caches that now include them. `memory` is that of the
@@ -82,8 +86,9 @@ class DecodingState:
     values, so that `append` can be part of a CUDA graph."""
 
     parents: Tensor | None = None  # the row that each partial text of a search continues
+    begun = 0  # positions that are read at once, whose words are known
 
-    def __init__(self, model: CausalModel, batch: int, width: int, sampling: DecodingSettings) -> None:
+    def __init__(self, model: TokenSet, batch: int, width: int, sampling: DecodingSettings) -> None:
         device = model.banned.device
         self.model, self.sampling, self.steps = model, sampling, min(width, model.longest)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)  # of the next word
@@ -128,7 +133,7 @@ class DecodingState:
 class DrawingState(DecodingState):
     """Texts whose words are drawn one by one, or are the likeliest ones."""
 
-    def __init__(self, model: CausalModel, batch: int, width: int, sampling: DecodingSettings) -> None:
+    def __init__(self, model: TokenSet, batch: int, width: int, sampling: DecodingSettings) -> None:
         super().__init__(model, batch, width, sampling)
         self.confidence = torch.ones(batch, width, device=self.tokens.device)
         self.mask = torch.ones_like(self.tokens, dtype=torch.bool)
@@ -160,7 +165,7 @@ class DrawingState(DecodingState):
         self.position.add_(1)
 
     def frames(self, step: Callable[[int], None]) -> Iterator[Frame]:
-        for i in range(self.steps):
+        for i in range(self.begun, self.steps):
             step(i)
             t = torch.full((len(self.ended),), 1 - (i + 1) / self.steps)
             yield Frame(i, t, self.tokens.clone(), self.confidence.clone(), self.mask, self.changed.clone())
@@ -178,7 +183,7 @@ class BeamState(DecodingState):
 
     parents: Tensor
 
-    def __init__(self, model: CausalModel, batch: int, width: int, sampling: DecodingSettings) -> None:
+    def __init__(self, model: TokenSet, batch: int, width: int, sampling: DecodingSettings) -> None:
         super().__init__(model, batch, width, sampling)
         device, beams = self.tokens.device, sampling.beams
         self.tokens = torch.full((batch, beams, width), model.pad, device=device)
@@ -251,7 +256,7 @@ class BeamState(DecodingState):
         yield Frame(0, torch.zeros(len(tokens)), tokens, sure, written, written, calls=self.calls.clone())
 
 
-def decoding_state(model: CausalModel, batch: int, width: int, sampling: DecodingSettings) -> DecodingState:
+def decoding_state(model: TokenSet, batch: int, width: int, sampling: DecodingSettings) -> DecodingState:
     """The state of a batch that is searched, if the settings ask for beams, or drawn."""
     return (BeamState if sampling.beams else DrawingState)(model, batch, width, sampling)
 

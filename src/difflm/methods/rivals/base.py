@@ -48,7 +48,7 @@ class ControlDecoder(ABC):
     appends: ClassVar[bool] = False  # whether words after a gap are supported
 
     edit = gap_sizes = None  # as in `ControlPlan`: no decoder edits, or sizes gaps
-    guided = False
+    guided = laid_out = False
     joins = False
     transitions = 0
 
@@ -113,6 +113,10 @@ class ControlDecoder(ABC):
     def classifier_calls(self, tokens: int) -> int:
         """The number of classifier calls for a text of this many tokens, END included."""
         return 0
+
+    def write_in_order(self) -> bool:
+        """As in `ControlPlan`: no decoder is for models that do so."""
+        return False
 
     # -- before decoding ------------------------------------------------------------------------------------------
 
