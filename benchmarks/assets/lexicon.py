@@ -1,0 +1,88 @@
+"""What a bundled model has seen: the spellings of its training texts, a file `words.txt` beside its weights, and how
+many nats a token of a usual text has at most, a number in its config.
+
+  python -m benchmarks.assets.lexicon words --data DIR --out models/english/difflm_english/english/words.txt
+  python -m benchmarks.assets.lexicon nats RUN --data DIR
+
+A word is kept if it occurs `LEAST` times inside sentences. With a capital letter it is kept beside its small form if
+that share of its occurrences has one.
+"""
+
+import argparse
+import gzip
+import lzma
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from benchmarks.assets.english_texts import SOURCES
+from difflm import TextDiffusion
+from difflm.runtime.files import read_checked, write_atomic, write_checked
+
+LEAST, CAPITAL = 3, 0.1
+INSIDE = re.compile(r"(?<=[a-z0-9,;] )[A-Za-z]+(?:'[A-Za-z]+)*")  # words that do not begin a sentence
+EVERY = 2  # one line of so many, or fewer if less of a source is learned from
+TECHNICAL = "mdn"  # a source full of names of code
+TEXTS, USUAL, SEED = 4000, 0.99, 0
+
+
+def read_lines(data: Path) -> Iterator[str]:
+    for name, source in SOURCES.items():
+        path = data / source.file
+        if source.file and name != TECHNICAL and path.is_file():
+            with (lzma.open if path.suffix == ".xz" else gzip.open)(path, "rt", encoding="utf-8") as file:
+                yield from islice(file, 0, None, max(EVERY, round(1 / source.keep)))
+
+
+def collect_words(data: Path) -> list[str]:
+    """The spellings that are kept, sorted."""
+    counts = Counter[str]()
+    for line in read_lines(data):
+        counts.update(INSIDE.findall(line.replace("’", "'")))
+    for word in [word for word in counts if word.endswith("'s")]:
+        counts[word.removesuffix("'s")] += counts.pop(word)
+    small = {word for word, count in counts.items() if word.islower() and count >= LEAST}
+    large = {word for word, count in counts.items() if count >= LEAST and word[:1].isupper() and word[1:].islower()}
+    both = {word for word in large if word.lower() not in small or counts[word] > CAPITAL * counts[word.lower()]}
+    other = {w for w, n in counts.items() if n >= LEAST and not {w.lower(), w.capitalize()} & (small | both)}
+    return sorted(small | both | other)
+
+
+def measure_usual(run: str, data: Path) -> float:
+    """The nats a token that so many texts with a gap have at most."""
+    lm, draw = TextDiffusion.from_pretrained(run, device="auto"), random.Random(SEED)
+    lines = [words for line in read_lines(data) if 7 < len(words := line.split()) < 40]
+    found = []
+    for words in draw.sample(lines, TEXTS):
+        begin, size = draw.randrange(1, len(words) - 4), draw.randrange(0, 4)
+        given = f"{' '.join(words[:begin])} ___ {' '.join(words[begin + size :])}" if size else " ".join(words)
+        if (nats := lm.given_nats(given)) is not None:
+            found.append(nats)
+    return sorted(found)[int(USUAL * len(found))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("words", "nats"))
+    parser.add_argument("run", nargs="?")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    if asked.what == "words":
+        words = collect_words(asked.data)
+        write_atomic(asked.out, "\n".join(words))
+        print(f"{len(words):,} words, {asked.out.stat().st_size:,} bytes")
+        return
+    nats = measure_usual(asked.run, asked.data)
+    path = Path(asked.run) / "config.json"
+    config = read_checked(path)
+    config["gaps"]["usual_nats"] = round(nats, 2)
+    write_checked(path, config)
+    print(f"{nats:.2f} nats a token")
+
+
+if __name__ == "__main__":
+    main()

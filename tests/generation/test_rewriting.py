@@ -1,0 +1,115 @@
+"""Texts that are said in other words: what is refused, what is chosen, and what is said of it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from difflm import Contains, TextDiffusion, UsageError
+from difflm.controls.gaps import Edit
+from difflm.data.meaning import Lexicon, find_fault
+from difflm.data.tokenizers import Bpe
+from difflm.generation import rewriting
+from difflm.generation.ranking import UNKNOWN_SPELLING
+from difflm.generation.requests import Request, generation_to_json
+from difflm.generation.rewriting import LOST_WORD, UNCHANGED, restate
+from difflm.methods import METHODS, TextSpec
+from tests.models.test_open_start import MODELS
+
+PHRASE = "In other words:"
+TEXTS = ["The old dog was very tired.", "Anna did not buy 3 apples in London.", "Nobody saw him"]
+
+
+@pytest.fixture(scope="module")
+def lm():
+    """A model of random weights that reads from left to right as well, and is said to have learned the phrase."""
+    torch.manual_seed(0)
+    tokenizer = Bpe.build([*TEXTS, PHRASE, "He felt weary."] * 5, 300)
+    config = {**MODELS["diffullama"]["config"], "vocab_size": tokenizer.size}
+    built = METHODS["mdlm"](decoder=config, hidden=32, in_order=0.5, dropout=0.0).build(TextSpec(tokenizer.size, 128))
+    about = {"method": "mdlm", "gaps": {"candidates": 3, "restates": PHRASE, "sampler": "confidence"}}
+    return TextDiffusion(built.eval(), tokenizer, about)
+
+
+def choose(lm, monkeypatch, text, answers, nats, keep=()):
+    """What is chosen of these answers, if they have so many nats."""
+    monkeypatch.setattr(rewriting, "read_in_order", lambda _, rows: nats[: len(rows)])
+    made = restate(Edit(text, keep=keep), PHRASE, lm)
+    chosen = made.choose([made.encode(answer) for answer in answers])
+    return lm.tokenizer.decode(chosen.ids), chosen
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_whatever_a_model_writes_negations_numbers_and_names_stay(lm, text):
+    for seed in range(3):
+        (made,) = lm.edit(text, seed=seed, steps=4)
+        assert find_fault(text, made.text, Lexicon()) in (None, "nothing", "content words")
+        (check,) = made.controls
+        assert check["name"] == "edit" and check["satisfied"] and made.denoiser_calls >= 3
+        assert (made.text == text) == (not made.changed) == (UNCHANGED in made.warnings)
+        assert generation_to_json(made).get("changed", []) == made.changed
+
+
+def test_candidates_that_change_the_meaning_are_refused(lm, monkeypatch):
+    answers = ["He was not tired.", "He felt weary.", "He was tired.", "He was 3 apples."]
+    made, chosen = choose(lm, monkeypatch, "He was tired.", answers, [5.0])
+    assert (made, chosen.index, [*chosen.said]) == ("He felt weary.", 1, [])
+
+
+def test_of_the_others_the_likeliest_that_keeps_its_words_is_chosen(lm, monkeypatch):
+    answers = ["The old dog felt weary.", "The old dog was weary. He"]  # of which one sentence is read
+    assert choose(lm, monkeypatch, TEXTS[0], answers, [3.0, 2.0])[0] == "The old dog was weary."
+    answers[1] = "The old cat was tired."  # one content word is not kept; of the other answer two are new
+    assert choose(lm, monkeypatch, TEXTS[0], answers, [3.0, 3.1 + LOST_WORD])[0] == answers[0]
+    assert choose(lm, monkeypatch, TEXTS[0], answers, [3.0, 2.9 + LOST_WORD])[0] == answers[1]
+    vars(lm)["lexicon"] = Lexicon(frozenset("the old dog felt was weary".split()))
+    answers[1] = "The old dog was glorby."
+    try:
+        assert choose(lm, monkeypatch, TEXTS[0], answers, [3.0, 3.1 + LOST_WORD - UNKNOWN_SPELLING])[0] == answers[0]
+        assert choose(lm, monkeypatch, TEXTS[0], answers, [3.0, 2.9 + LOST_WORD - UNKNOWN_SPELLING])[0] == answers[1]
+    finally:
+        del vars(lm)["lexicon"]
+
+
+def test_if_all_are_refused_one_word_is_exchanged_or_none(lm, monkeypatch):
+    made, chosen = choose(lm, monkeypatch, TEXTS[0], ["The old dog was not tired."], [5.0, 1.0, 5.0, 5.0, 5.0])
+    assert made == "The old dog was really tired." and "exchanged" in chosen.said[0]
+    made, chosen = choose(lm, monkeypatch, TEXTS[0], ["x."], [5.0] * 5, ["The", "very"])
+    assert made == TEXTS[0] and [*chosen.said] == [UNCHANGED]
+
+
+def test_drafts_show_the_answer_alone(lm):
+    for drafts in lm.stream(edit=Edit(TEXTS[0]), steps=3):
+        assert all(PHRASE not in "".join(draft.tokens) for draft in drafts)
+
+
+def test_who_asks_for_noise_gets_it_and_is_told(lm):
+    for asked in ({"strength": 0.4}, {"controls": [Contains("tired")]}):
+        (made,) = lm.edit(TEXTS[0], steps=3, **asked)
+        assert any("noised" in one for one in made.warnings)
+    assert not lm.restates(Edit("a", 0.5), ()) and lm.restates(Edit("a"), ()) and not lm.restates(Edit("a"), [1])
+
+
+def test_a_request_has_the_usual_candidates(lm):
+    told = lambda **asked: lm.settle(Request(**asked)).candidates  # noqa: E731
+    assert told(edit="a dog") == told(edit="a dog", n=2, keep=["dog"]) == 3
+    assert told(edit="a dog", strength=0.5) == told(edit="a dog", candidates=1) == told(edit="a", contains=["b"]) == 1
+    request = lm.settle(Request(edit=TEXTS[0], n=2, steps=3))
+    assert lm.make_job(**request.job()).each == 3 and len(lm.edit(TEXTS[0], 2, steps=3)) == 2
+
+
+def test_texts_that_cannot_be_said_in_other_words_are_refused(lm):
+    with pytest.raises(UsageError, match="says texts of at most"):
+        lm.edit("The old dog. " * 20)
+    with pytest.raises(UsageError, match="fill it with infill"):
+        lm.edit("The old ___ was tired.")
+
+
+def test_unusual_texts_get_a_warning(lm, monkeypatch):
+    assert lm.given_nats("The dog") is None  # too short to tell
+    nats = lm.given_nats("The old dog ___ in London, very tired.")
+    told = {limit: SimpleNamespace(gaps={"usual_nats": limit}) for limit in (nats - 0.1, nats + 0.1)}
+    for limit, one in told.items():
+        monkeypatch.setitem(lm.config["gaps"], "usual_nats", one.gaps["usual_nats"])
+        warned = lm.warn_of_language("The old dog ___ in London, very tired.")
+        assert bool(warned) == (limit < nats)
