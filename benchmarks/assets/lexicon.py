@@ -4,8 +4,8 @@ many nats a token of a usual text has at most, a number in its config.
   python -m benchmarks.assets.lexicon words --data DIR --out models/english/difflm_english/english/words.txt
   python -m benchmarks.assets.lexicon nats RUN --data DIR
 
-A word is kept if it occurs `LEAST` times inside sentences. With a capital letter it is kept beside its small form if
-that share of its occurrences has one.
+A word is kept if it occurs `LEAST` times: without a capital letter, or with one inside sentences; beside its small
+form if this share (`CAPITAL`) of its occurrences has one.
 """
 
 import argparse
@@ -22,9 +22,10 @@ from benchmarks.assets.english_texts import SOURCES
 from difflm import TextDiffusion
 from difflm.runtime.files import read_checked, write_atomic, write_checked
 
-LEAST, CAPITAL = 3, 0.1
-INSIDE = re.compile(r"(?<=[a-z0-9,;] )[A-Za-z]+(?:'[A-Za-z]+)*")  # words that do not begin a sentence
-EVERY = 2  # one line of so many, or fewer if less of a source is learned from
+LEAST, CAPITAL, LONGEST = 3, 0.1, 30  # occurrences, a share, letters
+INSIDE = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+")  # words with a capital letter that do not begin a sentence
+SPELLING = re.compile(r"\W*([A-Za-z]+(?:'[A-Za-z]+)*)\W*")
+AT_ONCE = 20_000  # lines
 TECHNICAL = "mdn"  # a source full of names of code
 TEXTS, USUAL, SEED = 4000, 0.99, 0
 
@@ -34,21 +35,23 @@ def read_lines(data: Path) -> Iterator[str]:
         path = data / source.file
         if source.file and name != TECHNICAL and path.is_file():
             with (lzma.open if path.suffix == ".xz" else gzip.open)(path, "rt", encoding="utf-8") as file:
-                yield from islice(file, 0, None, max(EVERY, round(1 / source.keep)))
+                yield from islice(file, 0, None, round(1 / source.keep))  # as many as are learned from
 
 
 def collect_words(data: Path) -> list[str]:
     """The spellings that are kept, sorted."""
+    raw, large = Counter[str](), Counter[str]()
+    lines = read_lines(data)
+    while chunk := "".join(islice(lines, AT_ONCE)).replace("’", "'"):
+        raw.update(chunk.split())
+        large.update(INSIDE.findall(chunk))
     counts = Counter[str]()
-    for line in read_lines(data):
-        counts.update(INSIDE.findall(line.replace("’", "'")))
-    for word in [word for word in counts if word.endswith("'s")]:
-        counts[word.removesuffix("'s")] += counts.pop(word)
+    for word, count in raw.items():
+        if (found := SPELLING.fullmatch(word)) and len(found[1]) <= LONGEST:
+            counts[found[1].removesuffix("'s")] += count
     small = {word for word, count in counts.items() if word.islower() and count >= LEAST}
-    large = {word for word, count in counts.items() if count >= LEAST and word[:1].isupper() and word[1:].islower()}
-    both = {word for word in large if word.lower() not in small or counts[word] > CAPITAL * counts[word.lower()]}
-    other = {w for w, n in counts.items() if n >= LEAST and not {w.lower(), w.capitalize()} & (small | both)}
-    return sorted(small | both | other)
+    names = {name for name, count in large.items() if count >= LEAST and len(name) <= LONGEST}
+    return sorted(small | {n for n in names if n.lower() not in small or large[n] > CAPITAL * counts[n.lower()]})
 
 
 def measure_usual(run: str, data: Path) -> float:

@@ -1,5 +1,6 @@
 """Texts that are said in other words: what is refused, what is chosen, and what is said of it."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,9 @@ from difflm.generation.requests import Request, generation_to_json
 from difflm.generation.rewriting import LOST_WORD, UNCHANGED, restate
 from difflm.methods import METHODS, TextSpec
 from tests.models.test_open_start import MODELS
+from tests.support.restated import SENTENCES
 
+NEGATION = r"no|not|never|none|nobody|nothing|neither|nor|cannot|without|hardly|nowhere|scarcely|barely|\w+n['’]t"
 PHRASE = "In other words:"
 TEXTS = ["The old dog was very tired.", "Anna did not buy 3 apples in London.", "Nobody saw him"]
 
@@ -29,6 +32,15 @@ def lm():
     built = METHODS["mdlm"](decoder=config, hidden=32, in_order=0.5, dropout=0.0).build(TextSpec(tokenizer.size, 128))
     about = {"method": "mdlm", "gaps": {"candidates": 3, "restates": PHRASE, "sampler": "confidence"}}
     return TextDiffusion(built.eval(), tokenizer, about)
+
+
+def keeps(answer, kept, denied):
+    """Whether an answer has these words, and as many negations, told without the code that is tested."""
+    figures = {"two": "2", "three": "3", "nine": "9", "ten": "10", "hundred": "100", "first": "1st"}
+    words = re.findall(r"\w+(?:['’]\w+)?", answer)
+    own = {figures.get(word.lower(), word) for word in words} | {word.removesuffix("'s") for word in words}
+    found = sum(bool(re.fullmatch(NEGATION, word, re.IGNORECASE)) for word in words)
+    return all({word, figures.get(word, word)} & own for word in kept.split()) and found == denied
 
 
 def choose(lm, monkeypatch, text, answers, nats, keep=()):
@@ -50,6 +62,21 @@ def test_whatever_a_model_writes_negations_numbers_and_names_stay(lm, text):
         assert generation_to_json(made).get("changed", []) == made.changed
 
 
+@pytest.mark.parametrize(("text", "kept", "denied"), SENTENCES)
+def test_forty_sentences_keep_what_they_must(lm, text, kept, denied):
+    assert keeps(text, kept, denied)
+    assert keeps(lm.edit(text, steps=1)[0].text, kept, denied)
+
+
+@pytest.mark.long
+def test_english_keeps_what_it_must():
+    english = TextDiffusion.from_pretrained("english")
+    for text, kept, denied in SENTENCES[2:6]:
+        (made,) = english.edit(text, steps=16)
+        assert keeps(made.text, kept, denied) and made.controls[0]["satisfied"], made.text
+        assert bool(made.changed) == (made.text != text)
+
+
 def test_candidates_that_change_the_meaning_are_refused(lm, monkeypatch):
     answers = ["He was not tired.", "He felt weary.", "He was tired.", "He was 3 apples."]
     made, chosen = choose(lm, monkeypatch, "He was tired.", answers, [5.0])
@@ -62,7 +89,7 @@ def test_of_the_others_the_likeliest_that_keeps_its_words_is_chosen(lm, monkeypa
     answers[1] = "The old cat was tired."  # one content word is not kept; of the other answer two are new
     assert choose(lm, monkeypatch, TEXTS[0], answers, [3.0, 3.1 + LOST_WORD])[0] == answers[0]
     assert choose(lm, monkeypatch, TEXTS[0], answers, [3.0, 2.9 + LOST_WORD])[0] == answers[1]
-    vars(lm)["lexicon"] = Lexicon(frozenset("the old dog felt was weary".split()))
+    vars(lm)["lexicon"] = Lexicon(frozenset(["the", "old", "dog", "felt", "was", "weary"]))
     answers[1] = "The old dog was glorby."
     try:
         assert choose(lm, monkeypatch, TEXTS[0], answers, [3.0, 3.1 + LOST_WORD - UNKNOWN_SPELLING])[0] == answers[0]
