@@ -36,6 +36,7 @@ CHANGED = [
     ("He was tired.", "he was tired!", "nothing"),
     ("He was tired.", "He felt weary", "the end"),
     ("The old cat slept near the river.", "The weather was nice.", "content words"),
+    ("He was tired.", "He had to make a new bed.", "content words"),
 ]
 KEPT = [
     ("He was tired.", "He felt weary."),

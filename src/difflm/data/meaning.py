@@ -17,7 +17,7 @@ NEGATIONS, FUNCTION = (frozenset(TABLE[key].split()) for key in ("negations", "f
 PREFIXES, NUMBERS = TABLE["prefixes"].split(), {word: str(value) for word, value in TABLE["numbers"].items()}
 ALIKE = [line.split() for line in TABLE["alike"]]
 
-LEAST_KEPT, FEW = 0.4, 3  # the share of a text's content words that is kept, if it has at least so many
+LEAST_KEPT = 0.4  # the share of a text's content words that is kept, if it has several
 
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 FIGURE = re.compile(r"\d+(?:[.,:]\d+)*")
@@ -115,7 +115,8 @@ def find_fault(before: str, after: str, lexicon: Lexicon, keep: Sequence[str] = 
         return "a name"
     if any(not has_phrase(after, phrase) for phrase in keep):
         return "a kept word"
-    if len(list_content(before)) >= FEW and share_kept(before, after) < LEAST_KEPT:
+    size, more = len(list_content(before)), len(list_content(after))
+    if (size > 1 and share_kept(before, after) < LEAST_KEPT) or more > max(2, 2 * size):
         return "content words"
     ends = [bool(STOP.search(text[-3:])) for text in (before, after)]
     return "the end" if ends[0] and not ends[1] else None
@@ -144,8 +145,8 @@ def list_exchanges(text: str, keep: Sequence[str] = ()) -> list[str]:
     return found
 
 
-def list_changes(before: str, after: str) -> list[tuple[str, str]]:
+def list_changes(before: str, after: str) -> list[list[str]]:
     """The words that changed, as what was written and what stands in its place; one of both may be empty."""
     old, new = SIGN.findall(before), SIGN.findall(after)
     parts = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    return [(" ".join(old[a:b]), " ".join(new[c:d])) for kind, a, b, c, d in parts if kind != "equal"]
+    return [[" ".join(old[a:b]), " ".join(new[c:d])] for kind, a, b, c, d in parts if kind != "equal"]

@@ -285,10 +285,12 @@ class TextDiffusion(Reader):
                 task.rewriting, task.edit = restate(task.edit, self.gaps["restates"], self), None
         free = task.controls if task.method is None and not task.sources else ()
         task.template = next((control for control in free if isinstance(control, Infill)), None)
+        steered = any(control.head for control in task.controls if isinstance(control, Control))
+        task.by_fit = not steered and any(one is not None for one in (task.template, task.messages, task.rewriting))
         gapped = task.template is not None and bool(task.template.parts[-1]) and task.n == 1
-        if task.usual and (task.rewriting or (gapped and task.chooses_by_fit)):
+        if task.usual and (task.rewriting or (gapped and task.by_fit)):
             task.candidates = self.gaps.get("candidates", 1)
-        chosen_by = None if task.rank or (task.candidates > 1 and task.chooses_by_fit) else task.controls
+        chosen_by = None if task.rank or (task.candidates > 1 and task.by_fit) else task.controls
         checks.check_request(task.n, seed, task.mbr, task.candidates, chosen_by, bool(task.told))
         return task
 
@@ -318,7 +320,7 @@ class TextDiffusion(Reader):
             return lambda _, __, made: [Chosen(most_central([one().tokens for one in group])) for group in made]
         if plan is None:
             return None
-        if not task.chooses_by_fit:
+        if not task.by_fit:
             return choose_by_classifiers(plan)
         self.check_reads_tokens()
         left, *_, right = task.template.known(plan.info).parts if task.template else ([], [])

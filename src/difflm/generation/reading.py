@@ -1,7 +1,6 @@
 """Where models come from and where they go; what they say of given texts: their ids, their likelihood, and that of each
 of their words."""
 
-import math
 import os
 import shutil
 import tempfile
@@ -71,6 +70,9 @@ class Reader:
         self, model: LanguageModel, tokenizer: Tokenizer, config: Json, inference: Inference | None = None
     ) -> None:
         self.model, self.tokenizer, self.config, self.name = model, tokenizer, config, "this model"
+        # Settings for gaps, `candidates`, the phrase behind which it `restates` a text, and the nats a token that usual
+        # texts have at most.
+        self.gaps: Json = config.get("gaps", {})
         if tokenizer.fragments and not model.pieces:
             model.forbid_tokens(tokenizer.fragments)
         self.inference = inference or Inference(model)
@@ -84,12 +86,6 @@ class Reader:
     def pieces(self) -> list[str]:
         """The text of each token; a special token is empty."""
         return [*self.model.pieces] or ["".join(self.tokenizer.tokens([k])) for k in range(self.tokenizer.size)]
-
-    @property
-    def gaps(self) -> Json:
-        """What its config says of gaps: settings, `candidates`, the phrase behind which it `restates` a text, and the
-        nats a token that usual texts have at most."""
-        return self.config.get("gaps", {})
 
     @cached_property
     def lexicon(self) -> Lexicon:
@@ -221,20 +217,20 @@ class Reader:
             why = f"texts that hardly have the letters of {shown}"
         elif english and is_other_language(text):
             why = f"English texts; {shown} looks like another language"
-        elif not source and (self.given_nats(text) or 0.0) > self.gaps.get("usual_nats", math.inf):
+        elif not source and "usual_nats" in self.gaps and self.given_nats(text) > self.gaps["usual_nats"]:
             why = f"other texts: {shown} is further from them than 99 % of them"
         else:
             return []
         return [f"{self.name} was trained on {why}. For such texts, train a model on some: difflm train FILE"]
 
     @torch.no_grad()
-    def given_nats(self, text: str) -> float | None:
-        """The nats a token of what is given of a text, whose gaps are left out, read from left to right; None if that
-        is too short to tell."""
+    def given_nats(self, text: str) -> float:
+        """The nats a token of what is given of a text, whose gaps are left out, read from left to right; 0 if that is
+        too short to tell."""
         rows = [row[: self.model.max_words] for row in self.tokenizer.encode_batch(BLANK.split(text)[::2]) if row]
         count = sum(len(row) - 1 for row in rows)
         if count < FEWEST or not self.model.capabilities.reads_in_order:
-            return None
+            return 0.0
         ids, mask = self.model.lengths.canvas(*(part.to(self.device) for part in pad_token_rows(rows)))
         return float(nats_in_order(self.inference.denoiser, ids, mask).sum()) / count
 

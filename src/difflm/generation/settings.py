@@ -96,12 +96,7 @@ class Task:
     told: list[Ids] = field(default_factory=list)  # the sources
     sources: list[Ids] = field(default_factory=list)  # one for each text: its source, or the messages
     template: Infill | None = None  # the text whose gaps are filled by denoising
-
-    @property
-    def chooses_by_fit(self) -> bool:
-        """Whether the model itself chooses among candidates: by how well they fill gaps, or answer messages."""
-        steered = any(control.head for control in self.controls if isinstance(control, Control))
-        return not steered and any(one is not None for one in (self.template, self.messages, self.rewriting))
+    by_fit: bool = False  # whether the model itself chooses among candidates: by how they fill gaps, or answer messages
 
 
 DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Task)} | {"progress": False, "frames": False}
