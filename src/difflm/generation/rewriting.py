@@ -1,6 +1,7 @@
 """Say a text in other words: among candidates that a model wrote behind the text and a phrase ("In other words:"), the
 one is chosen that keeps its meaning as far as that can be checked, and fits best."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from difflm.errors import UsageError
 from difflm.generation.jobs import Chosen, Ids
 from difflm.generation.ranking import UNKNOWN_SPELLING, read_in_order
 from difflm.generation.reading import Reader
+from difflm.models.word_nats import A_TOKEN
 from difflm.runtime.files import Json
 
 KEPT = "negations, numbers and names"
 LOST_WORD = 2.0  # nats that a candidate loses with each content word that it does not keep
+MOST_NATS = 3.0  # a token, of an answer read behind the text: 6 of 8 good ones had fewer, and 8 of nonsense more
 LONGER = 1.5  # times the tokens of the text that its candidates have at most, and
 FEW = 4  # so many more
 EXCHANGED = f"no candidate kept {KEPT}, and enough of the rest: only a word was exchanged for one that means the same."
@@ -32,9 +35,10 @@ STOPS = (".", "!", "?", "…", '"', "”", "’", ")")
 @dataclass(frozen=True)
 class Rewriting:
     """Chooses among the candidates for a text that is said in other words. Those that change a negation, a number or a
-    name, that lose a kept word, or that say nothing new are refused. Of the others the one with the fewest nats is
-    taken, read behind the text, where each token may cost one (`read_in_order`); content words that are lost cost nats
-    as well. If all are refused, the text has one word exchanged that has an equal, or stays."""
+    name, that lose a kept word, that say nothing new, or that have more than `MOST_NATS` are refused. Of the others the
+    one with the fewest nats is taken, read behind the text, where each token may cost one (`read_in_order`); content
+    words that are lost cost nats as well. If all are refused, the text has one word exchanged that has an equal, or
+    stays."""
 
     writer: Reader
     edit: Edit
@@ -54,19 +58,15 @@ class Rewriting:
 
     def choose(self, group: list[Ids]) -> Chosen:
         begun, text, lexicon = time.perf_counter(), self.edit.text.strip(), self.writer.lexicon
-        read, said = [self.read_answer(row) for row in group], list[str]()
+        read = [self.read_answer(row) for row in group]
         good = [one for one in dict.fromkeys(read) if find_fault(text, one, lexicon, self.edit.keep) is None]
-        if not good:
-            said, good = [EXCHANGED], list_exchanges(text, self.edit.keep)
-        good = [one for one in good if len(self.encode(one)) <= self.writer.model.max_words]
-        costs, best = self.list_costs(good) if good else [], text
-        if good:
-            best = good[costs.index(min(costs))]
-        else:
-            said = [UNCHANGED]
+        costs, said = self.list_costs(good, MOST_NATS), list[str]()
+        if not costs:
+            costs, said = self.list_costs(list_exchanges(text, self.edit.keep)), [EXCHANGED]
+        best = min(costs, key=costs.__getitem__, default=text)
         index, seconds = read.index(best) if best in read else 0, time.perf_counter() - begun
-        ids = self.writer.tokenizer.encode(best)
-        return Chosen(index, len(good), seconds, ids=ids, said=said, checks=[self.check(best)])
+        ids, checks = self.writer.tokenizer.encode(best), [self.check(best)]
+        return Chosen(index, len(good), seconds, ids=ids, said=said if costs else [UNCHANGED], checks=checks)
 
     def read_answer(self, row: Ids) -> str:
         """What a candidate says, as many sentences as the text has, without a mark at the end if that has none."""
@@ -74,12 +74,18 @@ class Rewriting:
         answer = cut_sentences(" ".join(answer.split()), count_sentences(text))
         return answer if text.endswith(STOPS) else answer.rstrip(".!?…")
 
-    def list_costs(self, answers: Sequence[str]) -> list[float]:
-        text, lexicon = self.edit.text, self.writer.lexicon
-        nats = read_in_order(self.writer, [self.encode(one) for one in answers])
-        odd = [len(lexicon.find_unknown(one, text)) * bool(lexicon.words) for one in answers]
-        lost = [count_content_changes(text, one) for one in answers]
-        return [n + LOST_WORD * k + UNKNOWN_SPELLING * u for n, k, u in zip(nats, lost, odd, strict=True)]
+    def list_costs(self, answers: Sequence[str], most: float = math.inf) -> dict[str, float]:
+        """The nats of answers, those of at most so many a token, with what is added for lost and unknown words."""
+        text, lexicon, before = self.edit.text, self.writer.lexicon, self.encode("")
+        rows = {one: row for one in answers if len(row := self.encode(one)) <= self.writer.model.max_words}
+        first, *nats = read_in_order(self.writer, [before, *rows.values()])
+        costs = {one: cost - first for one, cost in zip(rows, nats, strict=True)}
+        found = {one: n for one, n in costs.items() if n <= (most - A_TOKEN) * (len(rows[one]) - len(before))}
+        odd = {one: len(lexicon.find_unknown(one, text)) if lexicon.words else 0 for one in found}
+        return {
+            one: n + LOST_WORD * count_content_changes(text, one) + UNKNOWN_SPELLING * odd[one]
+            for one, n in found.items()
+        }
 
     def check(self, answer: str) -> Json:
         text = self.edit.text.strip()
