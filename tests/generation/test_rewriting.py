@@ -113,7 +113,7 @@ def test_who_asks_for_noise_gets_it_and_is_told(lm):
     for asked in ({"strength": 0.4}, {"controls": [Contains("tired")]}):
         (made,) = lm.edit(TEXTS[0], steps=3, **asked)
         assert any("noised" in one for one in made.warnings)
-    assert not lm.restates(Edit("a", 0.5), ()) and lm.restates(Edit("a"), ()) and not lm.restates(Edit("a"), [1])
+    assert not lm._restates(Edit("a", 0.5), ()) and lm._restates(Edit("a"), ()) and not lm._restates(Edit("a"), [1])
 
 
 def test_a_request_has_the_usual_candidates(lm):

@@ -243,8 +243,8 @@ def fits_between(sizes: Sequence[int], runs: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class Edit:
-    """A text to rewrite; `keep` names words of it to keep. `strength` is how much noise is added before it is denoised;
-    None: 0.5, but a model that was trained to say texts in other words does that."""
+    """A text to rewrite; `keep` names words of it to keep. `strength` is how much noise is added first. None: a model
+    that was trained to says it in other words, others add 0.5."""
 
     text: str
     strength: float | None = None

@@ -182,13 +182,13 @@ class TextDiffusion(Reader):
         """A request for one text with the candidates that this model has for gaps, where it says nothing of any."""
         said = "candidates" in request.model_fields_set or request.each > 1 or request.source or request.method
         usual, controls = self.gaps.get("candidates"), request.controls()
-        restated = request.edit is not None and self.restates(request.edited(), controls)
+        restated = request.edit is not None and self._restates(request.edited(), controls)
         gapped = request.n == 1 and request.infill is not None and bool(Infill(request.infill).parts[-1])
         if usual is None or said or not (restated or gapped) or any(one.head for one in controls):
             return request
         return request.model_copy(update={"candidates": usual})
 
-    def restates(self, edit: Edit | None, others: Sequence[object]) -> bool:
+    def _restates(self, edit: Edit | None, others: Sequence[object]) -> bool:
         """Whether a text is said in other words, by a model that learned a phrase before those; strength, controls and
         the like ask for noise instead."""
         able = "restates" in self.gaps and self.model.capabilities.reads_in_order
@@ -213,10 +213,9 @@ class TextDiffusion(Reader):
         keep: str | Sequence[str] = (),
         **asked: Unpack[WrittenFrom],
     ) -> Texts:
-        """Say one or several texts in other words, if the model was trained to: negations, numbers and names stay, and
-        `changed` lists what does not. Other models, and all if `strength` is given or controls are, noise this much of
-        the text, above 0 and at most 1, and denoise it: it may come to mean something else. `keep` names words or
-        phrases to keep."""
+        """Say texts in other words, if the model was trained to: negations, numbers and names stay, and `changed` lists
+        what does not. Other models, and all with controls or a `strength` (above 0, at most 1), noise and denoise them:
+        their meaning may change. `keep` names words or phrases to keep."""
         edits = [Edit(one, strength, keep) for one in list_texts(text, "text")]
         return self.generate(n, seed, edit=edits, **asked)
 
@@ -281,7 +280,7 @@ class TextDiffusion(Reader):
         if task.edit is not None:
             task.edited = task.edit.text
             others = (task.controls, task.method, task.sources, task.mbr > 1, task.rank, task.messages)
-            if self.restates(task.edit, others):
+            if self._restates(task.edit, others):
                 task.rewriting, task.edit = restate(task.edit, self.gaps["restates"], self), None
         free = task.controls if task.method is None and not task.sources else ()
         task.template = next((control for control in free if isinstance(control, Infill)), None)

@@ -107,8 +107,8 @@ class Request(BaseModel):
         "models, masked-lm-gibbs."
     )
     edit: str | None = key(
-        "A text to say in other words, if the model was trained to: negations, numbers and names stay. Other models, "
-        "and all with --strength or controls, noise and denoise it: it may come to mean something else."
+        "A text to say in other words (english: negations, numbers and names stay) or, for other models and with "
+        "--strength or controls, to noise and denoise: its meaning may change."
     )
     keep: list[str] = key("With edit: words to keep.", [])
     strength: float | None = key("With edit: noise this much of it, above 0 and up to 1 (all), and denoise it. [0.5]")
