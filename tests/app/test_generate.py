@@ -61,7 +61,7 @@ def test_a_request_becomes_controls():
     request = Request(length=9, contains=["a b", "c"], avoid=["d"], infill="___ e")
     assert request.controls() == [Infill("___ e"), Length(9), Contains("a b"), Contains("c"), Avoid("d")]
     assert request.edited() is None
-    assert Request(edit="a b", keep=["a"]).edited() == Edit("a b", 0.5, ("a",))
+    assert Request(edit="a b", keep=["a"]).edited() == Edit("a b", None, ("a",))
     assert Request(edit="a b", strength=0.25).edited() == Edit("a b", 0.25)
     assert Request(length=0).controls() == [Length(0)]  # asked, and to be refused by the model
 

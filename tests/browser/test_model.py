@@ -167,7 +167,7 @@ def pages(
         lm = TextDiffusion.from_pretrained(run)
         lm.model.sampling = replace(lm.model.sampling, **sampling)
         if name == "pieces":  # gaps between words are filled otherwise than whole texts are written
-            lm.config["gaps"] = {"sampler": "confidence", "temperature": 0.5}
+            lm.config["gaps"] = lm.gaps = {"sampler": "confidence", "temperature": 0.5}
         write_page(lm, name, folder / name)
         made[name] = as_packed(lm), folder / name
     return made

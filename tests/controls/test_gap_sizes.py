@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from difflm import Contains, Infill, Length
+from difflm import Contains, Infill, Length, Pattern, WordCount
 from difflm.controls.base import Control, ModelInfo
 from difflm.controls.patterns.token_automata import ANY, compile_pattern
 from difflm.controls.plan import MOST_SIZES, SHARPNESS, ControlPlan, GapSizes, SizeDraft, share_sizes
@@ -150,6 +150,13 @@ def test_a_gap_that_must_hold_words_is_large_enough(pieces: TextDiffusion) -> No
     assert more.gap_sizes.options == [[*range(needed, needed + MOST_SIZES)]]
 
 
+@pytest.mark.parametrize("more", [[Pattern("The [a-z ]+ pub.*")], [Contains("old")], [Length(4)], [WordCount(3, 5)]])
+def test_gaps_of_which_more_is_asked_are_sized_by_the_model_too(pieces: TextDiffusion, more: list[Control]) -> None:
+    plan = pieces.plan_controls([Infill("The ___ pub."), *more])
+    assert isinstance(plan, ControlPlan) and plan.gap_sizes is not None
+    assert plan.gap_sizes.shares and all(len(own) <= MOST_SIZES for own in plan.gap_sizes.options)
+
+
 def test_gaps_share_the_words_that_a_length_leaves(pieces: TextDiffusion) -> None:
     for made in pieces.infill("The ___ pub ___ river.", n=4, seed=3, steps=4, controls=[Length(8)]):
         assert len(made.text.split()) == 8 and all(one["satisfied"] for one in made.controls), made.text
@@ -213,7 +220,7 @@ def test_of_candidates_the_one_is_kept_whose_gap_fits_best(masked: TextDiffusion
 
 
 def test_a_model_says_how_its_gaps_are_filled(masked: TextDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(masked.config, "gaps", {"sampler": "confidence", "temperature": 0.5})
+    monkeypatch.setattr(masked, "gaps", {"sampler": "confidence", "temperature": 0.5})
     between, ending = [Infill("The ___ is near.")], [Infill("The pub ___")]
     asked = [
         masked.make_job(1, controls=between).sampling,

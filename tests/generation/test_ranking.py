@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from difflm import Contains, TextDiffusion
 from difflm.app.cli import main
 from difflm.app.commands import translate as command
 from difflm.data.batches import Batch
+from difflm.data.meaning import Lexicon
 from difflm.data.seq2seq_metrics import sentence_bleu_nltk4
 from difflm.data.tokenizers import END, PAD, SPECIALS, START, UNK, Words
 from difflm.diffusion.base import Belief
@@ -27,10 +30,11 @@ from difflm.diffusion.timesteps import TimeSampler
 from difflm.errors import UsageError, speak_command
 from difflm.fast.inference import Inference
 from difflm.fast.repairs import GROWTH, OFFSETS, expect_nearby, repair_rows
+from difflm.generation import ranking
 from difflm.generation.jobs import Ids
-from difflm.generation.ranking import TOKEN_DRAWS, VECTOR_DRAWS, make_ranking
+from difflm.generation.ranking import TOKEN_DRAWS, UNKNOWN_SPELLING, VECTOR_DRAWS, GapFit, make_ranking
 from difflm.methods import METHODS, TextSpec
-from difflm.models.base import Sampling
+from difflm.models.base import Capabilities, Sampling
 from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import DrawnFromSource
@@ -728,3 +732,18 @@ def test_commands_repair(reverser, twin, sources, tmp_path, capsys, complaint, m
     assert main([str(arg) for arg in (*alone, "--repairs", 9, "--json")]) == 0  # one candidate suffices
     assert "by the twin, 9 repairs each" in capsys.readouterr().out
     assert "needs a left-to-right" in complaint(2, *argv, "--rank", "bound", "--repairs", 1)
+
+
+def test_a_filling_with_an_unknown_spelling_must_be_likelier_by_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known are the words of the training texts and those that are given."""
+    texts = ["a gleeby pub", "an old pub", "a Zizzi pub"]
+    words, model = (
+        Lexicon(frozenset({"a", "an", "old"})),
+        SimpleNamespace(capabilities=Capabilities(reads_in_order=True)),
+    )
+    tokenizer = SimpleNamespace(decode=lambda row: texts[row[0]])
+    writer: Any = SimpleNamespace(lexicon=words, tokenizer=tokenizer, model=model)
+    for nats, best in (([1, 1.1 + UNKNOWN_SPELLING, 99], 0), ([1, 0.9 + UNKNOWN_SPELLING, 99], 1), ([1, 9, 1.1], 2)):
+        monkeypatch.setattr(ranking, "read_in_order", lambda _, rows, nats=nats: nats)
+        (chosen,) = GapFit(writer, 0, 0, given="Zizzi's ___ pub")([0], [[[0], [1], [2]]])
+        assert chosen.index == best

@@ -12,7 +12,7 @@ GAP = "My dog ___ in the garden."
 def lm():
     """The smaller English model, told to choose among three."""
     made = TextDiffusion.from_pretrained("english-small")
-    made.config["gaps"] = {"candidates": 3}
+    made.gaps = {"candidates": 3}
     return made
 
 

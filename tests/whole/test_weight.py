@@ -5,7 +5,7 @@ import pytest
 from benchmarks import weight
 
 FIGURES = {
-    "lines of src/difflm": 42_447,
+    "lines of src/difflm": 42_890,
     "lines of diffusion, networks, models, methods": 14_023,
     "circles of files": 0,
     "isinstance of own classes": 63,
@@ -15,7 +15,7 @@ FIGURES = {
     "parameters of one function": 8,
     "lines of one function": 49,
     "late imports of methods": 0,
-    "words of docs": 59_940,
+    "words of docs": 60_051,
     "plain text: files": 25,
     "plain text: functions": 131,
     "one field: files": 34,

@@ -243,24 +243,29 @@ def fits_between(sizes: Sequence[int], runs: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class Edit:
-    """A text to rewrite lightly. `strength` is how much noise is added first; `keep` names words of it to keep."""
+    """A text to rewrite; `keep` names words of it to keep. `strength` is how much noise is added first. None: a model
+    that was trained to says it in other words, others add 0.5."""
 
     text: str
-    strength: float = 0.5
+    strength: float | None = None
     keep: Sequence[str] = ()  # phrases, or a single one; stored as a tuple
 
     def __post_init__(self) -> None:
         kept = (self.keep,) if isinstance(self.keep, str) else tuple(self.keep)
         if not all(isinstance(one, str) for one in (self.text, *kept)):
             raise UsageError('an edit takes a text and words of it to keep, such as keep=["The Mill"].')
-        if not isinstance(self.strength, Real):
+        if not isinstance(self.strength, Real | None):
             raise UsageError(f"strength must be a number above 0 and up to 1, not {self.strength!r}.")
         object.__setattr__(self, "keep", kept)
+
+    @property
+    def noise(self) -> float:
+        return 0.5 if self.strength is None else self.strength
 
     def check_value(self) -> None:
         if not self.text.strip():
             raise UsageError("edit: the text is empty.")
-        if not 0 < self.strength <= 1:
+        if not 0 < self.noise <= 1:
             raise UsageError(f"--strength must be greater than 0 and at most 1, not {self.strength}.")
         for phrase in self.keep:
             find_phrase(phrase, self.text)

@@ -21,6 +21,7 @@ def read_drafts(lm: Reader, job: GenerationJob, batch: SampleBatch, frame: Frame
     """Drafts of a job, whose rows are `part` of the batch. Given words without an id are shown as they were given,
     and a character of several tokens where its first one is."""
     first = job.plan.info.first if job.plan else 0
+    cut = first + job.hides if job.hides else 0
 
     def pieces(sample: int, ids: list[int]) -> list[str]:
         given, fragments = job.given.get(sample, {}), lm.tokenizer.fragments
@@ -39,7 +40,7 @@ def read_drafts(lm: Reader, job: GenerationJob, batch: SampleBatch, frame: Frame
     rows = zip(*(tensor[own].tolist() for tensor in read), strict=True)
     drafts = [
         Draft(
-            *(sample, frame.step, t, pieces(sample, ids[:length]), sure[:length], new[:length]),
+            *(sample, frame.step, t, pieces(sample, ids[:length])[cut:], sure[cut:length], new[cut:length]),
             edits=[] if frame.edits is None else [EDITS[mark] for mark in own_marks[:length]],
         )
         for t, sample, length, ids, sure, new, own_marks in rows

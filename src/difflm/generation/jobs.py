@@ -17,6 +17,7 @@ from difflm.methods.rivals import ControlDecoder
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Layout, Row, source_condition
 from difflm.player.frames import Draft
+from difflm.runtime.files import Json
 
 LABEL_WEIGHT = 30.0  # of a label's nats beside those of all words, where candidates are compared by both (docs/log)
 
@@ -33,6 +34,8 @@ class Chosen:
     seconds: float = 0.0
     classifier_calls: int = 0
     ids: Ids | None = None
+    said: Sequence[str] = ()  # warnings
+    checks: Sequence[Json] = ()  # of a rewritten text
 
 
 Decode = Callable[..., Generation]  # decodes one finished row, or other ids in its place
@@ -57,6 +60,8 @@ class GenerationJob:
     sources: Sequence[Ids] = ()  # one per text, if texts are written from sources
     first: int = 0  # the number of the first text, if a long list is written in pieces
     begin: Ids = field(default_factory=list)  # the text that every text is edited from
+    edited: str = ""  # the same as it was given
+    hides: int = 0  # tokens before the answer of a text that is said in other words: no draft shows them
     given: dict[int, Given] = field(default_factory=dict)  # what is given, by sample
     waiting: dict[int, tuple["FinishedRow", Decode]] = field(default_factory=dict)  # finished candidates by sample
     cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
@@ -81,7 +86,7 @@ class GenerationJob:
         if self.sampling.sampler in ORDERED and plan is not None and plan.gap_sizes:
             # No more than there are masks, in one of few numbers: steps are captured for each.
             steps = min(steps, 1 << max(one.positions - len(one.known) - 1 for one in layouts).bit_length())
-        span = StepSpan(steps, edit.strength if edit else 1.0)
+        span = StepSpan(steps, edit.noise if edit else 1.0)
         return [Row(self.seed, first + k, one, guided, told[k], span) for k, one in enumerate(layouts)]
 
     def choose_texts(self, made: "Sequence[tuple[FinishedRow, Decode]]", seconds: float) -> dict[int, Generation]:
@@ -98,11 +103,14 @@ class GenerationJob:
         found = {}
         for k, own, chosen in zip(ready, groups, best, strict=True):
             text = own[chosen.index][1](ids=chosen.ids)
-            checks = check_text(self.plan.controls, text.text, self.plan.unknown_words) if self.plan else []
+            checks = [*chosen.checks]
+            if self.plan and not self.hides:
+                checks = check_text(self.plan.controls, text.text, self.plan.unknown_words)
             calls = sum(row.calls for row, _ in own) + chosen.calls
             seconds = self.cost.pop(k) + chosen.seconds
             asked = sum(row.classifier_calls for row, _ in own) + chosen.classifier_calls
-            found[k] = replace(text, denoiser_calls=calls, classifier_calls=asked, seconds=seconds, controls=checks)
+            text = replace(text, controls=checks, warnings=[*text.warnings, *chosen.said])
+            found[k] = replace(text, denoiser_calls=calls, classifier_calls=asked, seconds=seconds)
         return found
 
 

@@ -15,6 +15,7 @@ from difflm.controls.phrases import find_template
 from difflm.controls.plan import ControlPlan, check_text
 from difflm.data.chat import encode_messages
 from difflm.data.labels import Labelling
+from difflm.data.meaning import list_changes
 from difflm.data.text_metrics import most_central
 from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.data.words import split_words
@@ -25,6 +26,7 @@ from difflm.generation.jobs import Choice, Chosen, FinishedRow, GenerationJob, I
 from difflm.generation.ranking import GapFit, check_repairs, make_ranking, read_costs
 from difflm.generation.reading import Reader, list_texts
 from difflm.generation.requests import Request
+from difflm.generation.rewriting import restate
 from difflm.generation.scheduler import run_list
 from difflm.generation.settings import (
     DEFAULTS,
@@ -53,6 +55,7 @@ JUDGED_TOGETHER = 128  # requests of a list whose candidates a GPU reads at once
 WHOLE, LAID_OUT = 12, 8  # candidates of a text that is written in order, or of so many words around required ones
 WHOLE_SAMPLING: Settings = {"sampler": IN_ORDER, "temperature": 0.8, "top_p": 0.95}
 SAID = ("candidates", "mbr", "rank", "repairs", "method", "messages", "watch")  # who says these chooses for himself
+NOISED = "the text is noised and denoised, as was asked for: it may come to mean something else."
 
 
 class TextDiffusion(Reader):
@@ -180,7 +183,7 @@ class TextDiffusion(Reader):
         wanted: Any = controls if lists else [controls]
         edits: Any = edit if isinstance(edit, list | tuple) else [edit]
         both = [(own, one) for own in wanted for one in edits]
-        usual = n == 1 and edit is None and all(asked.get(key) is None for key in SAID)
+        usual = all(asked.get(key) is None for key in SAID)
         given = {"usual": usual, "source": source, **asked}
         jobs = [self.make_job(n, seed, controls=own, edit=one, **given) for own, one in both]
         watcher = Watcher(self.model, jobs, progress, frames) if progress or frames else None
@@ -191,18 +194,22 @@ class TextDiffusion(Reader):
         return Texts(done[key] for key in sorted(done))
 
     def settle(self, request: R) -> R:
-        """A request for one text with the candidates that this model usually has, where it says nothing of any."""
-        said = (
-            request.n > 1
-            or "candidates" in request.model_fields_set
-            or request.each > 1
-            or request.source
-            or request.method
-            or request.edit
-        )
-        known = self.model.capabilities.reads_in_order or "gaps" in self.config
-        usual = self._count_candidates(request.controls()) if known and not said else 1
+        """A request with the candidates that this model usually has, where it says nothing of any: one text alone, and
+        texts that are said in other words."""
+        if "candidates" in request.model_fields_set or request.each > 1 or request.source or request.method:
+            return request
+        edit, controls, usual = request.edited(), request.controls(), 1
+        if edit is not None:
+            usual = WHOLE if self._restates(edit, controls) else 1
+        elif request.n == 1 and (self.model.capabilities.reads_in_order or self.gaps):
+            usual = self._count_candidates(controls)
         return request.model_copy(update={"candidates": usual}) if usual > 1 else request
+
+    def _restates(self, edit: Edit | None, others: Sequence[object]) -> bool:
+        """Whether a text is said in other words, by a model that learned a phrase before those; strength, controls and
+        the like ask for noise instead."""
+        able = "restates" in self.gaps and self.model.capabilities.reads_in_order
+        return able and edit is not None and edit.strength is None and not any(others)
 
     def _count_candidates(self, controls: Sequence[Control]) -> int:
         """How many candidates a text alone has, which the model itself can compare."""
@@ -212,7 +219,7 @@ class TextDiffusion(Reader):
         if any(control.head for control in bound):
             return 1
         if template is not None and template.parts[-1]:
-            return int(self.config.get("gaps", {}).get("candidates", 1))
+            return int(self.gaps.get("candidates", 1))
         if not self.model.capabilities.reads_in_order:
             return 1
         if template is None and any(one.counts is not None for one in bound):
@@ -234,12 +241,13 @@ class TextDiffusion(Reader):
         n: int = 1,
         seed: int = 0,
         *,
-        strength: float = Edit.strength,
+        strength: float | None = None,
         keep: str | Sequence[str] = (),
         **asked: Unpack[WrittenFrom],
     ) -> Texts:
-        """Rewrite one or several texts lightly. `strength`, above 0 and at most 1, is how much noise is added first;
-        `keep` names words or phrases to keep."""
+        """Say texts in other words, if the model was trained to: negations, numbers and names stay, and `changed` lists
+        what does not. Other models, and all with controls or a `strength` (above 0, at most 1), noise and denoise them:
+        their meaning may change. `keep` names words or phrases to keep."""
         edits = [Edit(one, strength, keep) for one in list_texts(text, "text")]
         return self.generate(n, seed, edit=edits, **asked)
 
@@ -258,11 +266,12 @@ class TextDiffusion(Reader):
         begin, prompt, plan = list[int](), len(task.sources[0]) if task.sources else 0, None
         edit, capable = task.edit, self.model.capabilities
         if edit and "edits" in self.model.capabilities.settings:
-            if edit.keep or edit.strength != Edit.strength:
+            if edit.keep or edit.strength is not None:
                 raise UsageError("this model edits the text directly: leave --keep and --strength out.")
             (begin,), edit = self.encode([edit.text]), None
-        if task.controls or edit or task.method or capable.always_planned or capable.reads_in_order:
-            plan = self.plan_controls(task.controls, edit, task.guidance, task.method, prompt)
+        controls = [task.rewriting.template] if task.rewriting else task.controls
+        if controls or edit or task.method or capable.always_planned or capable.reads_in_order:
+            plan = self.plan_controls(controls, edit, task.guidance, task.method, prompt)
         sampling = self._settle_sampling(task, plan)
         if plan and sampling.beams and not plan.searches:
             raise UsageError(f"{task.method} chooses words one by one: leave --beams out.")
@@ -271,9 +280,11 @@ class TextDiffusion(Reader):
         if sampling.contrast and not task.sources and not (plan and (plan.infill or (edit and edit.keep))):
             raise UsageError("--contrast needs known words: give some with --infill, or with --edit and --keep.")
         each = max(task.mbr, task.candidates)
-        choose = self._choose_ranking(task, plan) if each > 1 or task.rank is not None else None
+        chosen = each > 1 or task.rank is not None or task.rewriting is not None
+        choose = self._choose_ranking(task, plan) if chosen else None
         job = GenerationJob(task.n, seed, sampling, plan, each, task.watch, choose, sources=task.sources, begin=begin)
-        if task.controls or task.edit or task.told:
+        job.edited, job.hides = task.edited, task.rewriting.before if task.rewriting else 0
+        if task.controls or task.edited or task.told:
             job.warnings = self._warn(task, plan, begin)
         return job
 
@@ -284,7 +295,7 @@ class TextDiffusion(Reader):
         sampler, ordered = told.get("sampler"), self.model.capabilities.reads_in_order
         behind = (task.template is not None and task.template.parts[-1]) or (plan is not None and plan.laid_out)
         if behind and sampler != IN_ORDER:
-            usual = {key: value for key, value in self.config.get("gaps", {}).items() if key != "candidates"}
+            usual = {key: value for key, value in self.gaps.items() if key in SETTINGS}
         elif ordered and sampler in (None, IN_ORDER) and plan is not None and plan.write_in_order():
             usual = {**WHOLE_SAMPLING}
         elif ordered and sampler == IN_ORDER:
@@ -310,25 +321,31 @@ class TextDiffusion(Reader):
             task.n = len(task.sources)
         if task.repairs:
             check_repairs(task.repairs, task.rank, [*task.controls, *([] if task.edit is None else [task.edit])])
+        if task.edit is not None:
+            task.edited = task.edit.text
+            others = (task.controls, task.method, task.sources, task.mbr > 1, task.rank, task.messages)
+            if self._restates(task.edit, others):
+                task.rewriting, task.edit = restate(task.edit, self.gaps["restates"], self), None
         free = task.controls if task.method is None and not task.sources else ()
         task.template = next((control for control in free if isinstance(control, Infill)), None)
         task.judged = self.model.capabilities.reads_in_order and task.edit is None
         if task.usual and task.chooses_by_fit:
-            task.candidates = self._count_candidates(task.controls)
+            task.candidates = WHOLE if task.rewriting else self._count_candidates(task.controls)
         chosen_by = None if task.rank or (task.candidates > 1 and task.chooses_by_fit) else task.controls
         checks.check_request(task.n, seed, task.mbr, task.candidates, chosen_by, bool(task.told))
         return task
 
     def _warn(self, task: Task, plan: ControlPlan | ControlDecoder | None, begin: Ids) -> list[str]:
         """One sentence for each reason why texts may not be as requested, such as unknown words."""
-        edited = task.edit.text if task.edit else ""
         unknown = plan.unknown_words if plan else []
         if plan is None and UNK in begin:
-            unknown = [word for word in split_words(edited) if UNK in self.tokenizer.encode(word)]
+            unknown = [word for word in split_words(task.edited) if UNK in self.tokenizer.encode(word)]
         data = self.config.get("recipe", {}).get("data")  # a model composed by hand has no recipe
         warnings = checks.explain_unknown(unknown, self.name, self.tokenizer, data) if unknown else []
-        if given := " ".join(filter(None, (*(control.given() for control in task.controls), edited))):
+        if given := " ".join(filter(None, (*(control.given() for control in task.controls), task.edited))):
             warnings += self.warn_of_language(given)
+        if task.edit and "restates" in self.gaps:
+            warnings += [NOISED]
         if len(task.told) == 1:
             (source,) = list_texts(task.source, "source")
             warnings += [*checks.warn_of_sources(task.told), *self.warn_of_language(source, source=True)]
@@ -336,6 +353,8 @@ class TextDiffusion(Reader):
 
     def _choose_ranking(self, task: Task, plan: ControlPlan | ControlDecoder | None) -> Choice | None:
         """How the best candidate of a text is chosen; None: they cannot be told apart."""
+        if task.rewriting is not None:
+            return task.rewriting
         if task.rank is not None:
             return make_ranking(self, task.rank, task.candidates, task.told, task.n, task.seed, task.repairs)
         if task.mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
@@ -346,7 +365,8 @@ class TextDiffusion(Reader):
             return choose_by_classifiers(plan)
         self.check_reads_tokens()
         left, *_, right = task.template.known(plan.info).parts if task.template else ([], [])
-        return GapFit(self, len(left), len(right), () if task.messages is None else task.sources[0])
+        given = " ".join(control.given() or "" for control in task.controls)
+        return GapFit(self, len(left), len(right), () if task.messages is None else task.sources[0], given)
 
     def run_jobs(self, jobs: Sequence[GenerationJob]) -> Iterator[tuple[int, dict[int, Generation]]]:
         """Yield the texts of several jobs as they are finished: the job's index in the list, and its texts by number.
@@ -458,10 +478,11 @@ class TextDiffusion(Reader):
             words = split_words(text)
         # Of several candidates only the chosen one is checked.
         checked = check_text(job.plan.controls, text, job.plan.unknown_words) if job.plan and not job.choose else []
-        about = seconds, job.seed, checked, job.warnings, row.classifier_calls
+        about = seconds, job.seed, checked, job.warnings
         source = job.sources[row.sample // job.each - job.first] if job.sources else ()
         read = partial(self.read_tokens, ids, source)
-        return Generation(text, words, job.sampling.steps, row.calls, *about, read=read)
+        changed = list_changes(job.edited, text) if job.edited else []
+        return Generation(text, words, job.sampling.steps, row.calls, *about, changed, row.classifier_calls, read=read)
 
     @list_arguments
     def stream(

@@ -20,6 +20,7 @@ Rank = Literal["bound"] | Reader  # the writer's own likelihood or bound, or ano
 VECTOR_DRAWS, TOKEN_DRAWS = 4, 8  # of a bound, per candidate: docs/log, "Ranking candidates"
 MOST_REPAIRS = 100
 DOUBT = 0.1  # a word with less than this share of the likeliest one's probability is repaired: docs/log
+UNKNOWN_SPELLING = 4.0  # nats that a word costs more which no training text has: it must be that much likelier
 CPU_TEXTS, GPU_TEXTS = 64, 1024  # candidates that are scored at once
 
 
@@ -94,18 +95,24 @@ def check_repairs(repairs: int, rank: Rank | None, controls: Sequence[object] = 
 class GapFit:
     """Chooses the candidate whose gaps fit best. A model that reads from left to right too finds it by the fewest nats
     of the whole text, where each token may cost `A_TOKEN`; any other by the fewest nats per token, each given all
-    others (Salazar et al., 2020), from the token before its first gap to the one after its last."""
+    others (Salazar et al., 2020), from the token before its first gap to the one after its last. Words that occur
+    neither in the training texts nor in what is given cost `UNKNOWN_SPELLING` nats more, if there is a lexicon."""
 
     writer: Reader
     before: int  # tokens before the first gap, and after the last
     behind: int
     prompt: Sequence[int] = ()  # what is answered
+    given: str = ""
 
     def __call__(self, _: Sequence[int], ids: list[list[Ids]], __: object = None) -> list[Chosen]:
         found, in_order = [], self.writer.model.capabilities.reads_in_order
         for group in ids:
             begun = time.perf_counter()
             costs, calls = self.read_in_order(group) if in_order else self.read_windows(group)
+            if self.writer.lexicon.words:
+                texts = map(self.writer.tokenizer.decode, group)
+                odd = [len(self.writer.lexicon.find_unknown(text, self.given)) for text in texts]
+                costs = [cost + UNKNOWN_SPELLING * count for cost, count in zip(costs, odd, strict=True)]
             found.append(Chosen(costs.index(min(costs)), calls, time.perf_counter() - begun))
         return found
 

@@ -12,8 +12,10 @@ from typing import Any, Self, overload
 import torch
 from torch.nn import functional as F
 
+from difflm.controls.gaps import BLANK
 from difflm.data.batches import Batch
 from difflm.data.chat import Chat
+from difflm.data.meaning import Lexicon
 from difflm.data.tokenizers import SPECIALS, Tokenizer
 from difflm.data.words import is_other_language
 from difflm.diffusion.condition import UNCONDITIONAL
@@ -26,7 +28,7 @@ from difflm.generation.texts import Repaired, TokenBelief
 from difflm.models.base import LanguageModel
 from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.open_models import find_open_model, load_open_model
-from difflm.models.word_nats import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
+from difflm.models.word_nats import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits, nats_in_order
 from difflm.runtime.files import OF_WEIGHTS, Json, explain_write_errors, write_checked
 from difflm.runtime.hub import fetch_from_hub, is_hub_name, push_to_hub
 from difflm.runtime.threads import check_process
@@ -35,8 +37,10 @@ from difflm.training.model_card import write_card
 from difflm.training.run import KEYS, check_base, find_run, load_run
 
 MOST_FOREIGN = 0.5  # share of letters that no token spells, above which a text is in another script
+FEWEST = 6  # tokens by which a text is found unusual
 SHOWN = 40  # characters of a text in a warning
-BESIDE = ("metrics.jsonl", "tags.json")  # files of a run that are not needed to load its weights
+LEXICON = "words.txt"
+BESIDE = ("metrics.jsonl", "tags.json", LEXICON)  # files of a run that are not needed to load its weights
 GUIDE_FILES = ("*.json", "*.safetensors")
 REPAIRED_LOGITS = 2**25  # at a time: a captured reading keeps several tensors of this size
 
@@ -67,6 +71,9 @@ class Reader:
         self, model: LanguageModel, tokenizer: Tokenizer, config: Json, inference: Inference | None = None
     ) -> None:
         self.model, self.tokenizer, self.config, self.name = model, tokenizer, config, "this model"
+        # Settings for gaps, `candidates`, the phrase behind which it `restates` a text, and the nats a token that usual
+        # texts have at most.
+        self.gaps: Json = config.get("gaps", {})
         if tokenizer.fragments and not model.pieces:
             model.forbid_tokens(tokenizer.fragments)
         self.inference = inference or Inference(model)
@@ -80,6 +87,12 @@ class Reader:
     def pieces(self) -> list[str]:
         """The text of each token; a special token is empty."""
         return [*self.model.pieces] or ["".join(self.tokenizer.tokens([k])) for k in range(self.tokenizer.size)]
+
+    @cached_property
+    def lexicon(self) -> Lexicon:
+        """The spellings of its training texts; empty if its run does not keep them."""
+        path = None if self.folder is None else self.folder / LEXICON
+        return Lexicon.load(path) if path and path.is_file() else Lexicon()
 
     @classmethod
     def from_pretrained(
@@ -205,9 +218,22 @@ class Reader:
             why = f"texts that hardly have the letters of {shown}"
         elif english and is_other_language(text):
             why = f"English texts; {shown} looks like another language"
+        elif not source and "usual_nats" in self.gaps and self.given_nats(text) > self.gaps["usual_nats"]:
+            why = f"other texts: {shown} is further from them than 99 % of them"
         else:
             return []
         return [f"{self.name} was trained on {why}. For such texts, train a model on some: difflm train FILE"]
+
+    @torch.no_grad()
+    def given_nats(self, text: str) -> float:
+        """The nats a token of what is given of a text, whose gaps are left out, read from left to right; 0 if that is
+        too short to tell."""
+        rows = [row[: self.model.max_words] for row in self.tokenizer.encode_batch(BLANK.split(text)[::2]) if row]
+        count = sum(len(row) - 1 for row in rows)
+        if count < FEWEST or not self.model.capabilities.reads_in_order:
+            return 0.0
+        ids, mask = self.model.lengths.canvas(*(part.to(self.device) for part in pad_token_rows(rows)))
+        return float(nats_in_order(self.inference.denoiser, ids, mask).sum()) / count
 
     def encode(self, texts: str | Sequence[str]) -> list[list[int]]:
         """Return the word ids of texts; rejects a text that is too long for the model, by its number."""

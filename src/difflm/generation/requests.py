@@ -106,9 +106,12 @@ class Request(BaseModel):
         "How a left-to-right model is steered: fudge, pplm, delorean, cold, left-only or fine-tuning; for masked "
         "models, masked-lm-gibbs."
     )
-    edit: str | None = key("A text to rewrite lightly.")
+    edit: str | None = key(
+        "A text to say in other words (english: negations, numbers and names stay) or, for other models and with "
+        "--strength or controls, to noise and denoise: its meaning may change."
+    )
     keep: list[str] = key("With edit: words to keep.", [])
-    strength: float | None = key("With edit: how much noise to add, above 0 and up to 1 (all). [0.5]")
+    strength: float | None = key("With edit: noise this much of it, above 0 and up to 1 (all), and denoise it. [0.5]")
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
@@ -141,7 +144,7 @@ class Request(BaseModel):
             if self.keep or self.strength is not None:
                 raise UsageError("--keep and --strength are for rewriting: give --edit TEXT as well.")
             return None
-        return Edit(self.edit, 0.5 if self.strength is None else self.strength, tuple(self.keep))
+        return Edit(self.edit, self.strength, tuple(self.keep))
 
     def settings(self) -> dict[str, Any]:
         """The settings of `Sampling` that are given."""
@@ -181,7 +184,7 @@ def generation_to_json(g: "Generation") -> dict[str, object]:
     """One line of `generate --json`."""
     keys = ("text", "tokens", "controls", "steps", "denoiser_calls", "seconds", "seed")
     found = {key: round(g.seconds, 4) if key == "seconds" else getattr(g, key) for key in keys}
-    more = {"classifier_calls": g.classifier_calls, "warnings": g.warnings}
+    more = {"changed": g.changed, "classifier_calls": g.classifier_calls, "warnings": g.warnings}
     return found | {key: value for key, value in more.items() if value}
 
 

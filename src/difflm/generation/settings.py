@@ -12,6 +12,7 @@ from difflm.data.chat import Message
 from difflm.errors import UsageError, suggest
 from difflm.generation.jobs import Ids, Watch
 from difflm.generation.ranking import Rank
+from difflm.generation.rewriting import Rewriting
 from difflm.models.sampling import SETTINGS, Projection, Start
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,6 +83,8 @@ class Task:
     usual: bool = False  # whether gaps have as many candidates as the model says
     controls: Sequence[Control] = ()
     edit: Edit | None = None
+    rewriting: Rewriting | None = None  # the same for a model that says texts in other words; then `edit` is None
+    edited: str = ""  # the text of either
     guidance: GuidanceSettings | None = None
     watch: Watch | None = None
     source: str | Sequence[str] | None = None

@@ -39,6 +39,7 @@ class PlayedText:
     seed: int
     controls: list[Json] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # why the text may not be as requested
+    changed: list[list[str]] = field(default_factory=list)  # of an edited text: what was written, and is now
     classifier_calls: int = 0  # calls of classifiers, in addition to denoiser_calls
     drafts: list[Draft] = field(default_factory=list, compare=False)  # every step, with `frames=True`
 

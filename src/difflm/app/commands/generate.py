@@ -94,6 +94,10 @@ def generate(
     def put(number: int, text: "Generation") -> None:
         about = {"request": writer.request_of(number)} if requests else {}
         put_line(to_json({**generation_to_json(text), **about}) if as_json else str(text))
+        for warning in text.warnings[len(writer.job(about.get("request", 0)).warnings) :]:
+            complain(f"warning: {warning}")
+        if text.changed and not as_json:
+            note("changed: " + ", ".join(f"{old or '–'} → {new or '–'}" for old, new in text.changed))
         kept.extend([text] if files else [])
 
     count, most = writer.starts[-1], AT_ONCE_CPU if lm.device.type == "cpu" else AT_ONCE

@@ -105,7 +105,7 @@ def load_writer(
     from difflm.generation.checks import check_request
 
     for number, request in enumerate(requests):
-        chosen_by = None if ranked or request.infill or request.candidates == 1 else request.controls()
+        chosen_by = None if ranked or request.infill or request.edit or request.candidates == 1 else request.controls()
         with name_errors(f"request {number}: " if len(requests) > 1 else ""):
             check_request(request.n, request.seed, request.mbr, request.candidates, chosen_by, bool(request.source))
             refuse_by_config(name, guides or (), request)

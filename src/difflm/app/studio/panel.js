@@ -211,10 +211,17 @@ export class Panel {
 
   #meaning(request) {
     if ("edit" in request && this.controls.edit.noise === "none") return "The model edits this text directly.";
+    const { keeps } = this.controls.edit ?? {};
+    if ("edit" in request && keeps && !this.#noised(request)) return `Said in other words: ${keeps} stay.`;
     if ("edit" in request) return "Part of the noise is added back, and the text is rewritten from there.";
     if (!("infill" in request)) return "";
     const gaps = this.#gaps(request.infill);
     return `${gaps === 1 ? "The gap is" : `${gaps} gaps are`} filled; all other words are kept.`;
+  }
+
+  // Whether a text is noised by a model that could say it in other words.
+  #noised(request) {
+    return "strength" in request || this.asked(request) > 0;
   }
 
   // How many of the texts meet each constraint: next to the control, as a symbol and a number.

@@ -83,7 +83,7 @@ export function python(model, request) {
   if (controls.length) given.push(listed(controls));
   if ("edit" in request) {
     names.add("Edit");
-    given.push(`edit=Edit(${literal(request.edit)}, ${request.strength ?? 0.5}, ${tuple(request.keep ?? [])})`);
+    given.push(`edit=Edit(${literal(request.edit)}, ${request.strength ?? "None"}, ${tuple(request.keep ?? [])})`);
   }
   const lines = [];
   if ("guidance" in request) {

@@ -18,6 +18,7 @@ from difflm.data.labels import NONE, Kind
 from difflm.data.tokenizers import UNK
 from difflm.errors import UsageError, say_in_request
 from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.rewriting import KEPT
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import Json
 
@@ -110,6 +111,7 @@ class Served:
         labels, tags, phrases = self.known("text"), self.known("tags").get(POS), self.known("spans").get(PHRASES)
         exact = steered and self.whole_words
         spelt = steered and (lm.tokenizer.spells or lm.tokenizer.whole_words)  # so that words can be counted and kept
+        rewriting = {"keeps": KEPT} if "restates" in lm.gaps else {}
         unit = lm.tokenizer.length_unit if steered and not lm.model.pieces else None
         return {
             "source": {"most": lm.model.capabilities.source_limit} if lm.model.capabilities.source_limit else None,
@@ -125,7 +127,7 @@ class Served:
             "json_schema": {} if spelt and UNK not in lm.tokenizer.encode(SOME_JSON) else None,
             "infill": {"sizes": spelt} if steered else None,
             "alternatives": {"most": OTHERS} if self.weighs_words else None,
-            "edit": {} if spelt else {"noise": "none"} if "edits" in lm.model.capabilities.settings else None,
+            "edit": rewriting if spelt else {"noise": "none"} if "edits" in lm.model.capabilities.settings else None,
             "samplers": list(lm.model.capabilities.step_rules),
             "limits": {"n": limits.n, "steps": limits.steps, "candidates": limits.candidates, "rows": limits.rows},
         }

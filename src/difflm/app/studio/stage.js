@@ -23,11 +23,11 @@ export class Stage {
     });
   }
 
-  open(request, steps) {
+  open(request, steps, candidates = request.candidates ?? 1) {
     clearTimeout(this.#timer);
     if (this.time.playing) this.time.pause();
     const n = request.n ?? 1;
-    Object.assign(this, { steps, each: request.candidates ?? 1, done: false });
+    Object.assign(this, { steps, each: candidates, done: false });
     this.#following = true;
     const card = (_, i) => new Card(i, n === 1, listed(request), this.each, request.edit, this.does);
     this.cards = Array.from({ length: n }, card);

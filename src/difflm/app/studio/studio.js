@@ -34,14 +34,17 @@ async function write(request) {
     const wait = (seconds) => tell(`The server is busy; trying again in ${seconds} s.`);
     for await (const [name, data] of stream(request, own.signal, wait)) {
       own.signal.throwIfAborted();
-      if (made !== request) clear(request); // what was on the stage stays until the server has taken this one
+      if (made !== request) clear(request, data.candidates); // what was on the stage stays until the server has taken this one
       if (name === "queued") {
         warn(byId("warning"), data.warnings);
         tell(data.ahead ? `${counted(data.ahead, "request")} ahead …` : writing);
         if (!data.ahead) preview(request, model, faster, own.signal, (...draft) => stage.preview(...draft));
       }
       else if (name === "frame") stage.frames(data.frames);
-      else if (name === "text") stage.text(data);
+      else if (name === "text") {
+        if (data.warnings) warn(byId("warning"), data.warnings);
+        stage.text(data);
+      }
     }
     await stage.close();
     if (running === own) finished((performance.now() - begun) / 1000);
@@ -59,10 +62,10 @@ async function write(request) {
   }
 }
 
-function clear(request) {
+function clear(request, candidates) {
   made = request;
   panel.tally([]);
-  stage.open(request, request.steps ?? model.steps);
+  stage.open(request, request.steps ?? model.steps, candidates);
 }
 
 function finished(seconds) {
@@ -70,10 +73,14 @@ function finished(seconds) {
   const checks = texts.flatMap((text) => text.controls).filter((control) => control.satisfied !== null);
   const obeyed = checks.filter((control) => control.satisfied).length;
   const marks = checks.length ? ` ${obeyed} of ${counted(checks.length, "constraint")} met.` : "";
-  const source = made.edit ? " New words are highlighted." : "";
+  const source = made.edit ? ` New words are highlighted.${texts.length === 1 ? changes(texts[0]) : ""}` : "";
   tell(`${counted(texts.length, "text")} in ${seconds.toFixed(1)} s.${marks}${source}`);
   panel.tally(texts);
   if (texts.length) panel.suggest(texts[0].text);
+}
+
+function changes({ changed = [] }) {
+  return changed.length ? ` Changed: ${changed.map(([old, now]) => `${old || "–"} → ${now || "–"}`).join(", ")}.` : "";
 }
 
 function counted(count, thing) {
