@@ -23,16 +23,18 @@ from difflm.errors import UsageError, is_unicode
 from difflm.fast.inference import Inference
 from difflm.generation.checks import check_device, check_dtype, check_eight_bits, check_sampling, fastest_dtype
 from difflm.generation.texts import Repaired, TokenBelief
+from difflm.methods import METHODS
+from difflm.models.adapters import Adapter
 from difflm.models.base import LanguageModel
 from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.open_models import find_open_model, load_open_model
 from difflm.models.word_nats import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
-from difflm.runtime.files import OF_WEIGHTS, Json, explain_write_errors, write_checked
+from difflm.runtime.files import OF_WEIGHTS, Json, explain_write_errors, read_checked, write_checked
 from difflm.runtime.hub import fetch_from_hub, is_hub_name, push_to_hub
 from difflm.runtime.threads import check_process
 from difflm.training.checkpoints import save_weights
 from difflm.training.model_card import write_card
-from difflm.training.run import KEYS, check_base, find_run, load_run
+from difflm.training.run import KEYS, check_base, find_base, find_run, load_run, peek_config
 
 MOST_FOREIGN = 0.5  # share of letters that no token spells, above which a text is in another script
 SHOWN = 40  # characters of a text in a warning
@@ -51,6 +53,26 @@ def list_texts(given: Any, what: str) -> list[str]:
     if odd := [one for one in found if not is_unicode(one)]:
         raise UsageError(f"{what} {odd[0][:40]!r} contains half of a surrogate pair, which is not Unicode.")
     return found
+
+
+def base_of_adapters(name_or_path: str | Path) -> str | None:
+    """The directory of somebody else's model, if a run holds adapters of it."""
+    config = peek_config(str(name_or_path))
+    adapts = "adapter" in config and METHODS[config["method"]].kind == "adapter"
+    return find_base(find_run(name_or_path), config) if adapts else None
+
+
+def check_adapter(folder: Path, base: Path) -> None:
+    """Refuse adapters of other weights, as far as their run says, before any are loaded."""
+    config = read_checked(folder / "config.json") if (folder / "config.json").is_file() else {}
+    Adapter.read(folder).check_base(base, config)
+
+
+def add_adapter(folder: Path, model: LanguageModel) -> int:
+    """Add adapters to a model's weights; the longest text that they learned, 0 if that is not known."""
+    Adapter.read(folder).add_to(model)
+    config = read_checked(folder / "config.json") if (folder / "config.json").is_file() else {}
+    return int(config.get("longest", 0))
 
 
 class Reader:
@@ -88,6 +110,7 @@ class Reader:
         dtype: torch.dtype | str | None = None,
         compile: bool = False,
         revision: str | None = None,
+        adapter: str | Path | Sequence[str | Path] = (),
     ) -> Self:
         """Load a bundled model such as "e2e", the directory of a run or of an open model, or a model on the
         Hugging Face Hub, where `revision` is a branch, tag or commit. `device` is "cpu", "cuda", or the better of both
@@ -95,7 +118,10 @@ class Reader:
 
         `dtype` is the number format of the network; weights and everything outside the network stay in float32. None
         means the fastest for generating, and float32 for scores. `compile` fuses the sampling steps of models of word
-        vectors: it takes minutes at first and a little at every new size, which pays off for a server."""
+        vectors: it takes minutes at first and a little at every new size, which pays off for a server.
+
+        `adapter` names directories of LoRA adapters, of difflm or of peft, which are added to the weights one after the
+        other."""
         if not isinstance(name_or_path, str | Path):
             raise UsageError(f"name a model, such as 'e2e', or the directory of a run, not {name_or_path!r}.")
         chosen, name = check_device(device), Path(name_or_path).resolve().name
@@ -104,12 +130,24 @@ class Reader:
             name_or_path = fetch_from_hub(str(name_or_path), revision)
         elif revision is not None:
             raise UsageError(f"a revision is for models on the Hub; {name_or_path} is on this machine.")
+        added = [Path(adapter)] if isinstance(adapter, str | Path) else [*map(Path, adapter)]
+        if base := base_of_adapters(name_or_path):
+            name_or_path, added = base, [Path(name_or_path), *added]
         if (folder := find_open_model(name_or_path)) is not None:
+            for path in added:
+                check_adapter(path, folder)
             found = load_open_model(folder, chosen, dtype or fastest_dtype(chosen) or torch.float32)
+            for path in added:
+                longest = add_adapter(path, found.model)
+                found.model.set_longest(longest or found.model.longest - 1)
             made = cls(found.model, found.tokenizer, found.config, Inference(found.model, None, compile))
             made.name, made.chat = name, found.chat
             return made
+        for path in added:
+            check_adapter(path, find_run(name_or_path))
         model, tokenizer, config = load_run(name_or_path, chosen)
+        for path in added:
+            add_adapter(path, model)
         eight = dtype is torch.int8
         if eight:
             check_eight_bits(model)

@@ -59,9 +59,15 @@ class Recipe(BaseModel):
     # `seq2seq`: texts are written from sources; `auto`: if the method or the data require it. `span-denoising`: one
     # span of 30 % of each plain text is written from the rest; of two files, both are plain texts. `prompts`: each text
     # of a labelled file follows prompts that state its labels, its length, or the text around a gap.
-    task: Literal["auto", "seq2seq", "span-denoising", "prompts"] = "auto"
+    # `conversations`: answers are written after messages, in a chat model's own words.
+    task: Literal["auto", "seq2seq", "span-denoising", "prompts", "conversations"] = "auto"
     distinct: bool = False  # train on each text only once, even if the file repeats it
     licence: str = ""  # of the data, for the model card
+
+    # Adapters of this rank (LoRA) are learned, and the weights that the model starts from stay as they are; 0: none.
+    lora: int = Field(default=0, ge=0, le=1024)
+    alpha: PositiveFloat | None = None  # their products are multiplied by alpha / lora; None: by 2
+    targets: tuple[str, ...] = ()  # the layers that have one, such as q_proj; none: all linear layers of the blocks
 
     temperature: PositiveFloat | None = None  # of sampling, by default; None: the method's own
 
@@ -89,6 +95,11 @@ class Recipe(BaseModel):
     validate_every: PositiveInt = 1000
     sample_every: int = Field(default=2000, ge=0)
     patience: int = Field(default=0, ge=0)  # validations without improvement; the best weights are kept. 0: to the end
+
+    @property
+    def scaling(self) -> float:
+        """The alpha of adapters."""
+        return self.alpha or 2.0 * self.lora
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: linear warm-up, then decay to zero at the last step."""
@@ -134,7 +145,12 @@ def load_recipe(name_or_path: str, changes: Changes = (), note: Callable[[str], 
     given = read_changes(changes)
     begins = values["model"].get("pretrained") == ""  # a recipe that starts from somebody else's model
     key = "model.pretrained" if begins and "init" not in given else "init"
-    if given.get(key) and is_pretrained(Path(str(given[key]))):  # an open model with its own tokenizer
+    kind = METHODS[values["method"]].kind if values.get("method") in METHODS else ""
+    if begins and kind == "adapter" and given.get("init"):
+        given["model.pretrained"] = given.pop("init")
+    if given.get("model.pretrained") and kind == "adapter":
+        pass
+    elif given.get(key) and is_pretrained(Path(str(given[key]))):  # an open model with its own tokenizer
         theirs = given.pop(key)
         method = str(given.get("method", values.get("method")))
         if method in METHODS and "pretrained" not in METHODS[method].model_fields:
