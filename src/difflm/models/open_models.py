@@ -159,7 +159,7 @@ class OpenDiffusion(DiffusionModel):
     @torch.no_grad()
     def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
         """Of a text after a prompt, the cross-entropy of its words and END at the middle time."""
-        if batch.source is None and self.capabilities.likelihood is not None:
+        if self.capabilities.likelihood is not None:
             return super().nats(batch, noise, draws)
         made = self.lay_out(batch, noise, ends=False)
         at = torch.where(made.free, self.times.time_of(torch.full_like(made.blocks, self.times.usual)), 0.0)

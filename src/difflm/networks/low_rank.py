@@ -82,13 +82,3 @@ def ends_with(name: str, target: str) -> bool:
 
 def adapted_layers(model: nn.Module) -> Iterator[tuple[str, AdaptedLinear]]:
     return ((name, part) for name, part in model.named_modules() if isinstance(part, AdaptedLinear))
-
-
-@torch.no_grad()
-def merge_adapters(model: nn.Module) -> None:
-    """Add the products of all adapters to their weights; layers become plain ones again."""
-    for _, layer in [*adapted_layers(model)]:
-        layer.plain.copy_(layer.weight)
-        for part in PARTS:
-            delattr(layer, part)
-        layer.__class__ = nn.Linear

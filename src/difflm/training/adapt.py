@@ -18,6 +18,7 @@ from difflm.runtime.distributed import current
 from difflm.training import texts
 from difflm.training.recipe import Recipe
 from difflm.training.texts import Prepared, Setup
+from difflm.training.validation import Figure
 
 
 def add_adapters(recipe: Recipe, model: nn.Module) -> None:
@@ -54,10 +55,13 @@ def prepare_open(setup: Setup) -> Prepared:
     model.set_longest(recipe.longest)
     # All canvases have room for the longest answer: what follows an answer depends on no other.
     wide = replace(setup, recipe=recipe.model_copy(update={"widths": (recipe.longest,)}))
+    if recipe.has_sources:
+        model.capabilities = replace(model.capabilities, likelihood=None)
+    figure: Figure = "masked_nats" if model.capabilities.likelihood is None else "nats_per_token"
     batches, validation = texts.make_batches(wide, recipe.longest, training, held_out)
     counts = {"texts": len(training[1]), "held_out": len(held_out[1]), **texts.count_left_out(recipe, selection)}
     config = texts.describe_run(recipe, model, tokenizer, counts)
-    return Prepared(recipe, model, batches, validation, "masked_nats", config)
+    return Prepared(recipe, model, batches, validation, figure, config)
 
 
 def choose_lengths(setup: Setup, found: OpenModel, tokens: TokenFile) -> Recipe:
