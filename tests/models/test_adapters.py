@@ -144,12 +144,12 @@ def test_alpha_may_be_divided_by_the_root_of_the_rank(tmp_path):
 
 def test_what_does_not_belong_to_a_model_is_refused_in_a_line(opened, tmp_path):
     folder = save(adapt(opened("llada")), tmp_path / "run")
-    with pytest.raises(DifflmError, match="adapter of another model: it has no model.transformer"):
+    with pytest.raises(DifflmError, match=r"adapter of another model: it has no model.transformer"):
         Adapter.read(folder).add_to(opened("dream"))
     small = METHODS["mdlm"](hidden=8, layers=2, heads=2).build(TextSpec(40, 12))
-    with pytest.raises(DifflmError, match="adapter of another model: .* has another shape"):
+    with pytest.raises(DifflmError, match=r"adapter of another model: .* has another shape"):
         Adapter.read(save(adapt(make_mdlm()), tmp_path / "ours")).add_to(small)
-    with pytest.raises(UsageError, match="holds no adapter_config.json"):
+    with pytest.raises(UsageError, match=r"holds no adapter_config.json"):
         Adapter.read(tmp_path)
     config = json.loads((folder / CONFIG).read_text())
     (folder / CONFIG).write_text(json.dumps({**config, "use_dora": True}))

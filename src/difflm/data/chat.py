@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from difflm.data import template_process
 from difflm.data.open_tokenizer import OpenTokenizer
@@ -107,14 +108,15 @@ class Chat:
 
 
 def read_conversations(path: Path) -> Iterator[Example]:
-    """Yield each answer of a .jsonl file, after the messages before it as JSON. A line has `messages`, or a `prompt` and
-    an `answer`."""
+    """Yield each answer of a .jsonl file, after the messages before it as JSON. A line has `messages`, or a `prompt`
+    and an `answer`."""
     if file_kind(path) != ".jsonl":
         raise UsageError(f'{path}: conversations are lines of a .jsonl file, such as {{"prompt": "…", "answer": "…"}}.')
     for number, row in read_jsonl(path, "messages"):
-        messages = row.get("messages")
+        messages: Any = row.get("messages")
         if messages is None and row.keys() >= {"prompt", "answer"}:
-            messages = [{"role": role, "content": row[key]} for role, key in (("user", "prompt"), ("assistant", "answer"))]
+            sides = {"user": row["prompt"], "assistant": row["answer"]}
+            messages = [{"role": role, "content": content} for role, content in sides.items()]
         if fault := find_fault(messages):
             raise UsageError(f"line {number} of {path}: {fault}.")
         answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]

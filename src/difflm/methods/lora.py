@@ -1,7 +1,5 @@
 """LoRA (Hu et al., 2022): adapters of somebody else's diffusion model, which itself stays as it is."""
 
-from pathlib import Path
-
 from difflm.methods.base import Method
 from difflm.models.open_models import find_open_model
 

@@ -66,7 +66,9 @@ def export_adapters(tensors: Mapping[str, Tensor], naming: Naming, alpha: float)
         rows = len(next(iter(pairs.values()))[1])
         b = [pairs[k][1].cpu() if k in pairs else torch.zeros(rows, 0) for k in range(parts_of[key])]
         a = torch.cat([pairs[k][0].cpu() for k in sorted(pairs)])
-        found |= {f"{PREFIX}{key}.{part}.weight": one for part, one in zip(PARTS, (a, torch.block_diag(*b)), strict=True)}
+        found |= {
+            f"{PREFIX}{key}.{part}.weight": one for part, one in zip(PARTS, (a, torch.block_diag(*b)), strict=True)
+        }
     several = {name_target(key): len(pairs) for key, pairs in stored.items() if len(pairs) > 1}
     return found, {
         "peft_type": "LORA",
@@ -102,8 +104,9 @@ class Adapter:
         return cls(folder, config, load_tensors(folder / WEIGHTS))
 
     def scale_of(self, key: str, rank: int) -> float:
-        alphas = {name: value for name, value in (self.config.get("alpha_pattern") or {}).items() if ends_with(key, name)}
-        alpha = float(next(iter(alphas.values()), self.config.get("lora_alpha", 8)))
+        own = self.config.get("alpha_pattern") or {}
+        alphas = [value for name, value in own.items() if ends_with(key, name)]
+        alpha = float(alphas[0] if alphas else self.config.get("lora_alpha", 8))
         return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
     @torch.no_grad()

@@ -136,7 +136,7 @@ class OpenDiffusion(DiffusionModel):
         prompts, shown = F.pad(prompts, (0, most - prompts.shape[1])), F.pad(answers, (0, most - width))
         answer = shown.gather(1, (place - before).clamp(min=0))
         ids = torch.where(place < before, prompts, torch.where(place < end, answer, END))
-        u = noise.uniform(0, stream=ENDS).unsqueeze(1)
+        u = noise.uniform(0, stream=FILLING).unsqueeze(1)
         if not self.block:
             last = end + (u * (width - lengths + 1)).long() * ends
             return Answers(ids, place <= last, (place >= before) & (place <= last), torch.ones_like(u))
@@ -173,7 +173,7 @@ ADVICE = "Download it again."
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 GENERATED = 128  # positions of a text if no length is given
 CONTINUOUS = (1e-4, 1 - 1e-4)  # times of the bound: its integrand is not finite at the ends
-EPSILON, ENDS = 1e-6, 40  # of a time; the random stream of how many END follow an answer
+EPSILON, FILLING = 1e-6, 40  # of a time; the random stream of how many END follow an answer
 NOT_A_CONFIG = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 
 

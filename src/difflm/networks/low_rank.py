@@ -1,5 +1,5 @@
-"""LoRA (Hu et al., 2022): a linear layer W of a trained network becomes W + s BA, of which only A [r, in] and B [out, r]
-are learned; s = α/r. Adapters are put into a built network from outside."""
+"""LoRA (Hu et al., 2022): a linear layer W of a trained network becomes W + s BA, of which only A [r, in] and
+B [out, r] are learned; s = α/r. Adapters are put into a built network from outside."""
 
 import math
 import re
@@ -63,7 +63,7 @@ def name_target(name: str) -> str:
 
 
 def adapt_linears(model: nn.Module, rank: int, alpha: float, targets: Sequence[str] = ()) -> None:
-    """Freeze a model but for new adapters of the linear layers with these names; if none are given, of all in blocks."""
+    """Freeze a model but for new adapters of the linear layers with these names; without names, of all in blocks."""
     linears = list_linears(model)
     known = sorted({name_target(name) for name in linears})
     for target in targets:

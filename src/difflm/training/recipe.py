@@ -145,11 +145,11 @@ def load_recipe(name_or_path: str, changes: Changes = (), note: Callable[[str], 
     given = read_changes(changes)
     begins = values["model"].get("pretrained") == ""  # a recipe that starts from somebody else's model
     key = "model.pretrained" if begins and "init" not in given else "init"
-    kind = METHODS[values["method"]].kind if values.get("method") in METHODS else ""
-    if begins and kind == "adapter" and given.get("init"):
+    adapts = begins and METHODS[str(values["method"])].kind == "adapter"
+    if adapts and given.get("init"):
         given["model.pretrained"] = given.pop("init")
-    if given.get("model.pretrained") and kind == "adapter":
-        pass
+    if adapts and given.get("model.pretrained"):
+        given["model.pretrained"] = str(Path(str(given["model.pretrained"])).resolve())
     elif given.get(key) and is_pretrained(Path(str(given[key]))):  # an open model with its own tokenizer
         theirs = given.pop(key)
         method = str(given.get("method", values.get("method")))
@@ -161,8 +161,8 @@ def load_recipe(name_or_path: str, changes: Changes = (), note: Callable[[str], 
         given = {"model.pretrained": theirs, "tokenizer": theirs, **given}
     elif begins:
         raise UsageError(
-            f"{name_or_path} starts from a left-to-right model: give model.pretrained=DIR, a directory with its "
-            "config.json, safetensors and tokenizer.json."
+            f"{name_or_path} starts from somebody else's {'diffusion' if adapts else 'left-to-right'} model: give "
+            "model.pretrained=DIR, a directory with its config.json, safetensors and tokenizer.json."
         )
     if "minutes" in given and given.get("steps"):
         raise UsageError(f"minutes={given['minutes']} and steps={given['steps']} both say how long: give one of them.")
@@ -346,6 +346,22 @@ def change_values(values: Json, changes: Json) -> Json:
     return {**changed, "model": {**sizes, **inner}}
 
 
+def _find_adapter_faults(recipe: Recipe, kind: str) -> list[tuple[object, str]]:
+    """What is wrong with the settings of adapters, as pairs of a condition and its message."""
+    begun, lora = recipe.init or recipe.model.get("pretrained"), recipe.lora
+    other = recipe.init and lora and initial_run(recipe.init)["method"]
+    return [
+        (lora and not begun, "lora: adapters are of a trained model: give init=MODEL or model.pretrained=DIR"),
+        (other and other != recipe.method, f"lora: init is a {other} model: give method={other}"),
+        (kind == "adapter" and not lora, "lora: somebody else's model itself stays as it is: give lora=16"),
+        ((recipe.alpha or recipe.targets) and not lora, "alpha, targets: these are of adapters: give lora=16, too"),
+        (
+            recipe.task == "conversations" and kind != "adapter",
+            "task: conversations are for somebody else's chat model: difflm train chat model.pretrained=DIR",
+        ),
+    ]
+
+
 def _find_fault(recipe: Recipe) -> str:
     """What two settings contradict each other in, or a setting and the method; "" if nothing."""
     name, method, begun = recipe.method, METHODS[recipe.method], recipe.model.get("pretrained")
@@ -358,13 +374,14 @@ def _find_fault(recipe: Recipe) -> str:
     faults = (
         (recipe.longest == 1, "longest: should be at least 2, or 0 to choose it from the texts"),
         (fault, fault),
+        *_find_adapter_faults(recipe, method.kind),
         (prompts and not method.reads_prompts, f"task: {name} reads no prompts; autoregressive does"),
         (prompts and recipe.tokenizer in TOKENIZERS[1:], "task: prompts are made of whole words: give tokenizer=words"),
         (spans and not reads, f"task: {name} reads no sources, which span-denoising needs"),
         (reads and recipe.chunk and not spans, f"chunk: pieces of a file have no source, and {name} needs one"),
         (reads and recipe.split, "split: texts written from a source are not split. Leave it out"),
         (
-            reads and recipe.longest + recipe.source_longest > MOST_TOKENS,
+            reads and method.kind != "adapter" and recipe.longest + recipe.source_longest > MOST_TOKENS,
             f"longest and source_longest: at most {MOST_TOKENS} together",
         ),
         (not reads and recipe.source_longest, f"source_longest: {name} reads no sources. Leave it out"),
