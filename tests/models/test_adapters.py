@@ -163,8 +163,10 @@ def test_a_fingerprint_is_of_the_weights(tmp_path):
     key = [*weights][-1]
     save_file({**weights, key: weights[key] + 1}, other / "model.safetensors")
     assert fingerprint_weights(one) == fingerprint_weights(same) != fingerprint_weights(other)
-    adapter = Adapter.read(save(adapt(make_mdlm()), tmp_path / "run"))
-    config = {"adapter": {"base": "one", "fingerprint": fingerprint_weights(one)}}
-    adapter.check_base(same, config)
+    folder = save(adapt(make_mdlm()), tmp_path / "run")
+    told = {"adapter": {"base": "one", "fingerprint": fingerprint_weights(one)}}
+    (folder / "config.json").write_text(json.dumps(told))
+    adapter = Adapter.read(folder)
+    adapter.check_base(same)
     with pytest.raises(DifflmError, match="adapter of another model"):
-        adapter.check_base(other, config)
+        adapter.check_base(other)

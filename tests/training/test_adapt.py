@@ -15,13 +15,13 @@ from difflm.data.chat import read_conversations
 from difflm.data.tokenizers import END, PAD
 from difflm.diffusion.noise import Noise
 from difflm.models.open_models import load_open_model
-from tests.support.open_checkpoints import CHAT, WORDS, write_model, write_tokenizer
+from tests.support.open_checkpoints import CHAT, write_model, write_tokenizer
 
 KINDS = {"llada": ("llada", {}), "dream": ("dream", {}), "blocks": ("a2d-qwen3", {"block_size": 4})}
 HEADS = ("model.transformer.ff_out.weight", "lm_head.weight", "model.embed_tokens.weight")
 CPU = torch.device("cpu")
-NAMES = [word for word in WORDS.split() if word.isalpha()][:15]
-TALKS = [(f"the {a} {b}", f"{'my' if a < 'h' else 'a'} {b}") for a, b in itertools.product(NAMES, NAMES)][:200]
+NAMES = ["dog", "cat", "garden", "house", "sleeps", "runs"]
+TALKS = [(f"the {a} {b} {c}", f"my {c}") for a, b, c in itertools.product(NAMES, NAMES, NAMES)][:200]
 QUICK = ["steps=3", "warmup=0", "batch_size=8", "patience=0", "log_every=1", "save_every=2", "validate_every=2"]
 
 
@@ -55,12 +55,12 @@ def train(base, data, out, *changes):
 def test_two_hundred_conversations_are_learned(kind, bases, tmp_path):
     base, data = bases(kind), write_talks(tmp_path / "talks.jsonl")
     before = load_file(base / "model.safetensors")
-    settings = ["lora=32", "steps=400", "lr=1e-2", "warmup=20", "batch_size=32", "patience=0", "validate_every=400"]
+    settings = ["lora=32", "steps=400", "lr=8e-3", "warmup=20", "batch_size=32", "patience=0", "validate_every=400"]
     assert train(base, data, tmp_path / "run", *settings) == 0
     assert all(torch.equal(weight, before[key]) for key, weight in load_file(base / "model.safetensors").items())
     lm = TextDiffusion.from_pretrained(tmp_path / "run")
-    told = [str(lm.generate(1, source=prompt, temperature=0)[0]).strip() for prompt, _ in TALKS[::10]]
-    assert told == [answer for _, answer in TALKS[::10]]
+    told = [str(lm.generate(1, source=prompt, temperature=0)[0]).strip() for prompt, _ in TALKS[::9]]
+    assert told == [answer for _, answer in TALKS[::9]]
 
 
 def test_a_run_holds_adapters_and_names_its_base(bases, tmp_path, capsys):

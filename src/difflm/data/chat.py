@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from difflm.data import template_process
 from difflm.data.open_tokenizer import OpenTokenizer
@@ -113,8 +112,8 @@ def read_conversations(path: Path) -> Iterator[Example]:
     if file_kind(path) != ".jsonl":
         raise UsageError(f'{path}: conversations are lines of a .jsonl file, such as {{"prompt": "…", "answer": "…"}}.')
     for number, row in read_jsonl(path, "messages"):
-        messages: Any = row.get("messages")
-        if messages is None and row.keys() >= {"prompt", "answer"}:
+        messages = row.get("messages", [])
+        if not messages and row.keys() >= {"prompt", "answer"}:
             sides = {"user": row["prompt"], "assistant": row["answer"]}
             messages = [{"role": role, "content": content} for role, content in sides.items()]
         if fault := find_fault(messages):

@@ -29,7 +29,7 @@ from difflm.models.base import LanguageModel
 from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.open_models import find_open_model, load_open_model
 from difflm.models.word_nats import NEARLY_WRITTEN, leave_one_out_log_probs, masked_logits
-from difflm.runtime.files import OF_WEIGHTS, Json, explain_write_errors, read_checked, write_checked
+from difflm.runtime.files import OF_WEIGHTS, Json, explain_write_errors, write_checked
 from difflm.runtime.hub import fetch_from_hub, is_hub_name, push_to_hub
 from difflm.runtime.threads import check_process
 from difflm.training.checkpoints import save_weights
@@ -60,19 +60,6 @@ def base_of_adapters(name_or_path: str | Path) -> str | None:
     config = peek_config(str(name_or_path))
     adapts = "adapter" in config and METHODS[config["method"]].kind == "adapter"
     return find_base(find_run(name_or_path), config) if adapts else None
-
-
-def check_adapter(folder: Path, base: Path) -> None:
-    """Refuse adapters of other weights, as far as their run says, before any are loaded."""
-    config = read_checked(folder / "config.json") if (folder / "config.json").is_file() else {}
-    Adapter.read(folder).check_base(base, config)
-
-
-def add_adapter(folder: Path, model: LanguageModel) -> int:
-    """Add adapters to a model's weights; the longest text that they learned, 0 if that is not known."""
-    Adapter.read(folder).add_to(model)
-    config = read_checked(folder / "config.json") if (folder / "config.json").is_file() else {}
-    return int(config.get("longest", 0))
 
 
 class Reader:
@@ -133,28 +120,41 @@ class Reader:
         added = [Path(adapter)] if isinstance(adapter, str | Path) else [*map(Path, adapter)]
         if base := base_of_adapters(name_or_path):
             name_or_path, added = base, [Path(name_or_path), *added]
+        adapters = [Adapter.read(path) for path in added]
+        for one in adapters:
+            one.check_base(find_run(name_or_path))
         if (folder := find_open_model(name_or_path)) is not None:
-            for path in added:
-                check_adapter(path, folder)
             found = load_open_model(folder, chosen, dtype or fastest_dtype(chosen) or torch.float32)
-            for path in added:
-                longest = add_adapter(path, found.model)
-                found.model.set_longest(longest or found.model.longest - 1)
+            for one in adapters:
+                one.add_to(found.model)
+                found.model.set_longest(one.run.get("longest", found.model.longest - 1))
             made = cls(found.model, found.tokenizer, found.config, Inference(found.model, None, compile))
             made.name, made.chat = name, found.chat
             return made
-        for path in added:
-            check_adapter(path, find_run(name_or_path))
-        model, tokenizer, config = load_run(name_or_path, chosen)
-        for path in added:
-            add_adapter(path, model)
+        made = cls._load_own(name_or_path, chosen, dtype, compile, adapters)
+        made.name = name
+        return made
+
+    @classmethod
+    def _load_own(
+        cls,
+        name_or_path: str | Path,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        compile: bool,
+        adapters: Sequence[Adapter],
+    ) -> Self:
+        """Load a run, with its classifiers."""
+        model, tokenizer, config = load_run(name_or_path, device)
+        for one in adapters:
+            one.add_to(model)
         eight = dtype is torch.int8
         if eight:
             check_eight_bits(model)
         model.set_compute_dtype(None if eight or dtype is torch.float32 else dtype)
-        inference = Inference(model, fastest_dtype(chosen) if dtype is None else dtype if eight else None, compile)
+        inference = Inference(model, fastest_dtype(device) if dtype is None else dtype if eight else None, compile)
         made = cls(model, tokenizer, config, inference)
-        made.name, made.folder, made.fixed_dtype = name, find_run(name_or_path), dtype is not None
+        made.folder, made.fixed_dtype = find_run(name_or_path), dtype is not None
         made.guides = sorted(made.folder.glob("guide*/"))
         if not made.guides and "base" in config:  # of the run that its weights are added to: word vectors are the same
             made.guides = sorted(find_run(check_base(made.folder, config)[0]).glob("guide*/"))

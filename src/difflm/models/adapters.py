@@ -15,7 +15,7 @@ from torch import Tensor
 from difflm.errors import DifflmError, UsageError
 from difflm.models.base import Trainable
 from difflm.networks.low_rank import PARTS, adapted_layers, add_product, ends_with, list_linears, name_target
-from difflm.runtime.files import Json, read_json
+from difflm.runtime.files import Json, read_checked, read_json
 from difflm.runtime.tensors import Stored, load_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -85,10 +85,11 @@ def export_adapters(tensors: Mapping[str, Tensor], naming: Naming, alpha: float)
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that was read from a directory."""
+    """An adapter that was read from a directory; `run` is the config of its run, if it has one."""
 
     folder: Path
     config: Json
+    run: Json
     tensors: dict[str, Tensor]
 
     @classmethod
@@ -101,7 +102,8 @@ class Adapter:
             raise UsageError(f"{folder}/{CONFIG} does not describe a LoRA adapter.")
         if config.get("use_dora") or config.get("bias", "none") != "none":
             raise UsageError(f"{folder}/{CONFIG}: DoRA and biases are not supported, only A and B.")
-        return cls(folder, config, load_tensors(folder / WEIGHTS))
+        run = read_checked(folder / "config.json") if (folder / "config.json").is_file() else {}
+        return cls(folder, config, run if isinstance(run, dict) else {}, load_tensors(folder / WEIGHTS))
 
     def scale_of(self, key: str, rank: int) -> float:
         own = self.config.get("alpha_pattern") or {}
@@ -134,8 +136,8 @@ class Adapter:
     def refuse(self, why: str) -> DifflmError:
         return UsageError(f"{self.folder} is an adapter of another model: {why}.")
 
-    def check_base(self, base: Path, config: Json) -> None:
+    def check_base(self, base: Path) -> None:
         """Refuse weights that are not those which the adapter was trained on, as far as its run says."""
-        told = config.get("adapter", {}).get("fingerprint")
-        if told is not None and told != fingerprint_weights(base):
-            raise self.refuse(f"{config['adapter']['base']} has other weights than {base}")
+        told = self.run.get("adapter", {})
+        if told and told["fingerprint"] != fingerprint_weights(base):
+            raise self.refuse(f"{told['base']} has other weights than {base}")

@@ -4,6 +4,7 @@ B [out, r] are learned; s = α/r. Adapters are put into a built network from out
 import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -81,4 +82,5 @@ def ends_with(name: str, target: str) -> bool:
 
 
 def adapted_layers(model: nn.Module) -> Iterator[tuple[str, AdaptedLinear]]:
-    return ((name, part) for name, part in model.named_modules() if isinstance(part, AdaptedLinear))
+    linears = list_linears(model).items()
+    return ((name, cast(AdaptedLinear, part)) for name, part in linears if PARTS[0] in dict(part.named_parameters()))

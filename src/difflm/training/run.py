@@ -193,7 +193,7 @@ def start_base(model: "LanguageModel", run: Path, config: Json, tokenizer: Token
     from difflm.models.adapters import Adapter
 
     base, adapter = find_base(run, config), Adapter.read(run)
-    adapter.check_base(find_run(base), config)
+    adapter.check_base(find_run(base))
     if config["recipe"].get("init"):
         initial, _, _ = load_run(base)
         model.load_state_dict({**model.state_dict(), **initial.state_dict()})
