@@ -51,7 +51,7 @@ def train(base, data, out, *changes):
     return main(["train", "chat", f"model.pretrained={base}", f"data={data}", "--out", str(out), *map(str, changes)])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.long] * (k != "blocks")) for k in KINDS])
 def test_two_hundred_conversations_are_learned(kind, bases, tmp_path):
     base, data = bases(kind), write_talks(tmp_path / "talks.jsonl")
     before = load_file(base / "model.safetensors")

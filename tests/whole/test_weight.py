@@ -5,8 +5,8 @@ import pytest
 from benchmarks import weight
 
 FIGURES = {
-    "lines of src/difflm": 42_010,
-    "lines of diffusion, networks, models, methods": 13_896,
+    "lines of src/difflm": 42_623,
+    "lines of diffusion, networks, models, methods": 14_203,
     "circles of files": 0,
     "isinstance of own classes": 63,
     "constant getattr and hasattr": 15,

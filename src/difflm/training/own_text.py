@@ -182,9 +182,9 @@ def choose_start(survey: Survey, given: Mapping[str, Any]) -> list[Choice]:
     """Choose the bundled model that training on English texts starts from, if there is one and none is given. For a
     file with few different words, a small network of whole words learns faster (docs/log)."""
     other = any(key in OTHER_MODEL or key.startswith("model.") for key in given)
-    name = LARGE if LARGE in bundled_runs() else find_start("en")
-    if other or not survey.english or survey.closed or name is None:
+    if other or not survey.english or survey.closed or (smallest := find_start("en")) is None:
         return []
+    name = LARGE if LARGE in bundled_runs() else smallest
     why = "the texts are English, like those of this bundled model; init=none starts from scratch"
     found: list[Choice] = [("init", name, why), ("method", read_config(find_run(name))["method"], why)]
     if name == LARGE:
