@@ -81,9 +81,9 @@ def prepare_run(tokens: Path, setup: "Setup") -> "Prepared":
 
     from difflm.data.tokenizers import Tokenizer
     from difflm.methods import TextSpec
-    from difflm.training.fit import describe_run, start_weights
+    from difflm.training.fit import start_weights
     from difflm.training.run import load_run
-    from difflm.training.texts import Prepared, histograms, make_batches
+    from difflm.training.texts import Prepared, describe_run, histograms, make_batches
 
     recipe, tokenizer = setup.recipe, Tokenizer.load(tokens / "tokenizer.json")
     tokenizer.save(setup.out / "tokenizer.json")

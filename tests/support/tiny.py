@@ -28,7 +28,7 @@ PARTS = (
     ("Italian", "French", "Chinese", "English"),
     ("food", "wine", "food, and is cheap", "food for £30"),
 )
-WRITERS = [name for name, method in METHODS.items() if method.kind != "classifier" and method.task == "text"]
+WRITERS = [name for name, method in METHODS.items() if method.kind in ("method", "baseline") and method.task == "text"]
 MODEL = {"hidden": 32, "layers": 2, "heads": 2, "dropout": 0.0}
 
 

@@ -58,7 +58,7 @@ def test_texts_are_cut_where_sentences_end():
     assert [*split_long("no end of it here at all", 10)] == ["no end of", "it here", "at all"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].kind != "adapter"])
 def test_every_method_takes_texts(tmp_path, method):
     """Of methods that read sources, pairs."""
     if method == "classifier":
@@ -129,6 +129,7 @@ def bundled(tmp_path, monkeypatch):
 
 def test_english_texts_begin_with_the_bundled_model(tmp_path, bundled, monkeypatch, capsys):
     """Its words, sizes and weights; long texts are cut for it, and none is left out."""
+    monkeypatch.setattr("difflm.training.own_text.LARGE", "another")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.txt").write_text((ENGLISH * 4 + "\n") * 12 + "It is of the house.\n" * 20 + RARE)
     assert main(["train", "my.txt", "steps=2", "batch_size=4", "sample_every=0", "lr=1e-30"]) == 0
@@ -141,6 +142,14 @@ def test_english_texts_begin_with_the_bundled_model(tmp_path, bundled, monkeypat
     ours, theirs = (load_tensors(run / "model.safetensors")[name] for run in (tmp_path / "my-mdlm", bundled))
     assert torch.equal(ours, theirs)
     assert main(["train", "my.txt", "steps=2", "--resume"]) == 0  # found again without a name
+
+
+def test_adapters_of_the_large_model_are_learned(tmp_path, bundled):
+    """The fixture's bundled model is called `english`, like the large one."""
+    (tmp_path / "my.txt").write_text((ENGLISH * 4 + "\n") * 12 + "It is of the house.\n" * 20 + RARE)
+    said = []
+    recipe = own_recipe(str(tmp_path / "my.txt"), ["minutes=3"], None, "cpu", said.append)
+    assert (recipe.init, recipe.lora) == ("english", 16) and any("adapters" in line for line in said)
 
 
 def test_texts_begin_from_scratch_where_they_are_not_english_or_somebody_asks(tmp_path, bundled):

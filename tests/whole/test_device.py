@@ -23,8 +23,8 @@ from tests.support.recorded import OnDevice
 from tests.support.tiny import MODEL
 
 WORDS, LONGEST, BATCH = 20, 16, 4
-WRITERS = [name for name, one in METHODS.items() if one.kind != "classifier" and one.task != "seq2seq"]
-READERS = [name for name, one in METHODS.items() if one.kind != "classifier" and one.task != "text"]
+WRITERS = [name for name, one in METHODS.items() if one.kind in ("method", "baseline") and one.task != "seq2seq"]
+READERS = [name for name, one in METHODS.items() if one.kind in ("method", "baseline") and one.task != "text"]
 
 
 @pytest.fixture(autouse=True)

@@ -221,7 +221,7 @@ def test_a_table_has_the_step_rules_of_every_method() -> None:
     settings: dict[str, set[str]] = {"latent": {"masks"}}  # of a model that can hide what it knows
     for name in LISTED:
         method, sizes = METHODS[name], {**MODEL, "embedding_dim": 16} if METHODS[name].family == "gaussian" else MODEL
-        if method.kind != "classifier":
+        if method.kind in ("method", "baseline"):
             model = method(**sizes).build(TextSpec(20, 16, 16 if method.task == "seq2seq" else 0))
             settings.setdefault(method.family, set()).update(model.capabilities.settings)
             if method.family != "autoregressive":

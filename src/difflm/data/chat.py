@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from difflm.data import template_process
 from difflm.data.open_tokenizer import OpenTokenizer
-from difflm.errors import DifflmError, UsageError
+from difflm.data.texts import Example, file_kind, read_jsonl
+from difflm.data.tokenizers import Tokenizer
+from difflm.errors import DifflmError, UsageError, is_unicode
 from difflm.runtime.files import Json
 
 Message = Mapping[str, str]  # "role" and "content"
@@ -99,3 +101,67 @@ class Chat:
                 raise UsageError(f"a message has a role ({', '.join(ROLES)}) and a content, which is text.")
         told = [dict(message) for message in messages]
         return self.template.render(messages=told, add_generation_prompt=True, enable_thinking=False, **self.tokens)
+
+
+# -- conversations to learn from --------------------------------------------------------------------------------------
+
+
+def read_conversations(path: Path) -> Iterator[Example]:
+    """Yield each answer of a .jsonl file, after the messages before it as JSON. A line has `messages`, or a `prompt`
+    and an `answer`."""
+    if file_kind(path) != ".jsonl":
+        raise UsageError(f'{path}: conversations are lines of a .jsonl file, such as {{"prompt": "…", "answer": "…"}}.')
+    for number, row in read_jsonl(path, "messages"):
+        messages = row.get("messages", [])
+        if not messages and row.keys() >= {"prompt", "answer"}:
+            sides = {"user": row["prompt"], "assistant": row["answer"]}
+            messages = [{"role": role, "content": content} for role, content in sides.items()]
+        if fault := find_fault(messages):
+            raise UsageError(f"line {number} of {path}: {fault}.")
+        answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        for place in answers:
+            text = messages[place]["content"].strip()
+            yield Example(text, json.dumps(messages[:place]), continues=place > answers[0])
+
+
+def find_fault(messages: object) -> str:
+    """What is wrong with a conversation to learn from; "" if nothing."""
+    if not isinstance(messages, list) or not messages:
+        return "it has neither messages nor a prompt and an answer"
+    for message in messages:
+        if not isinstance(message, dict) or message.get("role") not in ROLES or not is_text(message.get("content")):
+            return f"a message has a role ({', '.join(ROLES)}) and a content, which is text"
+    roles = [message["role"] for message in messages]
+    turns = roles[roles[0] == "system" :]
+    if not turns or len(turns) % 2 or turns != ["user", "assistant"] * (len(turns) // 2):
+        return f"roles alternate, user then assistant, after one system message at most; here {', '.join(roles[:6])}"
+    if any(message["role"] == "assistant" and not message["content"].strip() for message in messages):
+        return "an answer is empty"
+    return ""
+
+
+def is_text(content: object) -> bool:
+    return isinstance(content, str) and is_unicode(content)
+
+
+class ChatSources(Tokenizer):
+    """Messages as JSON to ids, by a chat's template."""
+
+    kind = "chat"
+
+    def __init__(self, chat: Chat) -> None:
+        super().__init__(())
+        self.chat = chat
+
+    @property
+    def size(self) -> int:
+        return self.chat.tokenizer.size
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.chat.encode(json.loads(text)) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.chat.tokenizer.decode(ids)
+
+    def contents(self) -> Json:
+        return {"template": self.chat.template.source}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
+from difflm.data.chat import read_conversations
 from difflm.data.known_corpora import KNOWN, PAIRS, Split
 from difflm.data.prompts import read_prompted
 from difflm.data.remote import fetch_remote, is_remote, resolve_remote
@@ -133,12 +134,16 @@ def corpus_examples(
     task: str = "seq2seq",
 ) -> Iterator[Example]:
     """Yield what a task learns from a split: texts alone (`language`), with their sources (`seq2seq`), each to be
-    written partly from the rest of it (`span-denoising`), or after prompts that state its labels (`prompts`)."""
+    written partly from the rest of it (`span-denoising`), after prompts that state its labels (`prompts`), or as the
+    answers of `conversations`."""
     if task == "language":
         return map(Example, corpus(name_or_path, root, split, column, chunk))
     if task == "span-denoising":
         texts = plain_texts(name_or_path, root, split, column, chunk)
         return (Example(text, cut=number) for number, text in enumerate(texts))
+    if task == "conversations":
+        files = find_files(name_or_path, root)
+        return check_any(chain.from_iterable(map(read_conversations, files)), f"there is no text in {name_or_path}.")
     if task == "prompts":
         return read_prompted(corpus_path(name_or_path, root, split), column)
     if known := KNOWN.get(name_or_path):

@@ -273,10 +273,10 @@ def encode_examples(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterat
     where they are long."""
     examples = iter(examples)
     while some := list(islice(examples, 1)):
-        size = len(some[0].target)
+        size = len(some[0].target) + len(some[0].source or "")
         while len(some) < 1024 and size < MOST_CHARACTERS and (one := next(examples, None)) is not None:
             some.append(one)
-            size += len(one.target)
+            size += len(one.target) + len(one.source or "")
         columns = [[one.target for one in some], [one.source for one in some if one.source is not None]]
         sides = zip((tokenizer, tokenizer.for_sources), columns, strict=True)
         encoded = [encode_texts(side, texts) for side, texts in sides if texts]

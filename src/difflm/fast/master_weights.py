@@ -11,6 +11,7 @@ from torch.nn import Parameter
 
 from difflm.diffusion.denoiser import cast_linears
 from difflm.fast.sharding import local_part
+from difflm.models.adapters import frozen_state
 from difflm.models.base import Trainable
 
 
@@ -20,15 +21,17 @@ class Ema:
     Early on d is (1 + step)/(10 + step), so that a short run does not average in its initial weights."""
 
     def __init__(self, model: Trainable, decay: float) -> None:
-        self.model = copy.deepcopy(model).requires_grad_(False)
+        shared = {id(weight): weight for weight in frozen_state(model).values()}  # deepcopy shares what its memo holds
+        self.model = copy.deepcopy(model, shared).requires_grad_(False)
         self.model.eval()
         self.decay = decay
         self.follow(self.model, model)
 
     def follow(self, average: Trainable, model: Trainable) -> None:
         """Remember the tensors of both models, which stay in place; for sharded ones, this process's part."""
-        self._mine: list[Tensor] = [local_part(weight) for weight in average.parameters()]
-        self._theirs: list[Tensor] = [local_part(weight) for weight in model.parameters()]
+        both = zip(average.parameters(), model.parameters(), strict=True)
+        pairs = [(local_part(mine), local_part(own)) for mine, own in both if mine is not own]
+        self._mine, self._theirs = ([pair[side] for pair in pairs] for side in (0, 1))
         self._buffers: tuple[list[Tensor], list[Tensor]] = list(average.buffers()), list(model.buffers())
 
     def ema_weight(self, step: int) -> float:
@@ -70,7 +73,8 @@ class MasterWeights:
         shared = {id(tensor): tensor for tensor in tensors if id(tensor) not in own}
         self.model = model if dtype is None else cast(Trainable, cast_linears(copy.deepcopy(model, shared), dtype))
         used = dict(self.model.named_parameters())
-        self.weights = {name: Weight(whole, used[name]) for name, whole in model.named_parameters()}
+        frozen = frozen_state(model)
+        self.weights = {n: Weight(whole, used[n]) for n, whole in model.named_parameters() if n not in frozen}
         self._apart = [weight for weight in self.weights.values() if weight.apart]
 
     @property

@@ -25,6 +25,8 @@ from difflm.errors import UsageError, is_unicode
 from difflm.fast.inference import Inference
 from difflm.generation.checks import check_device, check_dtype, check_eight_bits, check_sampling, fastest_dtype
 from difflm.generation.texts import Repaired, TokenBelief
+from difflm.methods import METHODS
+from difflm.models.adapters import Adapter
 from difflm.models.base import LanguageModel
 from difflm.models.batching import pad_token_rows, source_condition
 from difflm.models.open_models import find_open_model, load_open_model
@@ -34,7 +36,7 @@ from difflm.runtime.hub import fetch_from_hub, is_hub_name, push_to_hub
 from difflm.runtime.threads import check_process
 from difflm.training.checkpoints import save_weights
 from difflm.training.model_card import write_card
-from difflm.training.run import KEYS, check_base, find_run, load_run
+from difflm.training.run import KEYS, check_base, find_base, find_run, load_run, peek_config
 
 MOST_FOREIGN = 0.5  # share of letters that no token spells, above which a text is in another script
 FEWEST = 6  # tokens by which a text is found unusual
@@ -55,6 +57,13 @@ def list_texts(given: Any, what: str) -> list[str]:
     if odd := [one for one in found if not is_unicode(one)]:
         raise UsageError(f"{what} {odd[0][:40]!r} contains half of a surrogate pair, which is not Unicode.")
     return found
+
+
+def base_of_adapters(name_or_path: str | Path) -> str | None:
+    """The directory of somebody else's model, if a run holds adapters of it."""
+    config = peek_config(str(name_or_path))
+    adapts = "adapter" in config and METHODS[config["method"]].kind == "adapter"
+    return find_base(find_run(name_or_path), config) if adapts else None
 
 
 class Reader:
@@ -102,6 +111,7 @@ class Reader:
         dtype: torch.dtype | str | None = None,
         compile: bool = False,
         revision: str | None = None,
+        adapter: str | Path | Sequence[str | Path] = (),
     ) -> Self:
         """Load a bundled model such as "e2e", the directory of a run or of an open model, or a model on the
         Hugging Face Hub, where `revision` is a branch, tag or commit. `device` is "cpu", "cuda", or the better of both
@@ -109,7 +119,10 @@ class Reader:
 
         `dtype` is the number format of the network; weights and everything outside the network stay in float32. None
         means the fastest for generating, and float32 for scores. `compile` fuses the sampling steps of models of word
-        vectors: it takes minutes at first and a little at every new size, which pays off for a server."""
+        vectors: it takes minutes at first and a little at every new size, which pays off for a server.
+
+        `adapter` names directories of LoRA adapters, of difflm or of peft, which are added to the weights one after the
+        other."""
         if not isinstance(name_or_path, str | Path):
             raise UsageError(f"name a model, such as 'e2e', or the directory of a run, not {name_or_path!r}.")
         chosen, name = check_device(device), Path(name_or_path).resolve().name
@@ -118,19 +131,44 @@ class Reader:
             name_or_path = fetch_from_hub(str(name_or_path), revision)
         elif revision is not None:
             raise UsageError(f"a revision is for models on the Hub; {name_or_path} is on this machine.")
+        added = [Path(adapter)] if isinstance(adapter, str | Path) else [*map(Path, adapter)]
+        if base := base_of_adapters(name_or_path):
+            name_or_path, added = base, [Path(name_or_path), *added]
+        adapters = [Adapter.read(path) for path in added]
+        for one in adapters:
+            one.check_base(find_run(name_or_path))
         if (folder := find_open_model(name_or_path)) is not None:
             found = load_open_model(folder, chosen, dtype or fastest_dtype(chosen) or torch.float32)
+            for one in adapters:
+                one.add_to(found.model)
+                found.model.set_longest(one.run.get("longest", found.model.longest - 1))
             made = cls(found.model, found.tokenizer, found.config, Inference(found.model, None, compile))
             made.name, made.chat = name, found.chat
             return made
-        model, tokenizer, config = load_run(name_or_path, chosen)
+        made = cls._load_own(name_or_path, chosen, dtype, compile, adapters)
+        made.name = name
+        return made
+
+    @classmethod
+    def _load_own(
+        cls,
+        name_or_path: str | Path,
+        device: torch.device,
+        dtype: torch.dtype | None,
+        compile: bool,
+        adapters: Sequence[Adapter],
+    ) -> Self:
+        """Load a run, with its classifiers."""
+        model, tokenizer, config = load_run(name_or_path, device)
+        for one in adapters:
+            one.add_to(model)
         eight = dtype is torch.int8
         if eight:
             check_eight_bits(model)
         model.set_compute_dtype(None if eight or dtype is torch.float32 else dtype)
-        inference = Inference(model, fastest_dtype(chosen) if dtype is None else dtype if eight else None, compile)
+        inference = Inference(model, fastest_dtype(device) if dtype is None else dtype if eight else None, compile)
         made = cls(model, tokenizer, config, inference)
-        made.name, made.folder, made.fixed_dtype = name, find_run(name_or_path), dtype is not None
+        made.folder, made.fixed_dtype = find_run(name_or_path), dtype is not None
         made.guides = sorted(made.folder.glob("guide*/"))
         if not made.guides and "base" in config:  # of the run that its weights are added to: word vectors are the same
             made.guides = sorted(find_run(check_base(made.folder, config)[0]).glob("guide*/"))

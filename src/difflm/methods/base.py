@@ -36,7 +36,7 @@ class Method(BaseModel):
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     family: ClassVar[str] = ""
-    kind: ClassVar[Literal["method", "baseline", "classifier"]] = "method"
+    kind: ClassVar[Literal["method", "baseline", "classifier", "adapter"]] = "method"
     # seq2seq: every text is written from a source; either: as the recipe says
     task: ClassVar[Literal["text", "seq2seq", "either"]] = "text"
     one_canvas: ClassVar[bool] = False  # whether source and text share one canvas and its embedding

@@ -19,6 +19,7 @@ from difflm.diffusion.samplers.loop import Frame, Memory, SamplerInputs, Steerin
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Family, Sampling
+from difflm.runtime.tensors import Stored
 
 Likelihood = Literal["exact", "bound"]
 NO_WORDS = "{} writes from {} of a whole text, which no control and no classifier reaches."  # an error message
@@ -144,6 +145,10 @@ class Trainable(nn.Module):
 
     def begin_update(self, update: int) -> None:
         """Called before each update, counted from 0: a schedule may change."""
+
+    def find_stored(self, layer: str) -> Stored:
+        """Where files keep the weight of a linear layer."""
+        return Stored(f"{layer}.weight")
 
     def training_noise(self, batch: Batch) -> Noise:
         """Random numbers for a batch, by the texts' numbers in the run; if it has no numbers, from torch's

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import Tensor
-
 from difflm.errors import UsageError
 from difflm.models.sampling import Sampling
 from difflm.networks.open_transformer import DitShape, Shape
 from difflm.runtime.files import read_own_table
+from difflm.runtime.tensors import Stored
 
 Config = Mapping[str, Any]
 Names = str | float | Sequence[str | float]  # settings of a config, of which the first that is set counts; or a number
@@ -33,20 +32,6 @@ def first_set(config: Config, names: Names) -> Any:
         if value := look_up(config, name):
             return value
     raise KeyError(listed[0])
-
-
-@dataclass(frozen=True)
-class Stored:
-    """Where a weight is stored: under a released key, as one of some equal parts of its rows."""
-
-    key: str
-    part: int = 0
-    parts: int = 1
-    transposed: bool = False
-
-    def take(self, tensor: Tensor) -> Tensor:
-        rows = tensor.T if self.transposed and tensor.dim() == 2 else tensor
-        return rows.chunk(self.parts)[self.part] if self.parts > 1 else rows
 
 
 @dataclass(frozen=True)

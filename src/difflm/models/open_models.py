@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.data.batches import Batch
 from difflm.data.chat import Chat
 from difflm.data.open_tokenizer import ENDS, MASKS, OpenTokenizer, TokenizerFiles
 from difflm.data.tokenizers import END, PAD, START, UNK
@@ -20,16 +21,17 @@ from difflm.diffusion.base import Codec, Process
 from difflm.diffusion.bounds import DiscreteBound
 from difflm.diffusion.codecs import Tokens
 from difflm.diffusion.codecs.embedding import Logits, SkipEmbedding
-from difflm.diffusion.condition import Condition
+from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Canvas, Conditioning, Denoiser, SelfConditioning, put_before
-from difflm.diffusion.objectives import Objective
+from difflm.diffusion.noise import Noise
+from difflm.diffusion.objectives import Objective, cross_entropy
 from difflm.diffusion.processes import Absorbing, Gaussian, Uniform
 from difflm.diffusion.processes.gaussian import Gumbel
 from difflm.diffusion.samplers.loop import BoundDenoiser, Denoise, Steering
 from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import DifflmError, UsageError
-from difflm.models.base import Sampling
-from difflm.models.diffusion import DiffusionModel, ModelParts
+from difflm.models.base import Losses, Sampling
+from difflm.models.diffusion import DiffusionModel, ModelParts, TrainedTexts
 from difflm.models.lengths import OwnEnd
 from difflm.models.open_families import (
     BUFFERS,
@@ -45,7 +47,7 @@ from difflm.models.open_families import (
 from difflm.networks.open_transformer import Dit, DitShape, OpenTransformer, Shape
 from difflm.runtime.files import Json, read_json
 from difflm.runtime.hub import fetch_from_hub
-from difflm.runtime.tensors import load_tensors
+from difflm.runtime.tensors import Stored, load_tensors
 
 
 class Prompt(Conditioning):
@@ -74,10 +76,21 @@ class Prompt(Conditioning):
         return replace(put_before(denoiser, canvas, before, torch.ones_like(condition.source_mask)), memory=memory)
 
 
+@dataclass(frozen=True)
+class Answers:
+    """Prompts with their answers in training, [B, L]: ids, the positions that are seen, and those that are learned, of
+    one of `blocks` [B, 1]."""
+
+    ids: Tensor
+    mask: Tensor
+    free: Tensor
+    blocks: Tensor
+
+
 class OpenDiffusion(DiffusionModel):
-    def __init__(self, denoiser: Denoiser, block: int, **parts: Unpack[ModelParts]) -> None:
+    def __init__(self, denoiser: Denoiser, block: int, layout: Layout, **parts: Unpack[ModelParts]) -> None:
         """`block`: positions per block, for a network that does not attend to later ones; 0: it attends to all."""
-        self.block = block
+        self.block, self.layout = block, layout
         super().__init__(denoiser, **parts)
         self.capabilities = replace(self.capabilities, greedy=self.process.mask_id >= 0, one_by_one=True)
 
@@ -98,11 +111,69 @@ class OpenDiffusion(DiffusionModel):
         condition = denoiser.prepare(Condition(steering.source, steering.source_mask))
         return BoundDenoiser(denoiser, mask, condition, sampling.contrast)
 
+    def set_longest(self, longest: int) -> None:
+        """Write texts of up to this many tokens, and their END, if no length is asked for."""
+        self.longest = self.lengths.longest = longest + 1
+
+    def find_stored(self, layer: str) -> Stored:
+        return self.layout.find_key(f"{layer.removeprefix('denoiser.network.')}.weight")
+
+    # -- training on answers ------------------------------------------------------------------------------------
+
+    def lay_out(self, batch: Batch, noise: Noise, ends: bool) -> Answers:
+        """Prompts and answers on one canvas. A network that sees everything writes END on the rest of a canvas (Nie et
+        al., 2025): with `ends`, answers are followed by a random number of them, up to the longest answer's END. One
+        that writes blocks learns one of them at a time, after clean ones; END fills the last."""
+        answers, lengths = batch.ids, batch.lengths.unsqueeze(1)
+        width = answers.shape[1]
+        if batch.source is None or batch.source_lengths is None:
+            prompts, before = torch.full_like(answers[:, :1], START), torch.full_like(lengths, self.lengths.first)
+        else:
+            prompts, before = batch.source, batch.source_lengths.unsqueeze(1)
+        most = prompts.shape[1] + width + 1
+        most = -(-most // self.block) * self.block if self.block else most
+        place, end = torch.arange(most, device=answers.device), before + lengths
+        prompts, shown = F.pad(prompts, (0, most - prompts.shape[1])), F.pad(answers, (0, most - width))
+        answer = shown.gather(1, (place - before).clamp(min=0))
+        ids = torch.where(place < before, prompts, torch.where(place < end, answer, END))
+        u = noise.uniform(0, stream=FILLING).unsqueeze(1)
+        if not self.block:
+            last = end + (u * (width - lengths + 1)).long() * ends
+            return Answers(ids, place <= last, (place >= before) & (place <= last), torch.ones_like(u))
+        number, first = place // self.block, before // self.block
+        count = end // self.block - first + 1
+        chosen = first + (u * count).long()
+        return Answers(ids, number <= chosen, (place >= before) & (number == chosen), count.to(u))
+
+    def forward(self, batch: Batch) -> Losses:
+        """The loss of answers alone; prompts stay as they are."""
+        noise = self.training_noise(batch)
+        with torch.autocast(batch.ids.device.type, enabled=False):
+            made = self.lay_out(batch, noise, ends=True)
+            t, weight = self.times.sample(noise, made.free)
+        texts = TrainedTexts(made.ids, made.mask, UNCONDITIONAL, noise)
+        corrupted = self.corrupt_batch(texts, torch.where(made.free, t.unsqueeze(1), 0.0), weight)
+        with torch.autocast(batch.ids.device.type, enabled=False):
+            return self.weigh_losses(replace(corrupted, mask=made.free), t, weight, {})
+
+    @torch.no_grad()
+    def nats(self, batch: Batch, noise: Noise, draws: int = 1) -> Tensor:
+        """Of a text after a prompt, the cross-entropy of its words and END at the middle time."""
+        if self.capabilities.likelihood is not None:
+            return super().nats(batch, noise, draws)
+        made = self.lay_out(batch, noise, ends=False)
+        at = torch.where(made.free, self.times.time_of(torch.full_like(made.blocks, self.times.usual)), 0.0)
+        own = self.process.draw_noise(noise, 0, self.denoiser.codec.state_shape(made.ids.shape[1]), stream=11)
+        x_t = self.process.corrupt(self.denoiser.codec.encode(made.ids), at, own)
+        nats = cross_entropy(self.denoiser(x_t, at, made.mask).logits, made.ids) * made.free
+        return made.blocks.squeeze(1) * (nats / at.clamp(min=EPSILON)).sum(-1)
+
 
 ADVICE = "Download it again."
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 GENERATED = 128  # positions of a text if no length is given
 CONTINUOUS = (1e-4, 1 - 1e-4)  # times of the bound: its integrand is not finite at the ends
+EPSILON, FILLING = 1e-6, 40  # of a time; the random stream of how many END follow an answer
 NOT_A_CONFIG = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 
 
@@ -335,6 +406,7 @@ def load_open_model(folder: Path, device: torch.device, dtype: torch.dtype) -> O
     model = OpenDiffusion(
         Denoiser(network, codec, process, Prompt(), estimates),
         shape.block,
+        family.layout,
         objective=Objective({"elbo": 1.0}),
         times=LowDiscrepancy(limits=CONTINUOUS),
         lengths=lengths,

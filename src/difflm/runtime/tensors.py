@@ -5,6 +5,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,20 @@ from torch.overrides import TorchFunctionMode
 
 from difflm.errors import DifflmError
 from difflm.runtime.files import AGAIN, check_regular, write_atomic
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a weight is stored: under a released key, as one of some equal parts of its rows."""
+
+    key: str
+    part: int = 0
+    parts: int = 1
+    transposed: bool = False
+
+    def take(self, tensor: Tensor) -> Tensor:
+        rows = tensor.T if self.transposed and tensor.dim() == 2 else tensor
+        return rows.chunk(self.parts)[self.part] if self.parts > 1 else rows
 
 
 def encode_tensors(tensors: Mapping[str, Tensor]) -> tuple[bytes, str]:

@@ -107,14 +107,14 @@ def write_config(run: Path, config: Json) -> None:
     files.write_checked(run / "config.json", {**config, **kept})
 
 
-def save_weights(run: Path, tensors: Mapping[str, Tensor]) -> str:
+def save_weights(run: Path, tensors: Mapping[str, Tensor], name: str = "model.safetensors") -> str:
     """Write the weights of a run, and their checksum into its config. While they are replaced the config has both
     checksums, so a process that is killed in between leaves weights that can be loaded, and are checked."""
     data, sha256 = encode_tensors(tensors)
     config = {key: value for key, value in read_whole_config(run).items() if key != "next_sha256"}
     if config:
         files.write_checked(run / "config.json", {**config, "next_sha256": sha256})
-    files.write_atomic(run / "model.safetensors", data)
+    files.write_atomic(run / name, data)
     if config:
         files.write_checked(run / "config.json", {**config, "sha256": sha256})
     return sha256

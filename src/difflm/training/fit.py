@@ -5,7 +5,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -25,9 +25,10 @@ from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel
 from difflm.runtime.distributed import current
-from difflm.runtime.files import FORMAT, Json, append_line, locked, refuse_links, write_checked
+from difflm.runtime.files import Json, append_line, locked, refuse_links, write_checked
 from difflm.runtime.threads import check_process
 from difflm.training import texts
+from difflm.training.adapt import add_adapters, prepare_open
 from difflm.training.checkpoints import newest_checkpoint, read_whole_config, write_config
 from difflm.training.classifier import prepare_classifier, resolve_guided
 from difflm.training.model_card import finish_run
@@ -56,7 +57,7 @@ def train_run(setup: Setup, watcher: Watcher, command: Sequence[str] = ()) -> Ou
         recipe = resolve_guided(recipe)
     if is_remote(recipe.data) and current().first:
         fetch_remote(recipe.data, root, recipe.column, setup.note)
-    prepare = prepare_classifier if guides else prepare_model
+    prepare = {"classifier": prepare_classifier, "lora": prepare_open}.get(recipe.method, prepare_model)
     outcome = train_prepared(replace(setup, recipe=recipe), prepare, watcher)
     if command and not guides and outcome.stopped != "interrupted" and current().first:
         finish_run(setup.out, shlex.join(command))
@@ -172,7 +173,7 @@ def prepare_rows(
             else {}
         ),
     }
-    config = describe_run(recipe, model, tokenizer, counts)
+    config = texts.describe_run(recipe, model, tokenizer, counts)
     noisy = {"vectors", "simplex"} & {*model.capabilities.settings} or model.capabilities.whole_text
     others: Figure = "round_nats" if METHODS[recipe.method].family == "edits" else "masked_nats"
     unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else others
@@ -209,7 +210,7 @@ def prepare_packed(
     size = min(recipe.batch_size, len(checked))
     fixed = PackedBatches(checked, size, recipe.seed)
     validation = [fixed.batch(step) for step in range(min(texts.VALIDATION_BATCHES, len(checked) // size))]
-    config = describe_run(recipe, model, tokenizer, counts)
+    config = texts.describe_run(recipe, model, tokenizer, counts)
     batches = PackedBatches(rows, recipe.batch_size, recipe.seed)
     return Prepared(recipe, model, batches, validation, "nats_per_token", config, tokenizer)
 
@@ -228,7 +229,7 @@ def start_weights(
         model.start_from(initial[0], lengths)
     else:
         model.observe(lengths, words)
-        if not newest_checkpoint(setup.out):  # its weights would replace these
+        if setup.recipe.lora or not newest_checkpoint(setup.out):  # its weights would replace these
             setup.recipe.build_method().start(model, tokenizer)
             if initial:
                 begin_with_twin(model, initial[0])
@@ -238,25 +239,7 @@ def start_weights(
             raise DifflmError(f"{init} knows no word of {setup.recipe.data}. Train without init=.")
         if unknown:
             setup.report(f"{unknown:,} of {total:,} words are unknown to {Path(init).name} and count as unknown words")
-
-
-def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, counts: Json) -> Json:
-    """The config of a run. The model gets the sampling defaults of its recipe."""
-    if recipe.temperature is not None and model.capabilities.predicts_words:
-        model.sampling = replace(model.sampling, temperature=recipe.temperature)
-    return {
-        "format": FORMAT,
-        "method": recipe.method,
-        "model": recipe.build_method().model_dump(),
-        "vocabulary": tokenizer.size,
-        **({"source_vocabulary": tokenizer.for_sources.size} if recipe.source_words == "own" else {}),
-        "tokenizer": tokenizer.fingerprint(),
-        "longest": recipe.longest,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "sampling": asdict(model.sampling),
-        "recipe": recipe.model_dump(),
-        **counts,
-    }
+    add_adapters(setup.recipe, model)
 
 
 def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:

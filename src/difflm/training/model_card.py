@@ -99,6 +99,8 @@ def format_values(values: Json) -> str:
 def suggest_command(run: str, config: Json) -> str:
     """A command that generates texts with the run."""
     reads = config["recipe"].get("source_longest")
+    if config["recipe"].get("task") == "conversations":
+        return f'difflm generate {run} --source "Why is the sky blue?"'
     return f"difflm translate {run} sources.txt" if reads else f"difflm generate {run} -n 4"
 
 

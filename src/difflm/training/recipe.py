@@ -59,9 +59,15 @@ class Recipe(BaseModel):
     # `seq2seq`: texts are written from sources; `auto`: if the method or the data require it. `span-denoising`: one
     # span of 30 % of each plain text is written from the rest; of two files, both are plain texts. `prompts`: each text
     # of a labelled file follows prompts that state its labels, its length, or the text around a gap.
-    task: Literal["auto", "seq2seq", "span-denoising", "prompts"] = "auto"
+    # `conversations`: answers are written after messages, in a chat model's own words.
+    task: Literal["auto", "seq2seq", "span-denoising", "prompts", "conversations"] = "auto"
     distinct: bool = False  # train on each text only once, even if the file repeats it
     licence: str = ""  # of the data, for the model card
+
+    # Adapters of this rank (LoRA) are learned, and the weights that the model starts from stay as they are; 0: none.
+    lora: int = Field(default=0, ge=0, le=1024)
+    alpha: PositiveFloat | None = None  # their products are multiplied by alpha / lora; None: by 2
+    targets: tuple[str, ...] = ()  # the layers that have one, such as q_proj; none: all linear layers of the blocks
 
     temperature: PositiveFloat | None = None  # of sampling, by default; None: the method's own
 
@@ -89,6 +95,11 @@ class Recipe(BaseModel):
     validate_every: PositiveInt = 1000
     sample_every: int = Field(default=2000, ge=0)
     patience: int = Field(default=0, ge=0)  # validations without improvement; the best weights are kept. 0: to the end
+
+    @property
+    def scaling(self) -> float:
+        """The alpha of adapters."""
+        return self.alpha or 2.0 * self.lora
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: linear warm-up, then decay to zero at the last step."""
@@ -134,7 +145,12 @@ def load_recipe(name_or_path: str, changes: Changes = (), note: Callable[[str], 
     given = read_changes(changes)
     begins = values["model"].get("pretrained") == ""  # a recipe that starts from somebody else's model
     key = "model.pretrained" if begins and "init" not in given else "init"
-    if given.get(key) and is_pretrained(Path(str(given[key]))):  # an open model with its own tokenizer
+    adapts = begins and METHODS[str(values["method"])].kind == "adapter"
+    if adapts and given.get("init"):
+        given["model.pretrained"] = given.pop("init")
+    if adapts and given.get("model.pretrained"):
+        given["model.pretrained"] = str(Path(str(given["model.pretrained"])).resolve())
+    elif given.get(key) and is_pretrained(Path(str(given[key]))):  # an open model with its own tokenizer
         theirs = given.pop(key)
         method = str(given.get("method", values.get("method")))
         if method in METHODS and "pretrained" not in METHODS[method].model_fields:
@@ -145,8 +161,8 @@ def load_recipe(name_or_path: str, changes: Changes = (), note: Callable[[str], 
         given = {"model.pretrained": theirs, "tokenizer": theirs, **given}
     elif begins:
         raise UsageError(
-            f"{name_or_path} starts from a left-to-right model: give model.pretrained=DIR, a directory with its "
-            "config.json, safetensors and tokenizer.json."
+            f"{name_or_path} starts from somebody else's {'diffusion' if adapts else 'left-to-right'} model: give "
+            "model.pretrained=DIR, a directory with its config.json, safetensors and tokenizer.json."
         )
     if "minutes" in given and given.get("steps"):
         raise UsageError(f"minutes={given['minutes']} and steps={given['steps']} both say how long: give one of them.")
@@ -330,6 +346,22 @@ def change_values(values: Json, changes: Json) -> Json:
     return {**changed, "model": {**sizes, **inner}}
 
 
+def _find_adapter_faults(recipe: Recipe, kind: str) -> list[tuple[object, str]]:
+    """What is wrong with the settings of adapters, as pairs of a condition and its message."""
+    begun, lora = recipe.init or recipe.model.get("pretrained"), recipe.lora
+    other = recipe.init and lora and initial_run(recipe.init)["method"]
+    return [
+        (lora and not begun, "lora: adapters are of a trained model: give init=MODEL or model.pretrained=DIR"),
+        (other and other != recipe.method, f"lora: init is a {other} model: give method={other}"),
+        (kind == "adapter" and not lora, "lora: somebody else's model itself stays as it is: give lora=16"),
+        ((recipe.alpha or recipe.targets) and not lora, "alpha, targets: these are of adapters: give lora=16, too"),
+        (
+            recipe.task == "conversations" and kind != "adapter",
+            "task: conversations are for somebody else's chat model: difflm train chat model.pretrained=DIR",
+        ),
+    ]
+
+
 def _find_fault(recipe: Recipe) -> str:
     """What two settings contradict each other in, or a setting and the method; "" if nothing."""
     name, method, begun = recipe.method, METHODS[recipe.method], recipe.model.get("pretrained")
@@ -342,13 +374,14 @@ def _find_fault(recipe: Recipe) -> str:
     faults = (
         (recipe.longest == 1, "longest: should be at least 2, or 0 to choose it from the texts"),
         (fault, fault),
+        *_find_adapter_faults(recipe, method.kind),
         (prompts and not method.reads_prompts, f"task: {name} reads no prompts; autoregressive does"),
         (prompts and recipe.tokenizer in TOKENIZERS[1:], "task: prompts are made of whole words: give tokenizer=words"),
         (spans and not reads, f"task: {name} reads no sources, which span-denoising needs"),
         (reads and recipe.chunk and not spans, f"chunk: pieces of a file have no source, and {name} needs one"),
         (reads and recipe.split, "split: texts written from a source are not split. Leave it out"),
         (
-            reads and recipe.longest + recipe.source_longest > MOST_TOKENS,
+            reads and method.kind != "adapter" and recipe.longest + recipe.source_longest > MOST_TOKENS,
             f"longest and source_longest: at most {MOST_TOKENS} together",
         ),
         (not reads and recipe.source_longest, f"source_longest: {name} reads no sources. Leave it out"),

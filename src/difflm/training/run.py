@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 FORMATS = (1, FORMAT)  # 1: earlier versions, whose configs have no checksum
 WRITTEN = (  # what training writes into the directory of a run
     *("config.json", "recipe.json", "tokenizer.json", "model.safetensors", "metrics.jsonl", "README.md", "wandb.json"),
+    *("adapter_config.json", "adapter_model.safetensors"),
     *("data", "data/train", "data/valid", "checkpoints", "tensorboard"),
 )
 NOT_A_MODEL = (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError, AttributeError, AssertionError)
@@ -42,7 +43,7 @@ COUNTS = ("texts", "held_out", "held_out_seen", "left_out", "repeated", "rows", 
 OPTIONAL = {
     **dict.fromkeys(("format", *COUNTS), int),
     **dict.fromkeys(("method", "command", "teacher", "language", *OF_WEIGHTS), str),
-    **dict.fromkeys(("trained", "gaps"), dict),
+    **dict.fromkeys(("trained", "gaps", "adapter"), dict),
     **dict(base=object, labels=list, whole_texts_held_out=bool, guidance=float),
 }
 
@@ -192,6 +193,32 @@ def refuse_broken(model: "LanguageModel") -> None:
         raise DifflmError(f"{name}.back gives no probabilities: they should be at least 0, and sum to 1.")
 
 
+def find_base(run: Path, config: Json) -> str:
+    """The model that a run's adapters are added to."""
+    match config["adapter"]:
+        case {"base": str(name), "fingerprint": str()}:
+            if name in bundled_runs() or (Path(name) / "config.json").is_file():
+                return name
+            where = f"{name}, which is not there: difflm generate DIR --adapter {run}"
+            raise DifflmError(f"{run} holds adapters of {where}.")
+    raise DifflmError(f"{run}/config.json: 'adapter' does not name a base and its fingerprint.")
+
+
+def start_base(model: "LanguageModel", run: Path, config: Json, tokenizer: Tokenizer) -> None:
+    """Give a model the weights of the model that its adapters start from, with these added."""
+    from difflm.models.adapters import Adapter
+
+    base, adapter = find_base(run, config), Adapter.read(run)
+    adapter.check_base(find_run(base))
+    if config["recipe"].get("init"):
+        initial, _, _ = load_run(base)
+        model.load_state_dict({**model.state_dict(), **initial.state_dict()})
+    else:
+        method = METHODS[config["method"]](**{**config["model"], "pretrained": base})
+        method.start(model, tokenizer)
+    adapter.add_to(model)
+
+
 Loaded = tuple["LanguageModel", Tokenizer, Json]
 
 
@@ -208,7 +235,10 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
     tokenizer = Tokenizer.load(run / "tokenizer.json")
     if tokenizer.fingerprint() != config["tokenizer"]:
         raise DifflmError(f"{run}/tokenizer.json is not the tokenizer this model was trained with.")
-    path, advice = run / "model.safetensors", advise_resume(run)
+    if METHODS[config["method"]].kind == "adapter":
+        raise DifflmError(f"{run} holds adapters of {find_base(run, config)}: difflm generate and studio take it.")
+    adapted = "adapter" in config
+    path, advice = run / ("adapter_model.safetensors" if adapted else "model.safetensors"), advise_resume(run)
     weights = load_tensors(path, advice)
     if "base" in config:
         weights = add_to_base(weights, *check_base(run, config))
@@ -220,7 +250,7 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
             raise ValueError(fault)
         # A Hugging Face network is built with all its own tokens before they are replaced.
         borrowed = any(isinstance(value, dict) and value for value in config["model"].values())
-        with SkipInit(weights, 1 << 28 if borrowed else BESIDE):
+        with SkipInit(None if adapted else weights, 1 << 28 if borrowed else BESIDE):
             model = method.build(sizes)
         part = "sampling"
         model.sampling = Sampling(**config["sampling"])
@@ -233,7 +263,10 @@ def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> 
     large = sum(p.numel() for p in model.parameters()) >= ONE_BY_ONE
     one_by_one = model.capabilities.whole_canvas and large and not is_on("matrix_units")
     model.capabilities = replace(model.capabilities, one_by_one=one_by_one)
-    load_into(model, weights, path, fresh=True)
+    if adapted:
+        start_base(model, run, config, tokenizer)
+    else:
+        load_into(model, weights, path, fresh=True)
     check_sha256(path, config, advice)
     refuse_broken(model)
     return model.to(device).eval(), tokenizer, config

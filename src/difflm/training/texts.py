@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +21,9 @@ from difflm.data.tokenfile import HELD, Ints, Selection, TokenFile, tokens_that_
 from difflm.data.tokenizers import Bpe, Characters, PretrainedTokenizer, Tokenizer, Words
 from difflm.errors import DifflmError
 from difflm.methods import METHODS, TextSpec
-from difflm.models.base import Trainable
-from difflm.runtime.files import Json
+from difflm.models.adapters import fingerprint_weights
+from difflm.models.base import LanguageModel, Trainable
+from difflm.runtime.files import FORMAT, Json
 from difflm.runtime.tensors import SkipInit
 from difflm.training.recipe import TOKENIZERS, Recipe
 from difflm.training.run import find_run
@@ -70,6 +71,34 @@ class Prepared:
     figure: Figure
     config: Json
     tokenizer: Tokenizer | None = None  # that it holds itself
+
+
+def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, counts: Json) -> Json:
+    """The config of a run. The model gets the sampling defaults of its recipe."""
+    if recipe.temperature is not None and model.capabilities.predicts_words:
+        model.sampling = replace(model.sampling, temperature=recipe.temperature)
+    return {
+        "format": FORMAT,
+        "method": recipe.method,
+        "model": recipe.build_method().model_dump(),
+        "vocabulary": tokenizer.size,
+        **({"source_vocabulary": tokenizer.for_sources.size} if recipe.source_words == "own" else {}),
+        "tokenizer": tokenizer.fingerprint(),
+        "longest": recipe.longest,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "sampling": asdict(model.sampling),
+        "recipe": recipe.model_dump(),
+        **describe_adapter(recipe),
+        **counts,
+    }
+
+
+def describe_adapter(recipe: Recipe) -> Json:
+    """What a run's adapters are added to: a run, or the directory of somebody else's model."""
+    if not recipe.lora:
+        return {}
+    base = recipe.init or str(Path(recipe.model["pretrained"]).resolve())
+    return {"adapter": {"base": base, "fingerprint": fingerprint_weights(find_run(base))}}
 
 
 # -- texts that do not fit ---------------------------------------------------------------------------------------------
@@ -161,7 +190,7 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
     directory = out / "data" / split
     TokenFile.remove_leftovers(directory)
     first, *others = (tokenfile.source_fingerprint(path) for path in corpus_paths(recipe.data, setup.root, split))
-    special = recipe.task if recipe.task in ("span-denoising", "prompts") else ""
+    special = "" if recipe.task in ("auto", "seq2seq") else recipe.task
     ended = recipe.rows == "packed" and METHODS[recipe.method].family == "autoregressive"
     more = dict(parallel=others, chunk=recipe.chunk, split=recipe.split, task=special, ended=ended)
     origin = {**first, "column": recipe.column, **{key: value for key, value in more.items() if value}}

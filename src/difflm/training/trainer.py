@@ -24,9 +24,11 @@ from difflm.fast.cuda_graphs import CapturedSteps
 from difflm.fast.kernels import has_kernel
 from difflm.fast.master_weights import Ema, MasterWeights
 from difflm.machine import avoid_onednn
+from difflm.models import adapters
+from difflm.models.adapters import export_adapters, frozen_state
 from difflm.models.base import LanguageModel, Losses, Trainable, sum_losses
 from difflm.runtime.distributed import current, on_loss
-from difflm.runtime.files import Json, append_line, keep_lock, sync_path
+from difflm.runtime.files import Json, append_line, keep_lock, sync_path, write_atomic
 from difflm.runtime.stop_signals import catch_stop_signals
 from difflm.runtime.tensors import load_into
 from difflm.training import checkpoints
@@ -189,6 +191,7 @@ class Trainer:
         self.update = Update(self.masters, self.ema, recipe, device, recording)
         summing = recipe.accumulate > 1
         self.captures = CapturedSteps(self.gradients, self.masters.used, summing) if recording else None
+        self.frozen = frozen_state(model)
         self.step = 0
         self.seconds = 0.0
         self.validator = Validator(self.ema.model, figure, recipe.seed, device, self.dtype)
@@ -249,8 +252,13 @@ class Trainer:
 
     def tensors(self) -> dict[str, Tensor]:
         parts = {"model": self.model.state_dict(), "ema": self.ema.model.state_dict(), "best": self.best_weights or {}}
+        parts = {part: self.leave_frozen(own) for part, own in parts.items()}
         parts["optimizer"] = self.update.state(self.step)
         return {f"{part}.{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
+
+    def leave_frozen(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors without those that adapters leave as they are."""
+        return {name: tensor for name, tensor in tensors.items() if name not in self.frozen}
 
     def save(self) -> None:
         if self.processes.first:
@@ -267,8 +275,16 @@ class Trainer:
         weights = sharding.whole_tensors(
             self.ema.model.state_dict() if self.best_weights is None else self.best_weights
         )
-        if self.processes.first:
+        if not self.processes.first:
+            return
+        if not self.recipe.lora:
             self.sha256 = checkpoints.save_weights(self.run, weights)
+            return
+        recipe, naming = self.recipe, self.model.find_stored
+        weights, about = export_adapters(self.leave_frozen(weights), naming, recipe.scaling)
+        about["base_model_name_or_path"] = recipe.init or recipe.model["pretrained"]
+        write_atomic(self.run / adapters.CONFIG, json.dumps(about, indent=2))
+        self.sha256 = checkpoints.save_weights(self.run, weights, adapters.WEIGHTS)
 
     def resume(self, note: Callable[[str, int], None]) -> None:
         """Continue from the newest complete checkpoint, or start from the beginning if there is none."""
@@ -296,8 +312,8 @@ class Trainer:
         if self.processes.shards:
             tensors = sharding.divide_like(tensors, dict(self.model.named_parameters()), self.update.optimizer)
         parts = checkpoints.part_tensors(tensors)
-        load_into(self.model, parts["model"], path)
-        load_into(self.ema.model, parts["ema"], path)
+        load_into(self.model, self.frozen | parts["model"], path)
+        load_into(self.ema.model, self.frozen | parts["ema"], path)
         self.update.load(parts["optimizer"])
         self.best_weights = {k: v.to(self.device) for k, v in parts["best"].items()} or None
         self.step, self.seconds, self.validation = state["step"], state["seconds"], state.get("validation", {})
@@ -392,7 +408,8 @@ class Trainer:
         if best or not self.recipe.patience:
             self.validation = now.figures()
         if best:
-            self.best_weights = {k: v.clone() for k, v in self.ema.model.state_dict().items()}
+            kept = self.leave_frozen(self.ema.model.state_dict())
+            self.best_weights = {name: weight.clone() for name, weight in kept.items()}
         self.note_record(now.record())
         watcher.validated(now)
         return self.out_of_patience()

@@ -38,6 +38,7 @@ BESIDE_INPUT = ("n", "seed", "mbr", "candidates", "method", *SETTINGS)
 def generate(
     asked: dict[str, Any],
     model: str = ENGLISH,
+    adapter: list[Path] | None = None,
     guide: list[Path] | None = None,
     guidance: str | None = None,
     requests: Path | None = None,
@@ -76,7 +77,7 @@ def generate(
         raise UsageError(f"--{key} needs classifiers that {model} does not have. Try: difflm generate e2e --{key} …")
     steering = check_guidance(guidance, many)
     processes = choose_processes(out)
-    lm = load_writer(model, device, dtype, guide, many)
+    lm = load_writer(model, device, dtype, guide, many, adapters=adapter or ())
     many = [lm.settle(request) for request in many]
     one = one if requests else many[0]
     shown = one.n, lm.frames(one.controls(), **one.settings()), one.each
@@ -105,6 +106,7 @@ def generate(
     groups = split_requests([request.n * request.each for request in many], most)
     pieces = (range(writer.starts[group.start], writer.starts[group.stop]) for group in groups)
     made_from = {"requests": [request.model_dump_json() for request in many], "guide": guide, "guidance": guidance}
+    made_from |= {"adapter": adapter} if adapter else {}
     origin = {"model": model, **made_from, "dtype": dtype, "json": as_json}
     with open_output(out, origin, processes, count, output.put) as (put_line, rows), output:
         writer.write(pieces, rows, output, put)

@@ -25,7 +25,7 @@ def methods(as_json: bool = False, device: str = "auto") -> None:
             values = {key: row[key] for key in ("paper", "family", "kind", "bound")}
             unbound = [name for name in names if not names[name]]
             put_json({"name": method, **values, "measured": own, "recipes": [*names], "recipes_without_bound": unbound})
-        elif not own and method in LISTED and LISTED[method].get("kind") != "classifier":
+        elif not own and method in LISTED and LISTED[method].get("kind", "method") in ("method", "baseline"):
             unmeasured.append(f"{method} ({', '.join(names)})")
         else:
             known = ", ".join(name if has or not row["bound"] else f"{name} (no bound)" for name, has in names.items())

@@ -296,7 +296,7 @@ def silence_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def load_model(name: str, device: str, dtype: str | None = None) -> "TextDiffusion":
+def load_model(name: str, device: str, dtype: str | None = None, adapters: "Sequence[Path]" = ()) -> "TextDiffusion":
     from difflm.generation.pipeline import TextDiffusion
 
-    return TextDiffusion.from_pretrained(name, device, dtype)
+    return TextDiffusion.from_pretrained(name, device, dtype, adapter=adapters)

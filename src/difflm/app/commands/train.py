@@ -143,7 +143,7 @@ def show_estimate(recipe: "Recipe", device: str) -> None:
     from difflm.generation.checks import check_device
     from difflm.training.estimate import estimate_training
 
-    if recipe.method != "classifier":  # its size is that of the model it guides
+    if recipe.build_method().kind not in ("classifier", "adapter"):  # their sizes are those of another model
         where = check_device(device)
         kind = where.type if where.type == "cuda" else "cpu"
         note(estimate_training(recipe, kind).describe(matrix_rate(where, repeats=3)["gflops"]))

@@ -100,8 +100,9 @@ def load_writer(
     guides: Sequence[Path] | None,
     requests: Sequence[Request],
     ranked: bool = False,
+    adapters: Sequence[Path] = (),
 ) -> "TextDiffusion":
-    """Load a model and its classifiers, and reject requests that it does not understand."""
+    """Load a model with its adapters and classifiers, and reject requests that it does not understand."""
     from difflm.generation.checks import check_request
 
     for number, request in enumerate(requests):
@@ -111,7 +112,7 @@ def load_writer(
             refuse_by_config(name, guides or (), request)
         if request.source is not None:
             check_reads_sources(name)
-    lm = load_model(name, device, dtype)
+    lm = load_model(name, device, dtype, adapters)
     for folder in guides or ():
         lm.guided_by(folder)
     for request in requests:
@@ -281,14 +282,14 @@ def open_output(
 def hash_model(run: str) -> str:
     """A fingerprint of the weights, so that texts of different models are never mixed; for a model that is not a run,
     its name."""
-    if run not in bundled_runs() and not (Path(run) / "model.safetensors").is_file():
-        return run
-    return sha256_of(find_run(run) / "model.safetensors")
+    folder = find_run(run) if run in bundled_runs() else Path(run)
+    found = [folder / name for name in ("adapter_model.safetensors", "model.safetensors") if (folder / name).is_file()]
+    return sha256_of(found[0]) if found else run
 
 
 # What a file says of its origin in place of long values.
 HASHED: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("model", "rank"), hash_model),
     **dict.fromkeys(("requests", "sources"), lambda texts: hashlib.sha256("\n".join(texts).encode()).hexdigest()),
-    "guide": lambda folders: [hash_model(str(folder)) for folder in folders or ()],
+    **dict.fromkeys(("guide", "adapter"), lambda folders: [hash_model(str(folder)) for folder in folders or ()]),
 }
