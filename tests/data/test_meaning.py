@@ -94,6 +94,7 @@ def test_changes_lead_from_one_text_to_the_other(before, after):
 def test_what_is_read_of_an_answer_has_as_many_sentences():
     assert cut_sentences("He left. She stayed. Then", 1) == "He left."
     assert cut_sentences("He left at 10.30 and", 1) == "He left at 10.30 and"
+    assert cut_sentences("Mr. Hall came at 4 p.m. on Friday. Then", 1) == "Mr. Hall came at 4 p.m. on Friday."
     assert share_kept("The cat slept.", "A cat was asleep.") == 0.5
 
 

@@ -22,7 +22,8 @@ LEAST_KEPT = 0.4  # the share of a text's content words that is kept, if it has 
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 FIGURE = re.compile(r"\d+(?:[.,:]\d+)*")
 SIGN = re.compile(rf"{WORD.pattern}|{FIGURE.pattern}|\S")
-STOP = re.compile(r"[.!?…]+[\"”’')\]]*(?=\s|$)")
+# The end of a sentence; not that of "p.m." or "Mr.".
+STOP = re.compile(r"(?<!\b[A-Za-z])(?<!\b[MD]r)(?<!\bM[rs]s)(?<!\bMs)[.!?…]+[\"”’')\]]*(?=\s|$)")
 INSIDE = re.compile(r"[\w,;'’-]\s*$")  # what precedes a word that does not begin a sentence
 
 
@@ -118,7 +119,7 @@ def find_fault(before: str, after: str, lexicon: Lexicon, keep: Sequence[str] = 
     size, more = len(list_content(before)), len(list_content(after))
     if (size > 1 and share_kept(before, after) < LEAST_KEPT) or more > max(2, 2 * size):
         return "content words"
-    ends = [bool(STOP.search(text[-3:])) for text in (before, after)]
+    ends = [bool(STOP.search(text[-8:])) for text in (before, after)]
     return "the end" if ends[0] and not ends[1] else None
 
 
