@@ -329,8 +329,10 @@ class TextDiffusion(Reader):
         free = task.controls if task.method is None and not task.sources else ()
         task.template = next((control for control in free if isinstance(control, Infill)), None)
         task.judged = self.model.capabilities.reads_in_order and task.edit is None
-        if task.usual and task.chooses_by_fit:
-            task.candidates = WHOLE if task.rewriting else self._count_candidates(task.controls)
+        if task.usual and task.rewriting:
+            task.candidates = WHOLE
+        elif task.usual and task.n == 1 and task.chooses_by_fit:
+            task.candidates = self._count_candidates(task.controls)
         chosen_by = None if task.rank or (task.candidates > 1 and task.chooses_by_fit) else task.controls
         checks.check_request(task.n, seed, task.mbr, task.candidates, chosen_by, bool(task.told))
         return task
