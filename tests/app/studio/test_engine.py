@@ -54,7 +54,7 @@ class Waiting(Request):
         super().__init__(lm, [job])
         for kind in kinds:
             shape = LoopShape(kind, 16, most, kind != "z")
-            self.rows.setdefault(shape, deque()).append(Seat(job, None))  # type: ignore[arg-type]
+            self.rows.setdefault(shape, deque()).append(Seat(job, SimpleNamespace(span=None)))  # type: ignore[arg-type]
 
 
 asked = st.lists(st.text("abcdefz", min_size=1, max_size=9), min_size=1, max_size=12)
