@@ -95,7 +95,7 @@ def test_both_sides_of_parallel_files_are_plain_texts(tmp_path):
     [
         (["method=diffusion-lm"], "diffusion-lm reads no sources, which span-denoising needs"),
         (["data=a.en,a.de", "column=x"], "a.en,a.de have one text per line: leave column and chunk out"),
-        (["task=spans"], "task: input should be 'auto', 'seq2seq', 'span-denoising' or 'prompts'"),
+        (["task=spans"], "task: input should be 'auto', 'seq2seq', 'span-denoising', 'prompts' or 'conversations'"),
     ],
 )
 def test_wrong_tasks_get_one_line(changes, said, tmp_path, monkeypatch, capsys):
