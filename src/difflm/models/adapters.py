@@ -15,7 +15,7 @@ from torch import Tensor
 from difflm.errors import DifflmError, UsageError
 from difflm.models.base import Trainable
 from difflm.networks.low_rank import PARTS, add_product, ends_with, list_linears, name_target
-from difflm.runtime.files import Json, read_checked, read_json
+from difflm.runtime.files import Json, read_checked, read_ends, read_json
 from difflm.runtime.tensors import Stored, load_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -37,11 +37,7 @@ def fingerprint_weights(folder: Path) -> str:
     """A checksum of both ends of a directory's files of weights: other weights have another one."""
     found = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(READ)
-            file.seek(max(0, size - READ))
-            found.update(f"{path.name} {size} ".encode() + start + file.read(READ))
+        found.update(f"{path.name} {path.stat().st_size} ".encode() + read_ends(path, READ))
     return found.hexdigest()
 
 

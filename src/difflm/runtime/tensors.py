@@ -1,7 +1,9 @@
 """Tensors on disk as safetensors, and the tensors of a module."""
 
 import hashlib
+import json
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,11 +51,12 @@ def load_tensors(path: Path, advice: str = AGAIN) -> dict[str, Tensor]:
     """Load all tensors of a file. The error for a truncated, foreign or broken file says which it is."""
     check_regular(path)
     try:
+        check_complete(path, advice)
         tensors = dequantise(load_file(path))
     except FileNotFoundError:
         raise DifflmError(f"{path} does not exist.") from None
-    except (OSError, SafetensorError, ValueError, LookupError) as error:
-        raise DifflmError(f"{path} is truncated, or not a readable safetensors file ({error}). {advice}") from None
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DifflmError(f"{path} is not a readable safetensors file ({error}).") from None
     if broken := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
         raise DifflmError(f"{path} holds NaN or infinity in {broken[0]}. {advice}")
     return tensors
@@ -99,6 +102,25 @@ def dequantise(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         groups = torch.stack([codes & 15, codes >> 4], -1).flatten(1).unflatten(1, (-1, GROUP)).float()
         restored[name] = groups.mul_(scale.float().unsqueeze(-1)).add_(low.float().unsqueeze(-1)).flatten(1)
     return restored
+
+
+def check_complete(path: Path, advice: str) -> None:
+    """Raise an error if a file is shorter than its safetensors header says."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        header_length = struct.unpack("<Q", start)[0] if len(start) == 8 else 1 << 62
+        if header_length > 100_000_000:
+            raise ValueError("it does not begin like one")
+        header = file.read(header_length)
+    if len(header) == header_length:
+        entries = json.loads(header)
+        ends = [v["data_offsets"][1] for k, v in entries.items() if k != "__metadata__"]
+        expected = 8 + header_length + max(ends, default=0)
+        if size >= expected:
+            return
+        raise DifflmError(f"{path} is truncated ({size:,} of {expected:,} bytes). {advice}")
+    raise DifflmError(f"{path} is truncated ({size:,} bytes, not even its header is whole). {advice}")
 
 
 def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], path: Path, fresh: bool = False) -> None:
