@@ -18,6 +18,7 @@ from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS
 from difflm.runtime.tensors import load_tensors
+from difflm.training.estimate import estimate_training
 from difflm.training.own_text import Survey, is_own_text, own_recipe
 from difflm.training.run import read_config
 from difflm.training.trainer import Trainer
@@ -147,8 +148,11 @@ def test_adapters_are_learned_if_they_are_asked_for(tmp_path, bundled):
     """Their method is that of the model."""
     (tmp_path / "my.txt").write_text((ENGLISH * 4 + "\n") * 12 + "It is of the house.\n" * 20 + RARE)
 
+    change_json(bundled / "config.json", recipe={**read_config(bundled)["recipe"], "tokenizer": "not-here"})
+
     def begins(*changes):
         recipe = own_recipe(str(tmp_path / "my.txt"), changes, None, "cpu", lambda _: None)
+        assert estimate_training(recipe, "cpu").texts.vocabulary == read_config(bundled)["vocabulary"]
         return recipe.method, recipe.init, recipe.lora
 
     assert begins("minutes=3") == ("mdlm", "english", 0)
