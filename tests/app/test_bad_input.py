@@ -114,7 +114,7 @@ TWO = [{"text": "A pub.", "k": "x"}, {"text": "An inn.", "k": "y"}]
         ("my.jsonl", labelled(*({**row, "odd": 3} for row in TWO)), 2, "line 1"),
         ("my.jsonl", labelled(*({**TWO[0], "id": str(i)} for i in range(20))), 2, "'id'"),
         ("my.jsonl", labelled(TWO[0], {"text": "An inn.", "k": ["x"]}), 2, "line 2"),
-        ("my.jsonl", labelled({"text": "A pub.", "k": ["x", "y"]}, {"text": "A", "k": ["x"]}), 2, "3 tokens and 2 lab"),
+        ("my.jsonl", labelled({"text": "A pub.", "k": ["x", "y"]}, {"text": "A", "k": ["x"]}), 2, "3 tokens; under"),
         ("my.jsonl", labelled(*[{"text": "A pub.", "k": [[0, 3, "S"]]}] * 2), 2, "ends after"),
         ("my.jsonl", labelled(*[{"text": "A pub.", "k": [[0, 1, "S"], [0, 1, "T"]]}] * 2), 2, "two labels"),
         (

@@ -11,7 +11,7 @@ from difflm.errors import DifflmError, UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.adapters import CONFIG, PREFIX, WEIGHTS, Adapter, export_adapters, fingerprint_weights, frozen_state
 from difflm.models.open_models import load_open_model
-from difflm.networks.low_rank import adapt_linears, adapted_layers
+from difflm.networks.low_rank import AdaptedLinear, adapt_linears
 from tests.support.open_checkpoints import write_model, write_tokenizer
 
 CPU = torch.device("cpu")
@@ -47,8 +47,9 @@ def logits_of(model):
 def adapt(model, alpha=8.0, **asked):
     torch.manual_seed(1)
     adapt_linears(model, 4, alpha, **asked)
-    for _, layer in adapted_layers(model):
-        nn.init.normal_(layer.lora_B, std=0.1)
+    for layer in model.modules():
+        if isinstance(layer, AdaptedLinear):
+            nn.init.normal_(layer.lora_B, std=0.1)
     return model
 
 

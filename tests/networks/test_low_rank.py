@@ -9,7 +9,7 @@ from torch import nn
 from difflm.errors import UsageError
 from difflm.fast.accelerate import exchange_parts
 from difflm.networks import Sizes, Transformer
-from difflm.networks.low_rank import adapt_linears, adapted_layers
+from difflm.networks.low_rank import AdaptedLinear, adapt_linears
 
 
 def make_network():
@@ -25,8 +25,9 @@ X, T = torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(1)), torch.t
 
 
 def fill(network):
-    for _, layer in adapted_layers(network):
-        nn.init.normal_(layer.lora_B, std=0.1)
+    for layer in network.modules():
+        if isinstance(layer, AdaptedLinear):
+            nn.init.normal_(layer.lora_B, std=0.1)
     return network
 
 
@@ -47,7 +48,7 @@ def test_a_network_begins_as_it_was_and_learns_adapters_alone():
 def test_the_product_is_scaled_by_alpha_over_rank():
     layer = nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict({"out": nn.Linear(5, 3)})])})
     adapt_linears(layer, rank=2, alpha=6.0)
-    ((_, adapted),) = adapted_layers(fill(layer))
+    adapted = fill(layer).blocks[0].out
     x = torch.randn(4, 5)
     product = x @ adapted.lora_A.T @ adapted.lora_B.T
     torch.testing.assert_close(adapted(x), x @ adapted.plain.T + adapted.bias + 3 * product)
@@ -66,6 +67,7 @@ def test_faster_parts_see_adapters():
 def test_targets_choose_layers_and_unknown_ones_are_refused():
     network = make_network()
     adapt_linears(network, 2, 4.0, ["qkv"])
-    assert [name for name, _ in adapted_layers(network)] == ["blocks.0.attention.qkv", "blocks.1.attention.qkv"]
+    adapted = [name for name, part in network.named_modules() if isinstance(part, AdaptedLinear)]
+    assert adapted == ["blocks.0.attention.qkv", "blocks.1.attention.qkv"]
     with pytest.raises(UsageError, match=r"no q_proj. Known: .*attention.qkv"):
         adapt_linears(make_network(), 2, 4.0, ["q_proj"])

@@ -18,6 +18,7 @@ from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS
 from difflm.runtime.tensors import load_tensors
+from difflm.training.estimate import estimate_training
 from difflm.training.own_text import Survey, is_own_text, own_recipe
 from difflm.training.run import read_config
 from difflm.training.trainer import Trainer
@@ -129,7 +130,6 @@ def bundled(tmp_path, monkeypatch):
 
 def test_english_texts_begin_with_the_bundled_model(tmp_path, bundled, monkeypatch, capsys):
     """Its words, sizes and weights; long texts are cut for it, and none is left out."""
-    monkeypatch.setattr("difflm.training.own_text.LARGE", "another")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.txt").write_text((ENGLISH * 4 + "\n") * 12 + "It is of the house.\n" * 20 + RARE)
     assert main(["train", "my.txt", "steps=2", "batch_size=4", "sample_every=0", "lr=1e-30"]) == 0
@@ -144,12 +144,19 @@ def test_english_texts_begin_with_the_bundled_model(tmp_path, bundled, monkeypat
     assert main(["train", "my.txt", "steps=2", "--resume"]) == 0  # found again without a name
 
 
-def test_adapters_of_the_large_model_are_learned(tmp_path, bundled):
-    """The fixture's bundled model is called `english`, like the large one."""
+def test_adapters_are_learned_if_they_are_asked_for(tmp_path, bundled):
+    """Their method is that of the model."""
     (tmp_path / "my.txt").write_text((ENGLISH * 4 + "\n") * 12 + "It is of the house.\n" * 20 + RARE)
-    said = []
-    recipe = own_recipe(str(tmp_path / "my.txt"), ["minutes=3"], None, "cpu", said.append)
-    assert (recipe.init, recipe.lora) == ("english", 16) and any("adapters" in line for line in said)
+
+    change_json(bundled / "config.json", recipe={**read_config(bundled)["recipe"], "tokenizer": "not-here"})
+
+    def begins(*changes):
+        recipe = own_recipe(str(tmp_path / "my.txt"), changes, None, "cpu", lambda _: None)
+        assert estimate_training(recipe, "cpu").texts.vocabulary == read_config(bundled)["vocabulary"]
+        return recipe.method, recipe.init, recipe.lora
+
+    assert begins("minutes=3") == ("mdlm", "english", 0)
+    assert begins("init=english", "lora=16") == ("mdlm", "english", 16)
 
 
 def test_texts_begin_from_scratch_where_they_are_not_english_or_somebody_asks(tmp_path, bundled):

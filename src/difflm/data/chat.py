@@ -20,6 +20,7 @@ from difflm.runtime.files import Json
 
 Message = Mapping[str, str]  # "role" and "content"
 ROLES = ("system", "user", "assistant")
+MESSAGE = f"a message has a role ({', '.join(ROLES)}) and a content, which is text"
 TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token")
 
 
@@ -96,9 +97,8 @@ class Chat:
 
     def render(self, messages: Sequence[Message]) -> str:
         """Return the prompt for an answer. Thinking modes are switched off."""
-        for message in messages:
-            if message.get("role") not in ROLES or not isinstance(message.get("content"), str):
-                raise UsageError(f"a message has a role ({', '.join(ROLES)}) and a content, which is text.")
+        if not all(map(is_message, messages)):
+            raise UsageError(f"{MESSAGE}.")
         told = [dict(message) for message in messages]
         return self.template.render(messages=told, add_generation_prompt=True, enable_thinking=False, **self.tokens)
 
@@ -128,9 +128,8 @@ def find_fault(messages: object) -> str:
     """What is wrong with a conversation to learn from; "" if nothing."""
     if not isinstance(messages, list) or not messages:
         return "it has neither messages nor a prompt and an answer"
-    for message in messages:
-        if not isinstance(message, dict) or message.get("role") not in ROLES or not is_text(message.get("content")):
-            return f"a message has a role ({', '.join(ROLES)}) and a content, which is text"
+    if not all(map(is_message, messages)):
+        return MESSAGE
     roles = [message["role"] for message in messages]
     turns = roles[roles[0] == "system" :]
     if not turns or len(turns) % 2 or turns != ["user", "assistant"] * (len(turns) // 2):
@@ -140,8 +139,11 @@ def find_fault(messages: object) -> str:
     return ""
 
 
-def is_text(content: object) -> bool:
-    return isinstance(content, str) and is_unicode(content)
+def is_message(message: object) -> bool:
+    match message:
+        case {"role": role, "content": str(content)}:
+            return role in ROLES and is_unicode(content)
+    return False
 
 
 class ChatSources(Tokenizer):

@@ -130,6 +130,15 @@ def is_span(value: object) -> bool:
     return False
 
 
+def check_places(labelling: Labelling, row: Ids, count: int, where: str) -> None:
+    """Reject tags that are not one for each word or token of a text, of which it has `count`, and spans beyond it."""
+    said = f"{where}; under {labelling.name!r}"
+    if labelling.kind == "tags" and row and len(row) != count:
+        raise UsageError(f"{said} there are {len(row)} labels. Give one for each.")
+    if labelling.kind == "spans" and any(last >= count for _, last, _ in row):
+        raise UsageError(f"{said} a span ends after them. Positions count from 0, ends included.")
+
+
 def map_labels(value: Ids, kind: Kind, change: Callable[[str], int | None]) -> Ids:
     """The labels of a text with each name changed; no label is 0."""
     if kind == "text":

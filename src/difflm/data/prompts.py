@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from difflm.data.labels import NONE, Ids, Labelling, read_labels
+from difflm.data.labels import NONE, Ids, Labelling, check_places, read_labels
 from difflm.data.texts import Example, file_kind, read_texts
 from difflm.data.tokenizers import START
 from difflm.data.words import split_words
@@ -79,7 +79,7 @@ def read_prompted(path: Path, column: str | None) -> Iterator[Example]:
         yield Example(text, "", cut=number, prompted=True)
         short, long = [tell("length", words)], list[str]()
         for one in labels:
-            check_places(one.labelling, one.rows[number], words, f"text {number + 1} of {path}")
+            check_places(one.labelling, one.rows[number], words, f"text {number + 1} of {path} has {words} words")
             told = tell_all(one.labelling, one.rows[number], words, draw)
             (short if one.labelling.kind == "text" else long).extend(told)
         for lead in (*short, *long):
@@ -104,15 +104,6 @@ def tell_all(labelling: Labelling, row: Ids, words: int, draw: random.Random) ->
     chosen = draw.choices(spans, k=SPANS) if spans else []
     single = [tell(name, first, last, draw.choice(label.split(LINK))) for first, last, label in chosen]
     return [tell_tree(name, spans, words), *(single or [tell(name, NONE)] * SPANS)]
-
-
-def check_places(labelling: Labelling, row: Ids, words: int, where: str) -> None:
-    """Reject tags that are not one per word, and spans beyond the text."""
-    said = f"{where} has {words} words; under {labelling.name!r}"
-    if labelling.kind == "tags" and row and len(row) != words:
-        raise UsageError(f"{said} there are {len(row)} labels. Give one per word.")
-    if labelling.kind == "spans" and any(last >= words for _, last, _ in row):
-        raise UsageError(f"{said} a span ends after them. Positions count from 0, ends included.")
 
 
 def prompt_words(path: Path, column: str | None) -> Iterator[str]:

@@ -27,6 +27,7 @@ from difflm.runtime.files import (
     check_regular,
     explain_write_errors,
     read_checked,
+    read_ends,
     sync_directory,
     sync_file,
     write_checked,
@@ -47,11 +48,7 @@ def source_fingerprint(path: Path) -> Json:
         return {"files": {str(file.relative_to(path)): source_fingerprint(file) for file in text_files(path)}}
     check_regular(path)
     try:
-        stat = path.stat()
-        with path.open("rb") as file:
-            ends = file.read(1 << 16)
-            file.seek(max(0, stat.st_size - (1 << 16)))
-            ends += file.read(1 << 16)
+        stat, ends = path.stat(), read_ends(path, 1 << 16)
     except OSError as error:
         raise DifflmError(f"cannot read {path}: {error.strerror}.") from None
     return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "ends": hashlib.sha256(ends).hexdigest()}

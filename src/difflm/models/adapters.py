@@ -14,8 +14,8 @@ from torch import Tensor
 
 from difflm.errors import DifflmError, UsageError
 from difflm.models.base import Trainable
-from difflm.networks.low_rank import PARTS, adapted_layers, add_product, ends_with, list_linears, name_target
-from difflm.runtime.files import Json, read_checked, read_json
+from difflm.networks.low_rank import PARTS, add_product, ends_with, list_linears, name_target
+from difflm.runtime.files import Json, read_checked, read_ends, read_json
 from difflm.runtime.tensors import Stored, load_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -26,25 +26,18 @@ Naming = Callable[[str], Stored]  # where the weight of a layer is stored
 
 def frozen_state(model: Trainable) -> dict[str, Tensor]:
     """The weights that a model with adapters has in common with its base; none if it has no adapters."""
-    if next(adapted_layers(model), None) is None:
+    plain = {name: weight for name, weight in model.named_parameters() if not name.endswith(PARTS)}
+    if len(plain) == len([*model.parameters()]):
         return {}
     inside = {id(weight) for network in model.networks() for weight in network.parameters()}
-    return {
-        name: weight
-        for name, weight in model.named_parameters()
-        if not name.endswith(PARTS) and (id(weight) in inside or weight.dim() > 1)
-    }
+    return {name: weight for name, weight in plain.items() if id(weight) in inside or weight.dim() > 1}
 
 
 def fingerprint_weights(folder: Path) -> str:
     """A checksum of both ends of a directory's files of weights: other weights have another one."""
     found = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(READ)
-            file.seek(max(0, size - READ))
-            found.update(f"{path.name} {size} ".encode() + start + file.read(READ))
+        found.update(f"{path.name} {path.stat().st_size} ".encode() + read_ends(path, READ))
     return found.hexdigest()
 
 

@@ -46,7 +46,7 @@ from difflm.models.open_families import (
 )
 from difflm.networks.open_transformer import Dit, DitShape, OpenTransformer, Shape
 from difflm.runtime.files import Json, read_json
-from difflm.runtime.hub import fetch_from_hub
+from difflm.runtime.hub import fetch_from_hub, is_open_config
 from difflm.runtime.tensors import Stored, load_tensors
 
 
@@ -189,12 +189,8 @@ class OpenModel:
 
 def find_open_model(name_or_path: str | Path) -> Path | None:
     """The directory of an open model; None for all other names."""
-    folder = Path(name_or_path)
-    if not (folder / "config.json").is_file():
-        return None
-    found = read_json(folder / "config.json")
-    ours = not isinstance(found, dict) or "format" in found or not {"model_type", "graph"} & found.keys()
-    return None if ours else folder
+    path = Path(name_or_path) / "config.json"
+    return path.parent if path.is_file() and is_open_config(read_json(path)) else None
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@ B [out, r] are learned; s = α/r. Adapters are put into a built network from out
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -34,9 +34,7 @@ class AdaptedLinear(nn.Linear):
     @property
     def plain(self) -> Tensor:
         """W, which stays as it is."""
-        found = self._parameters["weight"]
-        assert found is not None
-        return found
+        return cast(Tensor, self._parameters["weight"])
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -79,8 +77,3 @@ def adapt_linears(model: nn.Module, rank: int, alpha: float, targets: Sequence[s
 
 def ends_with(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
-
-
-def adapted_layers(model: nn.Module) -> Iterator[tuple[str, AdaptedLinear]]:
-    linears = list_linears(model).items()
-    return ((name, cast(AdaptedLinear, part)) for name, part in linears if PARTS[0] in dict(part.named_parameters()))

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TextIO
@@ -113,7 +113,11 @@ def join_processes() -> Iterator[Processes]:
     beating = threading.Thread(target=watch_others, args=(store.clone(), rank, count, stderr, ended), daemon=True)
     beating.start()
     try:
-        with silence(rank > 0):
+        with ExitStack() as silence:
+            if rank:
+                nothing = silence.enter_context(open(os.devnull, "w"))
+                silence.enter_context(redirect_stdout(nothing))
+                silence.enter_context(redirect_stderr(nothing))
             yield _current
             _current.any()  # no process leaves while another one still works
     except Exception as error:
@@ -150,16 +154,6 @@ def choose_backend() -> str:
         raise UsageError(f"there are {there} GPUs here: give torchrun --nproc-per-node {there} or fewer.")
     torch.cuda.set_device(local)
     return "cpu:gloo,cuda:nccl"
-
-
-@contextmanager
-def silence(wanted: bool) -> Iterator[None]:
-    """Print nothing, if that is `wanted`."""
-    if not wanted:
-        yield
-        return
-    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
-        yield
 
 
 def is_lost(error: BaseException) -> bool:

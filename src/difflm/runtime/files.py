@@ -282,6 +282,14 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def read_ends(path: Path, size: int) -> bytes:
+    """So many bytes of both ends of a file, by which it is recognised without reading all of it."""
+    with path.open("rb") as file:
+        start = file.read(size)
+        file.seek(max(0, path.stat().st_size - size))
+        return start + file.read(size)
+
+
 def append_line(path: Path, line: str) -> None:
     """Append a whole line or nothing: a line that a full disk cuts off is removed again."""
     data = f"{line}\n".encode()

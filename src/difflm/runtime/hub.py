@@ -21,6 +21,11 @@ def is_hub_name(name_or_path: str | Path) -> bool:
     return bool(HUB_NAME.fullmatch(str(name_or_path))) and not Path(name_or_path).exists()
 
 
+def is_open_config(config: object) -> bool:
+    """Whether a config.json is that of somebody else's model."""
+    return isinstance(config, dict) and "format" not in config and bool({"model_type", "graph"} & config.keys())
+
+
 def fetch_from_hub(name: str, revision: str | None = None) -> Path:
     """The local copy of a model's files on the Hub, of a branch, tag or commit; no code is among them."""
     try:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 def check_free(path: Path) -> None:
     """Reject a path at which something is already."""
-    if path.is_dir():
-        raise UsageError(f"{path} is a directory. Name a file, or choose another --out.")
     if path.is_file():
         raise UsageError(f"{path} is there already. Delete it, or choose another --out.")
     if path.exists():

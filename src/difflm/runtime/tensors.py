@@ -90,7 +90,7 @@ def dequantise(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         raise ValueError(f"{odd[0]} has the dtype {weights[odd[0]].dtype}, in which torch does not compute")
     eight = {name for name, weight in weights.items() if weight.dtype is torch.int8}
     four = {name for name, weight in weights.items() if weight.dtype is torch.uint8 and name + LOW in weights}
-    restored = {name: weight for name, weight in weights.items()}
+    restored = dict(weights)
     for name in eight:
         if name + SCALE not in weights or weights[name + SCALE].shape != (len(weights[name]), 1):
             raise ValueError(f"{name} has eight bits but no scale for each row")
@@ -145,17 +145,15 @@ LEAST_COST = 1024  # that a tensor counts at least: many small ones take memory,
 BESIDE = 1 << 22  # elements that no file contains: tables, and what is built only to be replaced
 
 
-def count_elements(tensors: Mapping[str, Tensor]) -> int:
-    return sum(max(tensor.numel(), LEAST_COST) for tensor in tensors.values())
-
-
 class SkipInit(TorchFunctionMode):
     """Builds modules without initialising their weights, for weights that are loaded next. Where these are given,
     building much more than they hold is refused before it takes memory: a damaged config may ask for anything."""
 
     def __init__(self, weights: Mapping[str, Tensor] | None = None, beside: int = BESIDE) -> None:
         super().__init__()
-        self.left = math.inf if weights is None else 2 * count_elements(weights) + beside
+        self.left = math.inf
+        if weights is not None:
+            self.left = beside + 2 * sum(max(weight.numel(), LEAST_COST) for weight in weights.values())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

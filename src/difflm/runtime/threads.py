@@ -9,9 +9,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -37,11 +36,6 @@ def check_process() -> None:
             "this process was forked from one that had already used a model, so torch cannot compute here. "
             'Start it with multiprocessing.get_context("spawn"), or set OMP_NUM_THREADS=1.'
         )
-
-
-@dataclass(frozen=True)
-class Item(Generic[T]):
-    value: T
 
 
 class ThreadBudget:
@@ -91,7 +85,7 @@ def run_parallel(work: Work[T], most: int) -> Iterator[T]:
     fails in one of them, or the reader stops, all are stopped."""
     with SHARES.reserve() as cores:
         alone, stop = cores > 1 and most < 2 and SHARES.inside < 2, threading.Event()
-        room, results = threading.Semaphore(MAX_QUEUED * cores), SimpleQueue[Item[T] | BaseException | None]()
+        room, results = threading.Semaphore(MAX_QUEUED * cores), SimpleQueue[tuple[T] | BaseException | None]()
 
         def run() -> None:
             """Work on one core. A result waits for room in the queue, unless the reader has stopped."""
@@ -103,7 +97,7 @@ def run_parallel(work: Work[T], most: int) -> Iterator[T]:
                 for value in work(stop.is_set):
                     while not stop.is_set() and not room.acquire(timeout=0.1):
                         pass
-                    results.put(Item(value))
+                    results.put((value,))
                     if stop.is_set():
                         break
                 results.put(None)
@@ -117,7 +111,7 @@ def run_parallel(work: Work[T], most: int) -> Iterator[T]:
         try:
             while left:
                 match results.get():
-                    case Item(value):
+                    case (value,):
                         room.release()
                         yield value
                     case None:

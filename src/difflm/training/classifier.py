@@ -13,7 +13,7 @@ from difflm.controls.guidance import Classifier, Guided, LabelReader
 from difflm.controls.sentence_classifier import load_sentence_classifier
 from difflm.data.batches import Batch, split
 from difflm.data.corpora import corpus_path
-from difflm.data.labels import NONE, NOTHING, Labelling, Labels, read_labels
+from difflm.data.labels import NONE, NOTHING, Labelling, Labels, check_places, read_labels
 from difflm.data.texts import file_kind
 from difflm.data.tokenfile import Ints, Limits, TokenFile, select_texts
 from difflm.data.tokenizers import PAD, Tokenizer
@@ -209,16 +209,13 @@ def read_labellings(setup: Setup, tokens: TokenFile, kept: Ints) -> list[Labels]
 
 
 def check_label_positions(labels: Labels, tokens: TokenFile, kept: Ints, path: Path) -> None:
-    """Check that a text has one tag per token, and no span beyond its end."""
+    """Check that a text has one tag per token, and no more spans than a tree, each once, within its end."""
     name, kind = labels.labelling.name, labels.labelling.kind
     if kind == "text":
         return
     for number, length in zip(kept.tolist(), tokens.lengths[kept].tolist(), strict=True):
         row, where = labels.rows[number], f"text {number + 1} of {path} has {length} tokens"
-        if kind == "tags" and row and len(row) != length:
-            raise UsageError(f"{where} and {len(row)} labels under {name!r}. Give one for each token of the model.")
-        if kind == "spans" and any(last >= length for _, last, _ in row):
-            raise UsageError(f"{where}; a span under {name!r} ends after them. Positions count from 0, ends included.")
+        check_places(labels.labelling, row, length, where)
         if kind == "spans" and len({(first, last) for first, last, _ in row}) < len(row):
             raise UsageError(f"text {number + 1} of {path} has two labels for one span under {name!r}. Give one.")
         if kind == "spans" and len(row) > 2 * length:

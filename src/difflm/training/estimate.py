@@ -49,7 +49,8 @@ class Estimate:
 def estimate_training(recipe: Recipe, kind: str) -> Estimate:
     """The cost of a recipe on a kind of device ("cuda", "cpu"). Sizes that depend on the texts are taken at the
     recipe's limits."""
-    recipe, longest, named = recipe.adapt_to(kind), recipe.longest or UNKNOWN_LONGEST, load_tokenizer(recipe.tokenizer)
+    recipe, longest = recipe.adapt_to(kind), recipe.longest or UNKNOWN_LONGEST
+    named = load_tokenizer(recipe.init or recipe.tokenizer)
     sources = (recipe.source_longest or longest) if recipe.has_sources else 0
     texts = TextSpec(named.size if named else recipe.vocabulary, longest, sources)
     with SkipInit():

@@ -17,7 +17,7 @@ from difflm.errors import UsageError
 from difflm.methods import METHODS
 from difflm.training import recipe as recipes
 from difflm.training.recipe import TOKENIZERS, Changes, Recipe
-from difflm.training.run import bundled_runs, find_run, find_start, read_config
+from difflm.training.run import find_run, find_start, peek_config, read_config
 
 BASE = "own-text"  # the recipe that gives all other settings
 MOST_COUNTED = 20_000_000  # characters whose words are counted
@@ -44,9 +44,8 @@ LEAST_ENGLISH, LEAST_THE = 0.1, 0.01
 # Keys of a recipe that ask for another model than the one that English texts start from.
 OTHER_MODEL = {
     *("init", "method", "tokenizer", "vocabulary", "more_than", "longest", "rows", "chunk"),
-    *("task", "source_longest", "source_words", "lora", "alpha", "targets"),
+    *("task", "source_longest", "source_words"),
 }
-LARGE, RANK, ADAPTER_STEPS = "english", 16, 1e-3  # the installed model to adapt, the adapters' rank, the learning rate
 SMALL_STEPS = 3e-4  # learning rate of a model that is already trained
 ALL_FIT = 48  # tokens (estimated) that fit on every canvas
 TOKENS = {"cpu": 1024, "cuda": 16384}  # per batch, roughly
@@ -136,6 +135,8 @@ def own_recipe(data: str, changes: Changes, root: Path | None, device: str, note
     given = recipes.read_changes(changes)
     if "data" in given:
         raise UsageError(f"the texts are given twice: {data} and data={given['data']}.")
+    if given.get("lora") and given.get("init") and (config := peek_config(str(given["init"]))):
+        given = {"method": config["method"], **given}  # adapters are of the model's own method
     wanted = {"data": data, **given}
     plain = recipes.load_recipe(BASE, wanted)  # rejects errors before anything is read
     if is_model(Path(data)):
@@ -182,14 +183,10 @@ def choose_start(survey: Survey, given: Mapping[str, Any]) -> list[Choice]:
     """Choose the bundled model that training on English texts starts from, if there is one and none is given. For a
     file with few different words, a small network of whole words learns faster (docs/log)."""
     other = any(key in OTHER_MODEL or key.startswith("model.") for key in given)
-    if other or not survey.english or survey.closed or (smallest := find_start("en")) is None:
+    if other or not survey.english or survey.closed or (name := find_start("en")) is None:
         return []
-    name = LARGE if LARGE in bundled_runs() else smallest
     why = "the texts are English, like those of this bundled model; init=none starts from scratch"
     found: list[Choice] = [("init", name, why), ("method", read_config(find_run(name))["method"], why)]
-    if name == LARGE:
-        why = "a large model, of which adapters are learned alone; init=english-small trains a smaller one whole"
-        return [*found, ("lora", RANK, why), ("lr", ADAPTER_STEPS, why)]
     return [*found, ("lr", SMALL_STEPS, "small steps, since the model is already trained")]
 
 

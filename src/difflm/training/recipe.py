@@ -144,12 +144,12 @@ def load_recipe(name_or_path: str, changes: Changes = (), note: Callable[[str], 
     values = _read(name_or_path)
     given = read_changes(changes)
     begins = values["model"].get("pretrained") == ""  # a recipe that starts from somebody else's model
-    key = "model.pretrained" if begins and "init" not in given else "init"
-    adapts = begins and METHODS[str(values["method"])].kind == "adapter"
-    if adapts and given.get("init"):
+    if begins and given.get("init"):
         given["model.pretrained"] = given.pop("init")
-    if adapts and given.get("model.pretrained"):
-        given["model.pretrained"] = str(Path(str(given["model.pretrained"])).resolve())
+    key = "model.pretrained" if begins else "init"
+    adapts = begins and METHODS[str(values["method"])].kind == "adapter"
+    if adapts and given.get(key):
+        given[key] = str(Path(str(given[key])).resolve())
     elif given.get(key) and is_pretrained(Path(str(given[key]))):  # an open model with its own tokenizer
         theirs = given.pop(key)
         method = str(given.get("method", values.get("method")))

@@ -19,7 +19,7 @@ from difflm.machine import is_on
 from difflm.methods import METHODS, TextSpec
 from difflm.models.sampling import Sampling
 from difflm.runtime.files import AGAIN, FORMAT, INSTALL, OF_WEIGHTS, Json, check_sha256, read_checked, read_json
-from difflm.runtime.hub import is_hub_name
+from difflm.runtime.hub import is_hub_name, is_open_config
 
 if TYPE_CHECKING:
     import torch
@@ -95,11 +95,6 @@ def find_run(name_or_path: str | Path) -> Path:
 def resolve_run(name: str | None) -> str | None:
     """The absolute path of a run, so that it is the same from any directory; bundled ones keep their names."""
     return name if name is None or name in bundled_runs() else str(find_run(name).resolve())
-
-
-def is_open_config(config: object) -> bool:
-    """Whether a config.json is that of somebody else's model."""
-    return isinstance(config, dict) and "format" not in config and bool({"model_type", "graph"} & config.keys())
 
 
 def read_config(run: Path) -> Json:

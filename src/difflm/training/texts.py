@@ -77,6 +77,10 @@ def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, cou
     """The config of a run. The model gets the sampling defaults of its recipe."""
     if recipe.temperature is not None and model.capabilities.predicts_words:
         model.sampling = replace(model.sampling, temperature=recipe.temperature)
+    adapted: Json = {}
+    if recipe.lora:
+        base = recipe.init or str(Path(recipe.model["pretrained"]).resolve())
+        adapted = {"adapter": {"base": base, "fingerprint": fingerprint_weights(find_run(base))}}
     return {
         "format": FORMAT,
         "method": recipe.method,
@@ -88,17 +92,9 @@ def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, cou
         "parameters": sum(p.numel() for p in model.parameters()),
         "sampling": asdict(model.sampling),
         "recipe": recipe.model_dump(),
-        **describe_adapter(recipe),
+        **adapted,
         **counts,
     }
-
-
-def describe_adapter(recipe: Recipe) -> Json:
-    """What a run's adapters are added to: a run, or the directory of somebody else's model."""
-    if not recipe.lora:
-        return {}
-    base = recipe.init or str(Path(recipe.model["pretrained"]).resolve())
-    return {"adapter": {"base": base, "fingerprint": fingerprint_weights(find_run(base))}}
 
 
 # -- texts that do not fit ---------------------------------------------------------------------------------------------

@@ -59,8 +59,9 @@ def info(run: str = ENGLISH, as_json: bool = False, device: str = "auto") -> Non
     """Describe a run: method, sizes, data, sampling defaults and measured figures."""
     from difflm.methods import METHODS
     from difflm.runtime.files import read_json
+    from difflm.runtime.hub import is_open_config
     from difflm.training.model_card import figure_parts, format_values, measured, summarise
-    from difflm.training.run import find_run, is_open_config, read_config
+    from difflm.training.run import find_run, read_config
 
     folder = find_run(run)
     if is_open_config(read_json(folder / "config.json")):

@@ -249,8 +249,8 @@ def choose_processes(out: Path | None) -> "Processes":
     if out is None and current().count > 1:
         raise UsageError("several processes need a common output file: give --out FILE.")
     if out is not None:
-        check_free(out)
         check_place(out, new_folder=True)
+        check_free(out)
     return current()
 
 
