@@ -15,7 +15,7 @@ from difflm.generation.ranking import UNKNOWN_SPELLING
 from difflm.generation.requests import Request, generation_to_json
 from difflm.generation.rewriting import LOST_WORD, UNCHANGED, restate
 from difflm.methods import METHODS, TextSpec
-from tests.models.test_open_start import MODELS
+from tests.support.open_checkpoints import MODELS
 from tests.support.restated import SENTENCES
 
 NEGATION = r"no|not|never|none|nobody|nothing|neither|nor|cannot|without|hardly|nowhere|scarcely|barely|\w+n['’]t"
