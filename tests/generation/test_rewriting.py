@@ -10,6 +10,7 @@ from difflm.controls.gaps import Edit
 from difflm.data.meaning import Lexicon, find_fault
 from difflm.data.tokenizers import Bpe
 from difflm.generation import rewriting
+from difflm.generation.pipeline import WHOLE
 from difflm.generation.ranking import UNKNOWN_SPELLING
 from difflm.generation.requests import Request, generation_to_json
 from difflm.generation.rewriting import LOST_WORD, UNCHANGED, restate
@@ -118,10 +119,10 @@ def test_who_asks_for_noise_gets_it_and_is_told(lm):
 
 def test_a_request_has_the_usual_candidates(lm):
     told = lambda **asked: lm.settle(Request(**asked)).candidates  # noqa: E731
-    assert told(edit="a dog") == told(edit="a dog", n=2, keep=["dog"]) == 3
+    assert told(edit="a dog") == told(edit="a dog", n=2, keep=["dog"]) == WHOLE
     assert told(edit="a dog", strength=0.5) == told(edit="a dog", candidates=1) == told(edit="a", contains=["b"]) == 1
     request = lm.settle(Request(edit=TEXTS[0], n=2, steps=3))
-    assert lm.make_job(**request.job()).each == 3 and len(lm.edit(TEXTS[0], 2, steps=3)) == 2
+    assert lm.make_job(**request.job()).each == WHOLE and len(lm.edit(TEXTS[0], 2, steps=3)) == 2
 
 
 def test_texts_that_cannot_be_said_in_other_words_are_refused(lm):

@@ -17,7 +17,7 @@ from difflm.data.meaning import (
 )
 from difflm.errors import UsageError
 from difflm.generation.jobs import Chosen, Ids
-from difflm.generation.ranking import UNKNOWN_SPELLING, read_costs
+from difflm.generation.ranking import UNKNOWN_SPELLING, read_in_order
 from difflm.generation.reading import Reader
 from difflm.models.word_nats import A_TOKEN
 from difflm.runtime.files import Json
@@ -36,7 +36,7 @@ STOPS = (".", "!", "?", "…", '"', "”", "’", ")")
 class Rewriting:
     """Chooses among the candidates for a text that is said in other words. Those that change a negation, a number or a
     name, that lose a kept word, that say nothing new, or that have more than `MOST_NATS` are refused. Of the others the
-    one with the fewest nats is taken, read behind the text, where each token may cost one (`read_costs`); content
+    one with the fewest nats is taken, read behind the text, where each token may cost one (`read_in_order`); content
     words that are lost cost nats as well. If all are refused, the text has one word exchanged that has an equal, or
     stays."""
 
@@ -78,8 +78,8 @@ class Rewriting:
         """The nats of answers, those of at most so many a token, with what is added for lost and unknown words."""
         text, lexicon, before = self.edit.text, self.writer.lexicon, self.encode("")
         rows = {one: row for one in answers if len(row := self.encode(one)) <= self.writer.model.max_words}
-        nats = read_costs(self.writer, [before, *rows.values()])
-        costs = {one: nats[tuple(row)] - nats[tuple(before)] for one, row in rows.items()}
+        told, *nats = read_in_order(self.writer, [before, *rows.values()])
+        costs = {one: own - told for one, own in zip(rows, nats, strict=True)}
         found = {one: n for one, n in costs.items() if n <= (most - A_TOKEN) * (len(rows[one]) - len(before))}
         odd = {one: len(lexicon.find_unknown(one, text)) if lexicon.words else 0 for one in found}
         return {
