@@ -36,7 +36,6 @@ class Ranking:
     sources: Sequence[Ids]  # by the number of the text, as the scorer reads them; empty if texts have no source
     seed: int
     repairs: int = 0
-    doubt: float = DOUBT
     writer: Reader | None = None
 
     @property
@@ -69,7 +68,7 @@ class Ranking:
             sources = [self.sources[number] for number in own[::each]] if self.sources else []
             size = CPU_TEXTS if self.scorer.device.type == "cpu" else GPU_TEXTS
             if self.repairs:
-                read = self.scorer.repair_ids(rows, self.repairs, self.doubt, size, sources, each, self.writer)
+                read = self.scorer.repair_ids(rows, self.repairs, DOUBT, size, sources, each, self.writer)
             else:
                 nats = self.scorer.score_ids(rows, self.seed, self.draws, size, own, sources, each).tolist()
                 calls = self.scorer.model.nats_calls(self.draws)
@@ -114,10 +113,9 @@ class GapFit:
                 costs, calls = self.read_windows(group)
             elif len(rows) > 1:  # otherwise there is nothing to choose
                 costs, calls = read_in_order(self.writer, group), len(rows)
-            if self.writer.lexicon.words:
-                texts = map(self.writer.tokenizer.decode, group)
-                odd = [len(self.writer.lexicon.find_unknown(text, self.given)) for text in texts]
-                costs = [cost + UNKNOWN_SPELLING * count for cost, count in zip(costs, odd, strict=True)]
+            texts = map(self.writer.tokenizer.decode, group)
+            odd = (len(self.writer.lexicon.find_unknown(text, self.given)) for text in texts)
+            costs = [cost + UNKNOWN_SPELLING * count for cost, count in zip(costs, odd, strict=True)]
             found.append(Chosen(costs.index(min(costs)), calls, time.perf_counter() - begun))
         return found
 
@@ -177,4 +175,4 @@ def make_ranking(
     if scorer is not writer and sources:
         scorer.check_sources(sources)
     told = [row for row in sources for _ in range(texts // len(sources))]
-    return Ranking(scorer, told, seed, repairs, DOUBT, writer if repairs and writer.expects_words else None)
+    return Ranking(scorer, told, seed, repairs, writer if repairs and writer.expects_words else None)

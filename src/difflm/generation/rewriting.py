@@ -81,18 +81,17 @@ class Rewriting:
         told, *nats = read_in_order(self.writer, [before, *rows.values()])
         costs = {one: own - told for one, own in zip(rows, nats, strict=True)}
         found = {one: n for one, n in costs.items() if n <= (most - A_TOKEN) * (len(rows[one]) - len(before))}
-        odd = {one: len(lexicon.find_unknown(one, text)) if lexicon.words else 0 for one in found}
-        return {
-            one: n + LOST_WORD * count_content_changes(text, one) + UNKNOWN_SPELLING * odd[one]
-            for one, n in found.items()
-        }
+        for one in found:
+            odd = len(lexicon.find_unknown(one, text))
+            found[one] += LOST_WORD * count_content_changes(text, one) + UNKNOWN_SPELLING * odd
+        return found
 
     def check(self, answer: str) -> Json:
         text = self.edit.text.strip()
         fault = find_fault(text, answer, self.writer.lexicon, self.edit.keep)
-        about = {"name": "edit", "target": text, "satisfied": fault in (None, "nothing")}
-        score = {"score": round(share_kept(text, answer), 4)}
-        return {**about, **score, "checker": f"{KEPT}; the share of content words kept", "guarantee": "exact"}
+        met, score = fault in (None, "nothing"), round(share_kept(text, answer), 4)
+        about = {"checker": f"{KEPT}; the share of content words kept", "guarantee": "exact"}
+        return {"name": "edit", "target": text, "satisfied": met, "score": score, **about}
 
 
 def restate(edit: Edit, phrase: str, writer: Reader) -> Rewriting:
