@@ -27,8 +27,7 @@ LONGER = 1.5  # tokens beyond the fewest, at most: drawn evenly, and cut
 
 @lru_cache(maxsize=4)
 def end_sentences(tokenizer: Tokenizer, begins: bool = False) -> TokenAutomaton:
-    """The automaton of texts that end where a sentence does, and that begin as one if it `begins` them, as far as
-    single tokens tell."""
+    """Texts that end where a sentence does and, if it `begins` them, begin as one, as far as single tokens tell."""
     pieces = ["" for _ in SPECIALS] + [piece or "" for piece in tokenizer.spellings()]
     usual, capital, ending, short, blank, unread = range(6)  # kinds of tokens
     open_, ended, shortened, dead = range(1, 5)
@@ -64,13 +63,12 @@ def reach(automaton: TokenAutomaton, least: int, room: int) -> Array:
 @dataclass(frozen=True)
 class Ordered:
     """Texts that begin with the `given` tokens, which none of the `glued` follow, and end where the automaton accepts
-    them: as soon as it does once the `share` of their room is filled. Of all texts the `room` is the same; None: it is
-    drawn, as their lengths are."""
+    them: as soon as it does once the `share` of their room is filled."""
 
     automaton: TokenAutomaton
     given: Sequence[int] = ()
     share: float = 0.0
-    room: int | None = None
+    room: int | None = None  # of all texts; None: it is drawn
     glued: Sequence[int] = ()
 
     def fewest(self, room: int) -> int:

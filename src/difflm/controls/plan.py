@@ -85,14 +85,12 @@ BREADTH = 0.5  # of the nats of whole texts: candidates differ in their sizes
 
 @dataclass(frozen=True)
 class GapSizes:
-    """The sizes that each gap of a template may have, in tokens, and how large the share of each is: those that a model
-    fills most confidently.
+    """The sizes that each gap of a template may have, in tokens, and how large the share of each is.
 
     Each gap is filled with up to MOST_SIZES numbers of tokens that can hold what is asked of it, always writing the
     surest half of the remaining ones. The score of a size is the mean of their log-probabilities (compare CAL, arXiv
     2602.00476, which takes it from the first step); of a gap of so many words, the mean by word, since a word is no
-    likelier for having sure pieces at its end. A model that also reads from left to right scores whole texts. The
-    lengths of whole texts say little about a gap in one of them."""
+    likelier for having sure pieces at its end. A model that also reads from left to right scores whole texts."""
 
     plan: "ControlPlan"
     known: KnownTokens
@@ -134,8 +132,7 @@ class GapSizes:
         return found
 
     def draw(self, u: Sequence[float]) -> Sequence[int]:
-        """Draw a size for each gap by uniform numbers, again as long as they do not fit together and numbers are
-        left."""
+        """Draw sizes by uniform numbers, again as long as they do not fit together and numbers are left."""
         gaps = len(self.options)
         for k in range(0, len(u) - gaps + 1, gaps):
             drawn = [
@@ -222,8 +219,7 @@ class ControlPlan:
         return self.counted and self.infill is None
 
     def end_counted(self, pattern: Template) -> bool:
-        """Whether whole texts of so many words are asked for, of a model that reads them in order afterwards: these end
-        where a sentence does."""
+        """Whether texts of so many words are asked of a model that judges them: these end where a sentence does."""
         tokenizer, infill = self.info.tokenizer, self.infill
         known = all(c.counts is not None or c.forbids or c.keeps_text or c.verbatim(self.info) for c in self.controls)
         whole = (
@@ -237,8 +233,7 @@ class ControlPlan:
 
     @cached_property
     def ordered(self) -> Ordered | None:
-        """How texts are written from left to right; None: they cannot be, since the model does not read so, or because
-        of what is asked."""
+        """How texts are written from left to right; None: they cannot be, by this model or as it is asked."""
         tokenizer, infill, known = self.info.tokenizer, self.infill, self.known
         begins = infill is None or (infill.ends_open and len(infill.gaps) == 1)
         told = self.edit or self.guided or self.phrases.asked or self.laid_out or self.info.first
@@ -264,8 +259,7 @@ class ControlPlan:
     def layouts(
         self, samples: Tensor, seed: int, condition: Condition = UNCONDITIONAL, ranks: Tensor | None = None
     ) -> tuple[list[Layout], list[Given]]:
-        """Layouts of these samples, and for each what is given. With `ranks` [B], lengths that nothing determines are
-        the likeliest ones, by rank."""
+        """Layouts of samples, and for each what is given; with `ranks` [B], free lengths are the likeliest ones."""
         noise = Noise(seed, samples)
         if self.sampler == IN_ORDER and self.ordered:
             room, known = self.ordered.room, dict(enumerate(self.ordered.given))
@@ -448,8 +442,7 @@ class ControlPlan:
         return [PlacePhrases(codec, phrases.ids, free, apart, ends)]
 
     def last_rules(self, canvas: Canvas) -> list[Transform]:
-        """The rule that the whole text is accepted, if there is an automaton. Known special tokens are not part of a
-        text."""
+        """The rule that the whole text, without special tokens, is accepted, if there is an automaton."""
         if self.automaton is None:
             return []
         chain, known = self.chain_on(canvas.mask.device), canvas.known

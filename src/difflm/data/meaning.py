@@ -43,8 +43,7 @@ class Lexicon:
         return any(form in self.words for form in (word, word.lower(), word.capitalize()))
 
     def find_unknown(self, text: str, given: str = "") -> list[str]:
-        """The words of a text that occur neither in the training texts nor in what was given; none if nothing is known
-        of the training texts."""
+        """The words of a text that are neither given nor in the training texts, if anything is known of these."""
         if not self.words:
             return []
         own = {word.lower() for word in WORD.findall(given)}

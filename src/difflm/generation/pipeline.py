@@ -101,8 +101,7 @@ class TextDiffusion(Reader):
         return self._classifiers[folder]
 
     def _find_classifiers(self, heads: set[str]) -> list[LabelReader]:
-        """The classifiers that know these heads, of two that know one the later; all if a head is missing, so that the
-        error can name the others."""
+        """The classifiers that know these heads, of two the later; all if one is missing: the error names them."""
         for folder in self.guides:
             if folder not in self._heads:
                 self._heads[folder] = heads_of(folder)
@@ -385,8 +384,7 @@ class TextDiffusion(Reader):
                     yield owner, texts
 
     def run_unchecked(self, jobs: Sequence[GenerationJob]) -> Iterator[list[FinishedRow]]:
-        """Yield the finished texts of several jobs as ids, one batch at a time; nothing is decoded, chosen or
-        checked."""
+        """Yield the finished texts of several jobs as ids, a batch at a time; nothing is chosen or checked."""
         yield from (rows for _, rows, _ in self.finished_rows(jobs))
 
     def finished_rows(

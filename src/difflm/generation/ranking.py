@@ -36,6 +36,7 @@ class Ranking:
     sources: Sequence[Ids]  # by the number of the text, as the scorer reads them; empty if texts have no source
     seed: int
     repairs: int = 0
+    doubt: float = DOUBT
     writer: Reader | None = None
 
     @property
@@ -57,8 +58,7 @@ class Ranking:
         return found
 
     def read_versions(self, numbers: Sequence[int], ids: list[list[Ids]]) -> list[list[Repaired]]:
-        """The likeliest version of each candidate of each text. One that is too long for the scorer is not read and has
-        infinite nats."""
+        """The likeliest version of each candidate of each text. One that is too long to be read has infinite nats."""
         flat = [(number, row) for number, group in zip(numbers, ids, strict=True) for row in group]
         held = [k for k, (_, row) in enumerate(flat) if 0 < len(row) <= self.scorer.model.max_words]
         found = [Repaired(row, math.inf, 0) for _, row in flat]
@@ -68,7 +68,7 @@ class Ranking:
             sources = [self.sources[number] for number in own[::each]] if self.sources else []
             size = CPU_TEXTS if self.scorer.device.type == "cpu" else GPU_TEXTS
             if self.repairs:
-                read = self.scorer.repair_ids(rows, self.repairs, DOUBT, size, sources, each, self.writer)
+                read = self.scorer.repair_ids(rows, self.repairs, self.doubt, size, sources, each, self.writer)
             else:
                 nats = self.scorer.score_ids(rows, self.seed, self.draws, size, own, sources, each).tolist()
                 calls = self.scorer.model.nats_calls(self.draws)
@@ -175,4 +175,4 @@ def make_ranking(
     if scorer is not writer and sources:
         scorer.check_sources(sources)
     told = [row for row in sources for _ in range(texts // len(sources))]
-    return Ranking(scorer, told, seed, repairs, writer if repairs and writer.expects_words else None)
+    return Ranking(scorer, told, seed, repairs, DOUBT, writer if repairs and writer.expects_words else None)

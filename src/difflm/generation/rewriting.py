@@ -36,9 +36,8 @@ STOPS = (".", "!", "?", "…", '"', "”", "’", ")")
 class Rewriting:
     """Chooses among the candidates for a text that is said in other words. Those that change a negation, a number or a
     name, that lose a kept word, that say nothing new, or that have more than `MOST_NATS` are refused. Of the others the
-    one with the fewest nats is taken, read behind the text, where each token may cost one (`read_in_order`); content
-    words that are lost cost nats as well. If all are refused, the text has one word exchanged that has an equal, or
-    stays."""
+    one with the fewest nats is taken, read behind the text (`read_in_order`); lost content words cost nats as well. If
+    all are refused, the text has one word exchanged that has an equal, or stays."""
 
     writer: Reader
     edit: Edit
