@@ -49,14 +49,12 @@ def draft(known: list[list[int]], options: list[list[int]], usual: list[int]) ->
     model = SimpleNamespace(lengths=lengths, capabilities=Capabilities(), vocabulary=WORDS)
     about = {"info": SimpleNamespace(first=0), "model": model}
     rules: Any = dict.fromkeys(("token_rules", "word_rules", "last_rules"), lambda _: [])
-    plan: Any = SimpleNamespace(denoiser=OneSize(), lay_out=lay_out, **about, **rules)
+    plan: Any = SimpleNamespace(denoiser=OneSize(), **about, **rules)
     gaps = len(known) - 1
     text = KnownTokens(known, [1] * gaps, [True] * gaps, 99, [{}] * len(known))
-    return GapSizes(plan, text, options, usual, lambda _: True)
-
-
-def lay_out(known: KnownTokens, widths: list[list[int]]) -> tuple[list[Layout], None]:
-    return [Layout(*known.place(own)[:2]) for own in widths], None
+    tried = [(gap, [*usual[:gap], n, *usual[gap + 1 :]]) for gap, own in enumerate(options) for n in own]
+    rows = [Layout(*text.place(own)[:2]) for _, own in tried]
+    return GapSizes(plan, text, options, usual, lambda _: True, tried, rows)
 
 
 ONE_GAP = [[LEFT], [RIGHT]], [[1, 2, 3, 4]], [3]

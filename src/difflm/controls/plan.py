@@ -97,19 +97,10 @@ class GapSizes:
     options: Sequence[Sequence[int]]
     usual: Sequence[int]  # sizes that fit together
     fits: Callable[[Sequence[int]], bool]
+    tried: Sequence[tuple[int, Sequence[int]]]  # each option: the gap, and all sizes, of the others the usual ones
+    rows: Sequence[Layout]  # the texts in which they are tried
     shares: Sequence[Tensor] = ()
     words: Sequence[int | None] = ()  # of counted gaps
-
-    @cached_property
-    def tried(self) -> list[tuple[int, list[int]]]:
-        """Each option of each gap, with the usual sizes of the others: the gap, and all sizes."""
-        before = [(gap, self.usual[:gap], n) for gap, own in enumerate(self.options) for n in own]
-        return [(gap, [*left, n, *self.usual[gap + 1 :]]) for gap, left, n in before]
-
-    @cached_property
-    def rows(self) -> list[Layout]:
-        """The texts in which they are tried."""
-        return self.plan.lay_out(self.known, [sizes for _, sizes in self.tried])[0]
 
     def span(self, row: int) -> tuple[int, int, int, float]:
         """How long a text is, where the gap whose size it tries begins and ends, and by how many words, or tokens, its
@@ -354,7 +345,9 @@ class ControlPlan:
             possible = (n for n in range(1, room) if fits([*usual[:gap], n, *usual[gap + 1 :]]))
             first = next(possible, usual[gap])
             options.append([first, *takewhile(lambda n: n < first + most, possible)])  # noqa: B023 (used at once)
-        return GapSizes(self, text, options, usual, fits, words=infill.gaps)
+        tried = [(gap, [*usual[:gap], n, *usual[gap + 1 :]]) for gap, own in enumerate(options) for n in own]
+        rows, _ = self.lay_out(text, [sizes for _, sizes in tried])
+        return GapSizes(self, text, options, usual, fits, tried, rows, words=infill.gaps)
 
     def lay_out(self, known: KnownTokens, widths: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
         """Layouts of texts whose free gaps have these widths, and for each what is given."""

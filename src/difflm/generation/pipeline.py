@@ -196,6 +196,8 @@ class TextDiffusion(Reader):
         texts that are said in other words."""
         if "candidates" in request.model_fields_set or request.each > 1 or request.source or request.method:
             return request
+        if not self.gaps and not self.model.capabilities.reads_in_order:
+            return request
         edit, controls = request.edited(), request.controls()
         usual = 1 if edit else self._count_candidates(request.n, controls)
         usual = WHOLE if self._restates(edit, controls) else usual
@@ -209,8 +211,7 @@ class TextDiffusion(Reader):
 
     def _count_candidates(self, n: int, controls: Sequence[Control]) -> int:
         """How many candidates a text alone has, which the model itself can compare."""
-        ordered = self.model.capabilities.reads_in_order
-        if n > 1 or not (ordered or self.gaps):
+        if n > 1:
             return 1
         info = ModelInfo(self.tokenizer, self.model.max_words, first=0)
         bound = [control.bind(info) for control in controls]
@@ -219,7 +220,7 @@ class TextDiffusion(Reader):
             return 1
         if template is not None and template.parts[-1]:
             return int(self.gaps.get("candidates", 1))
-        if not ordered:
+        if not self.model.capabilities.reads_in_order:
             return 1
         if template is None and any(one.counts is not None for one in bound):
             return LAID_OUT
