@@ -2,19 +2,20 @@
 
 import math
 import re
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from difflm import Contains, Infill, Length, Pattern, WordCount
-from difflm.controls.base import Control, ModelInfo
+from difflm.controls.base import Control, KnownTokens, ModelInfo
 from difflm.controls.patterns.token_automata import ANY, compile_pattern
-from difflm.controls.plan import MOST_SIZES, SHARPNESS, ControlPlan, GapSizes, SizeDraft, share_sizes
+from difflm.controls.plan import MOST_SIZES, SHARPNESS, ControlPlan, GapSizes, share_sizes
 from difflm.data.tokenizers import SPECIALS, Characters
 from difflm.diffusion.base import Belief
 from difflm.generation.pipeline import TextDiffusion
@@ -42,18 +43,18 @@ class OneSize:
         return Belief(logits)
 
 
-def draft(known: list[list[int]], options: list[list[int]], usual: list[int]) -> SizeDraft:
+def draft(known: list[list[int]], options: list[list[int]], usual: list[int]) -> GapSizes:
     """A request whose gaps have these sizes, under `OneSize`, without any rules."""
     lengths = SimpleNamespace(forbidden=range(4))
     model = SimpleNamespace(lengths=lengths, capabilities=Capabilities(), vocabulary=WORDS)
     about = {"info": SimpleNamespace(first=0), "model": model}
     rules: Any = dict.fromkeys(("token_rules", "word_rules", "last_rules"), lambda _: [])
-    plan, rows = SimpleNamespace(denoiser=OneSize(), **about, **rules), []
-    sizes = GapSizes(options, usual, lambda _: True)
-    for _, own in sizes.tried():
-        line = [*chain(*([*part, *[MASK] * size] for part, size in zip(known, [*own, 0], strict=True)))]
-        rows.append(Layout(len(line), {k: token for k, token in enumerate(line) if token != MASK}))
-    return SizeDraft(cast(Any, plan), sizes, known, rows)
+    plan: Any = SimpleNamespace(denoiser=OneSize(), **about, **rules)
+    gaps = len(known) - 1
+    text = KnownTokens(known, [1] * gaps, [True] * gaps, 99, [{}] * len(known))
+    tried = [(gap, [*usual[:gap], n, *usual[gap + 1 :]]) for gap, own in enumerate(options) for n in own]
+    rows = [Layout(*text.place(own)[:2]) for _, own in tried]
+    return GapSizes(plan, text, options, usual, lambda _: True, tried, rows)
 
 
 ONE_GAP = [[LEFT], [RIGHT]], [[1, 2, 3, 4]], [3]
@@ -84,7 +85,7 @@ def test_requests_share_batches_and_nothing_else() -> None:
 
 def test_sizes_are_drawn_by_their_shares() -> None:
     shares = [torch.tensor([0.25, 0.75]).double()]
-    sizes = GapSizes([[4, 5]], [4], lambda drawn: True, shares)
+    sizes = replace(draft([[LEFT], [RIGHT]], [[4, 5]], [4]), shares=shares)
     assert [sizes.draw([u]) for u in (0.0, 0.2, 0.3, 0.99)] == [[4], [4], [5], [5]]
 
 
@@ -96,7 +97,8 @@ def test_known_words_are_placed_around_gaps_of_these_sizes() -> None:
 
 def test_sizes_that_do_not_fit_together_are_drawn_again() -> None:
     shares = [torch.tensor([0.5, 0.5])] * 2
-    sizes = GapSizes([[1, 2], [1, 2]], [9, 9], lambda drawn: sum(drawn) == 3, shares)
+    asked = draft([[LEFT], [RIGHT], [RIGHT]], [[1, 2], [1, 2]], [9, 9])
+    sizes = replace(asked, fits=lambda drawn: sum(drawn) == 3, shares=shares)
     assert sizes.draw([0.1, 0.1, 0.9, 0.9, 0.1, 0.9]) == [1, 2]
     assert sizes.draw([0.1, 0.1, 0.9, 0.9]) == [9, 9]
 

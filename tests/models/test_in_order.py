@@ -1,14 +1,21 @@
 """Texts that a masked model writes from left to right: the chain rule, by enumeration."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from difflm import Contains, Infill, Json, Length
-from difflm.controls.ordered import Ordered, is_final, join_prefix_rules, lay_out_words
-from difflm.controls.patterns.in_order import end_sentences
+from difflm.controls.ordered import (
+    FollowAutomaton,
+    Ordered,
+    end_sentences,
+    is_final,
+    join_prefix_rules,
+    lay_out_words,
+)
 from difflm.controls.patterns.token_automata import ANY
 from difflm.data.tokenizers import END, PAD, SPECIALS
 from difflm.diffusion.noise import Noise
@@ -104,7 +111,7 @@ def test_under_an_automaton_each_word_is_drawn_among_those_that_can_still_be_fol
     """A text ends as soon as it is accepted, at its room at the latest: chances are those of the chain rule, each
     renormalised over the words after which the rest fits."""
     automaton, room = end_sentences(LETTERS, begins=True), 4  # a, Be, ., blank, Dr are 4 to 8
-    rule = Ordered(automaton).rule([room] * DRAWS, torch.device("cpu"))
+    rule = FollowAutomaton(Ordered(automaton), [room] * DRAWS, torch.device("cpu"))
 
     def goes_on(text):
         """Whether some end fits: by trying all of them."""
@@ -148,8 +155,8 @@ def test_a_text_ends_at_the_end_of_a_sentence_and_not_before_its_share(model):
     assert not any(automaton.accepts(text) for text in ((4,), (8, 6), (4, 6, 4)))
     assert not is_final(automaton)
     half = Ordered(automaton, (4, 4), 0.5)
-    assert half.limits(10) == (5, 10) and half.limits(3) == (3, 3)
-    rule = half.rule([10] * 200, torch.device("cpu"))
+    assert half.fewest(10) == 5 and half.fewest(3) == 3
+    rule = FollowAutomaton(half, [10] * 200, torch.device("cpu"))
     found = draw(model, (4, 4), 10, [rule], count=200)
     ends = [text.index(END) if END in text else 10 for text in found]
     assert min(ends) >= 5 and len({*ends}) > 2
@@ -157,30 +164,19 @@ def test_a_text_ends_at_the_end_of_a_sentence_and_not_before_its_share(model):
     assert not any(automaton.accepts(text[:k]) for text, end in zip(found, ends, strict=True) for k in range(5, end))
 
 
-class Phrase:
-    def __init__(self, *ids):
-        self.own = [*ids]
-
-    def ids(self, info):
-        return self.own
-
-
 def test_required_words_are_laid_out_where_the_automaton_accepts_them():
-    class Info:
-        max_words = 9
-
     automaton = end_sentences(LETTERS)
-    asked = [Phrase(5), Phrase(4, 5)]
+    pattern = SimpleNamespace(automaton=automaton, lengths=[6])
     seen = set()
     for seed in range(300):
         u = torch.rand(60, generator=torch.Generator().manual_seed(seed)).tolist()
-        total, known = lay_out_words(asked, 6, 1, automaton, 6, Info(), u)
+        total, known = lay_out_words([[5], [4, 5]], 6, 1, pattern, 9, u)
         line = [known.get(k, ANY) for k in range(total)]
         assert 6 <= total <= 8 and line[-1] == 6 and line[0] == ANY and automaton.accepts(line)
         assert any(line[k : k + 2] == [4, 5] for k in range(total)) and sorted(known.values()) == [4, 5, 5, 6]
         seen.add((total, *known))
     assert len(seen) > 20  # in any order, and anywhere
-    assert lay_out_words([Phrase(*[4] * 8)], 6, 0, automaton, 6, Info(), [0.5] * 60) == (6, {})  # no room
+    assert lay_out_words([[4] * 8], 6, 0, pattern, 9, [0.5] * 60) == (6, {})  # no room
 
 
 @pytest.fixture(scope="module")

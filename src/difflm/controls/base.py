@@ -31,10 +31,9 @@ WORDS, CHARACTERS = "words of the printed text", "characters of the printed text
 
 @dataclass(frozen=True)
 class Check:
-    """Whether a finished text complies, judged by a checker that took no part in generating it. `satisfied` is None if
-    the checker is not installed."""
+    """Whether a finished text complies, judged by a checker that took no part in generating it."""
 
-    satisfied: bool | None
+    satisfied: bool | None  # None: nothing can tell
     score: float | None  # 0 to 1
     checker: str
 

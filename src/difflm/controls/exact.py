@@ -112,8 +112,7 @@ class Avoid(Exact):
 
 
 def avoid_all(words: Sequence[str], info: ModelInfo) -> TokenAutomaton:
-    """The automaton of texts without these words: as they are printed, or where nothing tells that, as they are
-    tokenized."""
+    """The automaton of texts without these words: as printed or, where nothing tells that, as tokenized."""
     if info.tokenizer.spells or info.tokenizer.whole_words:
         return avoid_words(words, info.tokenizer)
     return avoid_phrases([ids for word in words for ids in spell_variants(word, info)], info.tokenizer.size)

@@ -225,10 +225,8 @@ def matches_parts(parts: Sequence[str], gaps: Sequence[int | None], text: str, w
 
 
 def fits_between(sizes: Sequence[int], runs: Sequence[int]) -> bool:
-    """Whether a few phrases of these sizes fit side by side into runs of free positions.
-
-    A set of phrases is a number with one bit per phrase; only the longest runs matter, as many as there are phrases.
-    """
+    """Whether a few phrases of these sizes fit side by side into runs of free positions, of which only the longest
+    matter. A set of phrases is a number with one bit per phrase."""
     everything = range(1 << len(sizes))
     needed = [sum(size for n, size in enumerate(sizes) if one >> n & 1) for one in everything]
     placed = {0}

@@ -329,8 +329,7 @@ class GuidedBelief:
         return belief.with_logits(belief.logits + settings.size * gain)
 
     def enumerated(self, belief: Belief, x: Tensor, t: Tensor, open_: Tensor) -> Tensor:
-        """log p(c | x_t with w at a position) − log p(c | x_t) of the likeliest words, [B, L, words]; all others get no
-        gain."""
+        """log p(c | x_t with w at a position) − log p(c | x_t) of the likeliest words, 0 of others, [B, L, words]."""
         count = min(self.guidance.settings.words, belief.logits.shape[-1])
         targets = [replace(w, labels=w.labels.repeat_interleave(count, 0)) for w in self.guidance.targets]
         asked = replace(self.guidance, targets=targets, mask=self.guidance.mask.repeat_interleave(count, 0))

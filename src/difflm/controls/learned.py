@@ -262,8 +262,7 @@ def check_room(words: int, info: ModelInfo, name: str) -> None:
 
 
 def check_label_known(head: str, kind: Kind, labels: Mapping[str, Labelling]) -> list[str]:
-    """The values that a classifier knows. A label is of a whole text, tags are of words: one cannot be used as the
-    other."""
+    """The values that a classifier knows of a label of this kind."""
     if head not in labels:
         which = f"the label {head!r} (known: {', '.join(labels) or 'none'})"
         raise UsageError(f"none of this model's classifiers knows {which}. Give one with --guide DIR.")
@@ -291,8 +290,7 @@ _parsed: dict[tuple[str, ...], trees.Tree] = {}  # trees of texts that are about
 
 
 def parse_ahead(texts: Iterable[Sequence[str]]) -> None:
-    """Parse texts that are about to be checked all at once, which is faster than one by one. Trees that an earlier call
-    found are forgotten."""
+    """Parse texts that are about to be checked all at once, which is faster, and forget earlier trees."""
     from difflm.annotators.parser import own_parser, parse_texts
 
     distinct = list({tuple(words) for words in texts if words})

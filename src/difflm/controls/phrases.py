@@ -195,8 +195,7 @@ def find_required(controls: Iterable[Control], info: ModelInfo, known: Sequence[
 
 
 def check_agreement(controls: Sequence[Control], edit: Edit | None, info: ModelInfo) -> None:
-    """Refuse controls that contradict each other, or that are too long for a model. Their automata are not built, and
-    labels are not looked up."""
+    """Refuse controls that contradict each other or are too long for a model, before automata are built."""
     bound = [control.bind(info) for control in controls]
     for control in bound:
         if not control.head and (control.keeps_text or not control.needs_automaton):

@@ -22,8 +22,17 @@ from difflm.controls.guidance import (
     labels_on_canvas,
     merge_targets,
 )
-from difflm.controls.ordered import LONG, SENTENCE, SPARE, Ordered, is_final, join_prefix_rules, lay_out_words
-from difflm.controls.patterns.in_order import end_sentences
+from difflm.controls.ordered import (
+    LONG,
+    SENTENCE,
+    SPARE,
+    FollowAutomaton,
+    Ordered,
+    end_sentences,
+    is_final,
+    join_prefix_rules,
+    lay_out_words,
+)
 from difflm.controls.patterns.pattern import join_patterns
 from difflm.controls.patterns.token_automata import ANY, Template, TokenAutomaton, chain_of, intersect
 from difflm.controls.phrases import (
@@ -76,39 +85,45 @@ BREADTH = 0.5  # of the nats of whole texts: candidates differ in their sizes
 
 @dataclass(frozen=True)
 class GapSizes:
-    """The sizes that each gap of a template may have, in tokens, and how large the share of each is: those that a model
-    fills most confidently.
+    """The sizes that each gap of a template may have, in tokens, and how large the share of each is.
 
     Each gap is filled with up to MOST_SIZES numbers of tokens that can hold what is asked of it, always writing the
     surest half of the remaining ones. The score of a size is the mean of their log-probabilities (compare CAL, arXiv
     2602.00476, which takes it from the first step); of a gap of so many words, the mean by word, since a word is no
-    likelier for having sure pieces at its end. A model that also reads from left to right scores whole texts. The
-    lengths of whole texts say little about a gap in one of them."""
+    likelier for having sure pieces at its end. A model that also reads from left to right scores whole texts."""
 
+    plan: "ControlPlan"
+    known: KnownTokens
     options: Sequence[Sequence[int]]
     usual: Sequence[int]  # sizes that fit together
     fits: Callable[[Sequence[int]], bool]
+    tried: Sequence[tuple[int, Sequence[int]]]  # each option: the gap, and all sizes, of the others the usual ones
+    rows: Sequence[Layout]  # the texts in which they are tried
     shares: Sequence[Tensor] = ()
     words: Sequence[int | None] = ()  # of counted gaps
 
-    def tried(self) -> list[tuple[int, list[int]]]:
-        """Each option of each gap, with the usual sizes of the others: the gap, and all sizes."""
-        before = [(gap, self.usual[:gap], n) for gap, own in enumerate(self.options) for n in own]
-        return [(gap, [*left, n, *self.usual[gap + 1 :]]) for gap, left, n in before]
+    def span(self, row: int) -> tuple[int, int, int, float]:
+        """How long a text is, where the gap whose size it tries begins and ends, and by how many words, or tokens, its
+        score is divided."""
+        gap, own = self.tried[row]
+        first = self.plan.info.first + sum(map(len, self.known.parts[: gap + 1])) + sum(own[:gap])
+        count = self.words[gap] if self.words else None
+        return self.rows[row].positions, first, first + own[gap], float(count or own[gap])
 
-    def parts(self) -> Tensor:
-        """By how many words, or tokens, the score of each option is divided."""
-        counts = [(self.words[gap] if self.words else None) or float(own[gap]) for gap, own in self.tried()]
-        return torch.tensor(counts, dtype=torch.float64)
-
-    def with_scores(self, scores: Tensor) -> "GapSizes":
-        """The sizes with shares by the scores of those that were tried."""
-        own = scores.double().cpu().split([*map(len, self.options)])
-        return replace(self, shares=[one.softmax(0) for one in own])
+    def next_rows(self, scores: Tensor) -> list[int]:
+        """The rows to score next, given −∞ for those without a score: first FIRST_SIZES of each gap, then all of a gap
+        whose best size was the largest one."""
+        found, end = list[int](), 0
+        most = FIRST_SIZES if self.plan.model.capabilities.reads_in_order else MOST_SIZES
+        for own in scores.split([*map(len, self.options)]):
+            end, done = end + len(own), int(own.isfinite().sum())
+            if not done or (done < len(own) and int(own.argmax()) == done - 1):
+                begin = end - len(own) + done
+                found += range(begin, min(end, begin + most))
+        return found
 
     def draw(self, u: Sequence[float]) -> Sequence[int]:
-        """Draw a size for each gap by uniform numbers, again as long as they do not fit together and numbers are
-        left."""
+        """Draw sizes by uniform numbers, again as long as they do not fit together and numbers are left."""
         gaps = len(self.options)
         for k in range(0, len(u) - gaps + 1, gaps):
             drawn = [
@@ -195,8 +210,7 @@ class ControlPlan:
         return self.counted and self.infill is None
 
     def end_counted(self, pattern: Template) -> bool:
-        """Whether whole texts of so many words are asked for, of a model that reads them in order afterwards: these end
-        where a sentence does."""
+        """Whether texts of so many words are asked of a model that judges them: these end where a sentence does."""
         tokenizer, infill = self.info.tokenizer, self.infill
         known = all(c.counts is not None or c.forbids or c.keeps_text or c.verbatim(self.info) for c in self.controls)
         whole = (
@@ -208,16 +222,9 @@ class ControlPlan:
         self.pattern = ended if ended.lengths else pattern
         return bool(ended.lengths)
 
-    def write_in_order(self) -> bool:
-        """Have texts written from left to right, and say whether they can be."""
-        if self.ordered is not None:
-            self.sampler = IN_ORDER
-        return self.ordered is not None
-
     @cached_property
     def ordered(self) -> Ordered | None:
-        """How texts are written from left to right; None: they cannot be, since the model does not read so, or because
-        of what is asked."""
+        """How texts are written from left to right; None: they cannot be, by this model or as it is asked."""
         tokenizer, infill, known = self.info.tokenizer, self.infill, self.known
         begins = infill is None or (infill.ends_open and len(infill.gaps) == 1)
         told = self.edit or self.guided or self.phrases.asked or self.laid_out or self.info.first
@@ -243,22 +250,19 @@ class ControlPlan:
     def layouts(
         self, samples: Tensor, seed: int, condition: Condition = UNCONDITIONAL, ranks: Tensor | None = None
     ) -> tuple[list[Layout], list[Given]]:
-        """Layouts of these samples, and for each what is given. With `ranks` [B], lengths that nothing determines are
-        the likeliest ones, by rank."""
+        """Layouts of samples, and for each what is given; with `ranks` [B], free lengths are the likeliest ones."""
         noise = Noise(seed, samples)
         if self.sampler == IN_ORDER and self.ordered:
             room, known = self.ordered.room, dict(enumerate(self.ordered.given))
             rooms = [room] * len(samples) if room else self.draw_totals(noise, condition, ranks)
             return [self.layout(n, known) for n in rooms], [{}] * len(samples)
         if self.pattern and self.laid_out:
-            phrases, fewest = find_required(self.controls, self.info, ()), min(self.pattern.lengths)
+            phrases = [phrase.ids(self.info) for phrase in find_required(self.controls, self.info, ())]
             shares = noise.uniform(0, TRIES * (2 + 2 * len(phrases)), stream=GAPS).tolist()
-            last, spread = (
-                self.info.tokenizer.encode(".")[-1],
-                min(c.counts for c in self.controls if c.counts is not None),
-            )
-            own = last, spread, self.pattern.automaton, fewest, self.info
-            return [self.layout(*lay_out_words(phrases, *own, u)) for u in shares], [{}] * len(samples)
+            last = self.info.tokenizer.encode(".")[-1]
+            spread = min(c.counts for c in self.controls if c.counts is not None)
+            own = phrases, last, spread, self.pattern, self.info.max_words
+            return [self.layout(*lay_out_words(*own, u)) for u in shares], [{}] * len(samples)
         if self.open_ended:
             lay = self.open_layout if self.model.capabilities.always_planned else Layout
             given = self.known.given[0] if self.known else {}
@@ -300,21 +304,21 @@ class ControlPlan:
     def gap_sizes(self) -> GapSizes | None:
         """The sizes for the gaps, if the model can tell: a masked model trained on gaps, whose lengths of whole texts
         say nothing about them. None: drawn from these lengths."""
-        return None if (draft := self.size_draft()) is None else share_sizes([draft])[0]
+        return None if (sizes := self.untried_sizes) is None else share_sizes([sizes])[0]
 
-    def size_draft(self) -> "SizeDraft | None":
-        """How the sizes are tried; None: they are not."""
+    @property
+    def untried_sizes(self) -> GapSizes | None:
+        """The sizes with no shares yet; None: none are tried."""
         infill, known, info = self.infill, self.known, self.info
         learned = self.model.capabilities.learned_gaps and not info.tokenizer.whole_words
         if infill is None or known is None or not learned or infill.ends_open:
             return None
         if self.words is not None or self.least > known.least or (self.pattern and not info.tokenizer.byte_level):
             return None
-        sizes = self.list_sizes(infill, known)
-        return SizeDraft(self, sizes, known.parts, self.lay_out(known, [own for _, own in sizes.tried()])[0])
+        return self.list_sizes(infill, known)
 
     def list_sizes(self, infill: Infill, text: KnownTokens) -> GapSizes:
-        """The sizes of a template's gaps that can hold the phrases, or that the pattern accepts, with no shares yet."""
+        """The sizes of a template's gaps that can hold the phrases, or that the pattern accepts."""
         pattern, phrases = self.pattern, self.phrases.sizes
         known, room, gaps = text.parts, text.most, len(text.sizes)
         most = max(1, min(MOST_SIZES, (room - sum(map(len, known))) // gaps))
@@ -341,7 +345,9 @@ class ControlPlan:
             possible = (n for n in range(1, room) if fits([*usual[:gap], n, *usual[gap + 1 :]]))
             first = next(possible, usual[gap])
             options.append([first, *takewhile(lambda n: n < first + most, possible)])  # noqa: B023 (used at once)
-        return GapSizes(options, usual, fits, words=infill.gaps)
+        tried = [(gap, [*usual[:gap], n, *usual[gap + 1 :]]) for gap, own in enumerate(options) for n in own]
+        rows, _ = self.lay_out(text, [sizes for _, sizes in tried])
+        return GapSizes(self, text, options, usual, fits, tried, rows, words=infill.gaps)
 
     def lay_out(self, known: KnownTokens, widths: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
         """Layouts of texts whose free gaps have these widths, and for each what is given."""
@@ -376,7 +382,7 @@ class ControlPlan:
             rooms = [row.layout.positions for row in batch.rows]
             rooms += rooms[-1:] * (len(batch.lengths) - len(rooms))
             asked = [(plan.ordered, part) for plan, part in parts if plan and plan.ordered]  # all are
-            own = [(part, ordered.rule(rooms[part], batch.lengths.device)) for ordered, part in asked]
+            own = [(part, FollowAutomaton(ordered, rooms[part], batch.lengths.device)) for ordered, part in asked]
             return Steering(batch.known, prefix_rules=[join_prefix_rules(own)])
         mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
         settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(mask)
@@ -429,8 +435,7 @@ class ControlPlan:
         return [PlacePhrases(codec, phrases.ids, free, apart, ends)]
 
     def last_rules(self, canvas: Canvas) -> list[Transform]:
-        """The rule that the whole text is accepted, if there is an automaton. Known special tokens are not part of a
-        text."""
+        """The rule that the whole text, without special tokens, is accepted, if there is an automaton."""
         if self.automaton is None:
             return []
         chain, known = self.chain_on(canvas.mask.device), canvas.known
@@ -508,64 +513,43 @@ Own = tuple[ControlPlan, slice]  # the plan of some rows of a batch
 Part = tuple[ControlPlan | None, slice]  # None: no controls
 
 
-@dataclass(frozen=True)
-class SizeDraft:
-    """The texts in which the sizes of gaps between `known` parts are tried; `rows` are the layouts of `sizes.tried`."""
-
-    plan: ControlPlan
-    sizes: GapSizes
-    known: Sequence[Sequence[int]]
-    rows: Sequence[Layout]
-
-    def span(self, row: int) -> tuple[int, int, int]:
-        """How long a text is, and where the gap whose size it tries begins and ends."""
-        gap, own = self.sizes.tried()[row]
-        first = self.plan.info.first + sum(map(len, self.known[: gap + 1])) + sum(own[:gap])
-        return self.rows[row].positions, first, first + own[gap]
-
-    def next_rows(self, scores: Tensor) -> list[int]:
-        """The rows to score next, given −∞ for those without a score: first FIRST_SIZES of each gap, then all of a gap
-        whose best size was the largest one."""
-        found, end = list[int](), 0
-        most = FIRST_SIZES if self.plan.model.capabilities.reads_in_order else MOST_SIZES
-        for own in scores.split([*map(len, self.sizes.options)]):
-            end, done = end + len(own), int(own.isfinite().sum())
-            if not done or (done < len(own) and int(own.argmax()) == done - 1):
-                begin = end - len(own) + done
-                found += range(begin, min(end, begin + most))
-        return found
+def size_gaps(asked: Sequence[GapSizes]) -> None:
+    """Settle the sizes of gaps of many requests, in batches of rows of about the same length."""
+    ordered = sorted(asked, key=lambda sizes: max(row.positions for row in sizes.rows))
+    for k in range(0, len(ordered), TOGETHER):
+        for sizes in share_sizes(ordered[k : k + TOGETHER]):
+            sizes.plan.gap_sizes = sizes
 
 
-def share_sizes(drafts: Sequence[SizeDraft]) -> list[GapSizes]:
-    """The shares of sizes of gaps, of several requests at once."""
-    scores = [torch.full((len(draft.rows),), float("-inf"), dtype=torch.float64) for draft in drafts]
+def share_sizes(asked: Sequence[GapSizes]) -> list[GapSizes]:
+    """The sizes with shares by their scores."""
+    scores = [torch.full((len(sizes.rows),), float("-inf"), dtype=torch.float64) for sizes in asked]
     for _ in range(2):
-        wanted = [(draft, draft.next_rows(own), own) for draft, own in zip(drafts, scores, strict=True)]
-        asked = [(draft, rows) for draft, rows, _ in wanted if rows]
-        for (_, rows, own), found in zip((one for one in wanted if one[1]), score_rows(asked), strict=True):
-            own[rows] = found
-    return [draft.sizes.with_scores(own) for draft, own in zip(drafts, scores, strict=True)]
+        wanted = [(sizes, sizes.next_rows(own), own) for sizes, own in zip(asked, scores, strict=True)]
+        if wanted := [one for one in wanted if one[1]]:
+            found = score_rows([(sizes, rows) for sizes, rows, _ in wanted])
+            for (_, rows, own), new in zip(wanted, found, strict=True):
+                own[rows] = new
+    by_gap = [own.split([*map(len, sizes.options)]) for sizes, own in zip(asked, scores, strict=True)]
+    return [replace(sizes, shares=[one.softmax(0) for one in own]) for sizes, own in zip(asked, by_gap, strict=True)]
 
 
 @torch.no_grad()
-def score_rows(asked: Sequence[tuple[SizeDraft, Sequence[int]]]) -> Sequence[Tensor]:
+def score_rows(asked: Sequence[tuple[GapSizes, Sequence[int]]]) -> Sequence[Tensor]:
     """The scores of sizes of gaps: of each request, of some of its rows. All unknown positions are written, the surer
     half in each step. Required words and patterns decide what is written, not how likely it is."""
-    if not asked:
-        return []
-    lead, rows = asked[0][0].plan, [draft.rows[k] for draft, own in asked for k in own]
+    lead, rows = asked[0][0].plan, [sizes.rows[k] for sizes, own in asked for k in own]
     denoiser, mask_id = lead.denoiser, lead.denoiser.process.mask_id
     device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
     lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
     x, place = torch.tensor(lines, device=device), torch.arange(width, device=device)
-    spans = torch.tensor([draft.span(k) for draft, own in asked for k in own], device=device)
-    lengths, first, end = spans.T.unsqueeze(-1)
+    *spans, sizes = zip(*(sizes.span(k) for sizes, own in asked for k in own), strict=True)
+    lengths, first, end = torch.tensor(spans, device=device).unsqueeze(-1)
     mask, inside = place < lengths, (place >= first) & (place < end)
     canvas = Canvas(mask, lead.info.first, x != mask_id, torch.where(mask & (x != mask_id), x, FREE))
     counts = [len(own) for _, own in asked]
-    parts = [
-        (one.plan, slice(last - n, last)) for (one, _), n, last in zip(asked, counts, accumulate(counts), strict=True)
-    ]
+    ends = zip(asked, counts, accumulate(counts), strict=True)
+    parts = [(one.plan, slice(last - n, last)) for (one, _), n, last in ends]
     judged = lead.model.capabilities.reads_in_order  # as whole texts: drafts in few calls are enough
     total = torch.zeros(len(rows), device=device)
     steps = DRAFT_STEPS if judged else max(line.count(mask_id) for line in lines).bit_length()
@@ -577,17 +561,7 @@ def score_rows(asked: Sequence[tuple[SizeDraft, Sequence[int]]]) -> Sequence[Ten
         x = torch.where(here, words, x)
     if judged:
         return (BREADTH * (A_TOKEN * mask - nats_in_order(denoiser, x, mask)).sum(-1)).double().cpu().split(counts)
-    sizes = torch.cat([draft.sizes.parts()[[*own]] for draft, own in asked])
-    return (SHARPNESS * total.double().cpu() / sizes).split(counts)
-
-
-def size_gaps(drafts: Sequence[SizeDraft]) -> None:
-    """Settle the sizes of gaps of many requests, in batches of rows of about the same length."""
-    ordered = sorted(drafts, key=lambda draft: max(row.positions for row in draft.rows))
-    for k in range(0, len(ordered), TOGETHER):
-        some = ordered[k : k + TOGETHER]
-        for draft, sizes in zip(some, share_sizes(some), strict=True):
-            draft.plan.gap_sizes = sizes
+    return (SHARPNESS * total.double().cpu() / torch.tensor(sizes, dtype=torch.float64)).split(counts)
 
 
 def read_masks(x: Tensor, canvas: Canvas, parts: Sequence[Own]) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,7 +4,7 @@ equal is refused."""
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -44,7 +44,9 @@ class Lexicon:
         return any(form in self.words for form in (word, word.lower(), word.capitalize()))
 
     def find_unknown(self, text: str, given: str = "") -> list[str]:
-        """The words of a text that occur neither in the training texts nor in what was given."""
+        """The words of a text that are neither given nor in the training texts, if anything is known of these."""
+        if not self.words:
+            return []
         own = {word.lower() for word in WORD.findall(given)}
         return [word for word in WORD.findall(text) if word.lower() not in own and not self.knows(word)]
 
@@ -54,12 +56,6 @@ class Lexicon:
         if not word[0].isupper() or word.lower() in FUNCTION or word.lower() in NEGATIONS or word.lower() in NUMBERS:
             return False
         return inside or (bool(self.words) and (word in self.words or word.lower() not in self.words))
-
-
-def list_spellings(text: str) -> Iterator[tuple[str, bool]]:
-    """Every word, and whether it stands inside a sentence."""
-    for found in WORD.finditer(text):
-        yield found[0], INSIDE.search(text[max(0, found.start() - 2) : found.start()]) is not None
 
 
 def split_small(text: str) -> list[str]:
@@ -76,8 +72,12 @@ def list_numbers(text: str) -> list[str]:
 
 
 def list_names(text: str, lexicon: Lexicon) -> set[str]:
-    names = {word for word, inside in list_spellings(text) if lexicon.is_name(word, inside)}
-    return {re.sub("['’]s$", "", word) for word in names}
+    before = ((place[0], text[max(0, place.start() - 2) : place.start()]) for place in WORD.finditer(text))
+    return {drop_owner(word) for word, left in before if lexicon.is_name(word, INSIDE.search(left) is not None)}
+
+
+def drop_owner(word: str) -> str:
+    return re.sub("['’]s$", "", word)
 
 
 def list_content(text: str) -> list[str]:
@@ -111,7 +111,7 @@ def find_fault(before: str, after: str, lexicon: Lexicon, keep: Sequence[str] = 
         return "a number"
     # A name may move to the beginning of a sentence, where nothing tells it from a word; none may vanish or come.
     names = list_names(before, lexicon), list_names(after, lexicon)
-    spelt = [{re.sub("['’]s$", "", word).lower() for word in WORD.findall(text)} for text in (before, after)]
+    spelt = [{drop_owner(word).lower() for word in WORD.findall(text)} for text in (before, after)]
     if any(name.lower() not in spelt[1] for name in names[0]) or any(n.lower() not in spelt[0] for n in names[1]):
         return "a name"
     if any(not has_phrase(after, phrase) for phrase in keep):

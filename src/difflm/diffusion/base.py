@@ -49,8 +49,7 @@ def expand_levels(value: Tensor, state: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, ids: Tensor, smoothing: float = 0.0) -> Tensor:
-    """−log p of the ids [B, L] under logits [B, L, V]; `smoothing` is the share of the target that is uniform over all
-    tokens."""
+    """−log p of the ids [B, L] under logits [B, L, V]; a share `smoothing` of the target is uniform."""
     flat, targets = logits.flatten(0, 1), ids.flatten()
     return F.cross_entropy(flat, targets, reduction="none", label_smoothing=smoothing).view(ids.shape)
 

@@ -36,12 +36,10 @@ def cast_linears(network: nn.Module, dtype: torch.dtype | None) -> nn.Module:
 class SelfConditioning:
     """The network is shown its last estimate of the clean state (Chen et al., 2023); zeros where there is none.
 
-    In training "half" shows it to every second text of a batch. Which ones is fixed, since the order of texts and times
-    is random already, and a shape that never changes is what compiles. "coin" shows it to all or none of a batch;
-    "both" trains the answers without it and with it, always (Strudel et al., 2022). `lag` is by how much of the way, at
-    most, the estimate lags behind the state: in few steps it comes from a far noisier state, and a network that learned
-    from estimates of its own moment trusts it too much.
-    """
+    In training "half" shows it to every second text of a batch, always the same ones, so that shapes never change;
+    "coin" to all or none of a batch; "both" trains the answers without it and with it (Strudel et al., 2022). `lag` is
+    by how much of the way, at most, the estimate lags behind the state, as it does where steps are few: a network that
+    learned from estimates of its own moment trusts it too much."""
 
     mode: Literal["half", "coin", "both"] = "half"
     lag: float = 0.0
@@ -96,8 +94,7 @@ class Conditioning(nn.Module):
         return condition
 
     def place(self, denoiser: "Denoiser", canvas: Canvas, condition: Condition) -> Canvas:
-        """The canvas that the network reads, given that of the text alone. For packed rows its mask identifies the
-        documents."""
+        """The canvas that the network reads, given that of the text alone; of packed rows the mask tells documents."""
         return canvas if condition.documents is None else replace(canvas, mask=condition.documents)
 
 

@@ -17,8 +17,7 @@ ALL = 2**64 - 1
 
 
 def mix_bits(z: Tensor) -> Tensor:
-    """Splitmix64's finaliser: every input bit affects every output bit. Torch's right shift keeps the sign, so the bits
-    that it shifts in are masked."""
+    """Splitmix64's finaliser. Torch's right shift keeps the sign, so the bits that it shifts in are masked."""
     z = z + GOLDEN
     z = (z ^ (z >> 30 & 2**34 - 1)) * MIX_1
     z = (z ^ (z >> 27 & 2**37 - 1)) * MIX_2

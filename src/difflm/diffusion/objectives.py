@@ -112,11 +112,10 @@ TERMS: Mapping[str, Term] = {term.__name__: term for term in OWN}
 
 @dataclass(frozen=True)
 class Objective:
-    """Weights by term name, such as {"mse": 1, "rounding_ce": 1}; `label_smoothing` is that of `anchor_ce` and
-    `masked_ce`."""
+    """Weights by term name, such as {"mse": 1, "rounding_ce": 1}."""
 
     weights: Mapping[str, float]
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.0  # of `anchor_ce` and `masked_ce`
 
     def __post_init__(self) -> None:
         if unknown := self.weights.keys() - TERMS.keys():

@@ -43,8 +43,7 @@ class TimeSampler(nn.Module):
         return noise.uniform(0, stream=TIMES)
 
     def sample(self, noise: Noise, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Times in [0, 1] and the weight that undoes any preference among them: per text [B], or per position [B, L]
-        like the mask."""
+        """Times in [0, 1] and the weight that undoes any preference among them: [B], or [B, L] like the mask."""
         t = self.time_of(self.draw(noise))
         if self.steps is None:
             t = t.clamp(*self.limits)
@@ -149,10 +148,8 @@ def text_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 class LossAware(TimeSampler):
-    """Times in proportion to the root mean square of recent losses there (Nichol & Dhariwal, 2021).
-
-    Until every bin has a full history, times are uniform.
-    """
+    """Times in proportion to the root mean square of recent losses there (Nichol & Dhariwal, 2021); uniform until every
+    bin has a full history."""
 
     history: Tensor
     seen: Tensor

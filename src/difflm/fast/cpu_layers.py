@@ -19,8 +19,7 @@ ROWS = 16  # that a layer reads at least: of few rows, torch's answers are those
 
 @torch.no_grad()
 def pack_layers(layers: Iterable[nn.Module]) -> None:
-    """For layers whose weights change no more; those that are not in float32 stay as they are. Without ARM's library
-    weights are only copied."""
+    """For layers in float32 whose weights change no more. Without ARM's library weights are only copied."""
     for layer in layers:
         if type(layer) is not nn.Linear or layer.weight.dtype is not torch.float32:
             continue
@@ -112,8 +111,7 @@ def multiply_plain(weight: tuple[Tensor, Tensor, Tensor, float, int, Tensor], x:
 
 
 def use_eight_bits(network: Network) -> None:
-    """Replace the linear layers of a network's blocks. Those for the time stay as they are: they read
-    one row per text."""
+    """Replace the linear layers of a network's blocks, but for those of the time: they read one row per text."""
     for part in network.position_parts():
         for name, layer in [*part.named_children()]:
             if isinstance(layer, nn.Linear):

@@ -113,8 +113,8 @@ def compile_whole(function: Callable[[], None], state: Sequence[Tensor]) -> Call
     """Compile a capturable function as one graph, including gradients taken inside it: all operations between two
     matrix products become a kernel or two.
 
-    The function runs twice here, first untraced, so that what it caches is not traced as its own work. The tensors of
-    `state`, which it changes, are restored."""
+    The function runs twice here, first untraced, so that what it caches is not traced. The tensors of `state`, which
+    it changes, are restored."""
     from torch.fx.experimental.proxy_tensor import make_fx  # takes half a second to import
 
     before = [tensor.clone() for tensor in state]
@@ -127,8 +127,7 @@ def compile_whole(function: Callable[[], None], state: Sequence[Tensor]) -> Call
 
 class Closable(Protocol):
     def close(self) -> None:
-        """Release captured graphs. They refer to their owner, so their memory would otherwise wait for garbage
-        collection."""
+        """Release captured graphs, whose memory would otherwise wait for garbage collection."""
 
 
 T = TypeVar("T", bound=Closable)

@@ -286,8 +286,7 @@ class FusedFeedForward(FeedForward):
 
 
 class FusedBlock(Block):
-    """In a compiled training step without a condition, a block leaves its last sum to the next one, which computes it
-    together with a norm."""
+    """In a compiled training step without a condition, a block leaves its last sum to the next one's norm."""
 
     kinds: Sequence[str]
     feed: FusedFeedForward

@@ -27,8 +27,7 @@ class WeightState(NamedTuple):
 
 
 class FusedAdamWEma:
-    """Updates a group of weights, given by tensors that keep their addresses. Gradients are multiplied by `scale`, a
-    number on the device."""
+    """Updates weights whose tensors keep their addresses; `scale`, on the device, multiplies gradients."""
 
     def __init__(
         self, weights: Sequence[WeightState], coefficients: Tensor, betas: tuple[float, float], eps: float

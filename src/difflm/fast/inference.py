@@ -197,8 +197,7 @@ class Inference(Runner):
             yield from self.decode(model, few)
 
     def _sync_decoder(self, model: Autoregressive, dtype: torch.dtype | None, compiled: bool) -> Autoregressive:
-        """The model itself if it needs no copy; otherwise a cast copy with the current weights, its blocks compiled if
-        requested."""
+        """The model itself if it needs no copy; otherwise a cast copy with the current weights, perhaps compiled."""
         # Networks of other libraries have tables that must not be cast.
         if (dtype is None and not compiled) or not model.network.capturable:
             return model
@@ -351,9 +350,8 @@ class DenoiserCopy:
         self._copying[1]()
 
     def pairs(self, source: Denoiser) -> list[tuple[Tensor, Tensor]]:
-        """Its weights, each with the source's. They are accessed as `data`, whose changes autograd does not track:
-        otherwise computing a classifier's gradient at this moment would fail because they changed, although the values
-        are equal."""
+        """Its weights, each with the source's. They are accessed as `data`, whose changes autograd does not track: else
+        computing a classifier's gradient at this moment would fail, although the values are equal."""
         pairs = [*zip(self.denoiser.codec.frozen_tensors(), source.codec.frozen_tensors(), strict=True)]
         if self.apart:
             own, theirs = self.denoiser.network.state_dict(), source.network.state_dict()
@@ -382,8 +380,7 @@ class PaddedLinear(nn.Linear):
 
 
 class HalfNorm(nn.LayerNorm):
-    """A norm in the dtype of its inputs, with sums in float32 inside: autocast would copy inputs to float32 and
-    back."""
+    """A norm in the dtype of its inputs, with sums in float32 inside: autocast would copy inputs there and back."""
 
     def __init__(self, layer: nn.LayerNorm, dtype: torch.dtype) -> None:
         super().__init__(layer.normalized_shape, layer.eps, layer.elementwise_affine, layer.bias is not None)

@@ -31,8 +31,7 @@ def accelerate_chain(
 
 
 def kernel_chain(plain: TokenChain, edges: np.ndarray, classes: np.ndarray) -> "KernelChain":
-    """The chain whose sums are kernels over flat lists of its transitions (begin, class, end), and of the classes [V]
-    of tokens."""
+    """The chain as kernels over flat lists of transitions (begin, class, end) and of the classes [V] of tokens."""
     edges, members = join_transitions(edges)
     begin, union, end = edges.T
     lists = (
@@ -45,8 +44,7 @@ def kernel_chain(plain: TokenChain, edges: np.ndarray, classes: np.ndarray) -> "
 
 
 def join_transitions(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Transitions (begin, union, end), no two of them with the same begin and end: a union is a set of classes, and its
-    members are (class, union)."""
+    """Transitions (begin, union, end) that differ in begin or end, and the (class, union) that belong together."""
     edges = edges[np.lexsort((edges[:, 1], edges[:, 2], edges[:, 0]))]
     pairs, firsts = np.unique(edges[:, [0, 2]], axis=0, return_index=True)
     sets = [tuple(part) for part in np.split(edges[:, 1], firsts[1:])]

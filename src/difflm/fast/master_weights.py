@@ -51,10 +51,9 @@ class Ema:
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A master weight (`whole`), which is updated and saved, and the weight that the model computes with (`used`). They
-    may be the same tensor."""
+    """A master weight and the weight that the model computes with, which may be the same tensor."""
 
-    whole: Parameter
+    whole: Parameter  # is updated and saved
     used: Parameter
 
     @property

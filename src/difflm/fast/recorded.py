@@ -112,9 +112,8 @@ def can_capture(inputs: SamplerInputs) -> bool:
 
 
 def capture_key(value: object, seen: dict[int, int] | None = None) -> Hashable:
-    """What two inputs must have in common to share a captured step: everything except the contents of tensors,
-    including which places share one tensor. Networks are identified by the addresses of their weights, which a capture
-    refers to."""
+    """What two inputs must have in common to share a captured step: all but the contents of tensors, also which places
+    share one. Networks are identified by the addresses of their weights, which a capture refers to."""
     seen = {} if seen is None else seen
     if isinstance(value, nn.Module):
         return id(value), storage_addresses(value)
@@ -143,8 +142,7 @@ def clone_tensors(thing: Any, copies: dict[int, Tensor]) -> Any:
 
 
 def copy_into(new: object, old: object) -> None:
-    """Copy every tensor of `new` into its counterpart in `old`, including those that `old` computed from them and
-    cached."""
+    """Copy every tensor of `new` into its counterpart in `old`, also those that `old` has computed and cached."""
     apart = {id(to): (to, value) for to, value in paired_tensors(new, old) if value.data_ptr() != to.data_ptr()}
     if apart:
         torch._foreach_copy_([to for to, _ in apart.values()], [value for _, value in apart.values()])
@@ -164,8 +162,7 @@ def paired_tensors(new: Any, old: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 class RecordedSampler:
     """A sampler whose steps all do the same work on the same tensors; the steps and the start are captured, and
-    compiled as one if requested. Temporary memory of a step is shared with `other`, which never runs at the same
-    time."""
+    compiled as one if requested. Temporary memory is shared with `other`, which never runs at the same time."""
 
     def __init__(self, inputs: SamplerInputs, compiled: bool = False, other: "RecordedSampler | None" = None) -> None:
         self.inputs: SamplerInputs = clone_tensors(inputs, {})
@@ -235,8 +232,7 @@ class RecordedSampler:
         self.begin.close()
 
     def frames(self, inputs: SamplerInputs, watched_steps: Container[int] | None = None) -> Iterator[Frame]:
-        """Yield the frames of other inputs with the same capture key. Frames that are not watched are not copied,
-        except the last."""
+        """Yield the frames of other inputs with the same capture key; those neither watched nor last are no copies."""
         copy_into(inputs, self.inputs)
         self.begin()
         times, before = self.levels[:, 0].clone(), None
@@ -253,8 +249,7 @@ class RecordedSampler:
 
 
 class JoinableSampler:
-    """`SamplerInputs.join` with a captured step, over tensors that stay in place, into which `frames` copies its
-    inputs."""
+    """`SamplerInputs.join` with a captured step, over tensors that stay in place."""
 
     def __init__(
         self, inputs: SamplerInputs, rows: RowStates, compiled: bool = False, other: "JoinableSampler | None" = None

@@ -104,8 +104,7 @@ def split_by_job(seats: Sequence[Seat]) -> list[Part]:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a step gives to read: drafts for those who watch, and N finished rows. On a GPU their words may still be on
-    their way to the host."""
+    """What a step gives to read: drafts for those who watch, and N finished rows, perhaps on their way to the host."""
 
     model: LanguageModel
     drafts: Sequence[tuple[GenerationJob, list[Draft]]]
@@ -126,8 +125,7 @@ class Progress:
         return replace(self, tokens=tokens, calls=calls, broken=broken, copied=copied)
 
     def read(self, job: GenerationJob, part: slice) -> tuple[list[FinishedRow], float]:
-        """A job's finished rows as word ids, and the seconds until this step. On a GPU this waits until the words are
-        on the host."""
+        """A job's finished rows as word ids, once they are on the host, and the seconds until this step."""
         if self.copied is not None:
             self.copied.synchronize()
         if self.broken[part].any():

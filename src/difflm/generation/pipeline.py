@@ -23,7 +23,7 @@ from difflm.errors import UsageError
 from difflm.fast.inference import Inference
 from difflm.generation import checks
 from difflm.generation.jobs import Choice, Chosen, FinishedRow, GenerationJob, Ids, choose_by_classifiers
-from difflm.generation.ranking import GapFit, check_repairs, make_ranking, read_costs
+from difflm.generation.ranking import GapFit, check_repairs, make_ranking, read_in_order
 from difflm.generation.reading import Reader, list_texts
 from difflm.generation.requests import Request
 from difflm.generation.rewriting import restate
@@ -101,8 +101,7 @@ class TextDiffusion(Reader):
         return self._classifiers[folder]
 
     def _find_classifiers(self, heads: set[str]) -> list[LabelReader]:
-        """The classifiers that know these heads, of two that know one the later; all if a head is missing, so that the
-        error can name the others."""
+        """The classifiers that know these heads, of two the later; all if one is missing: the error names them."""
         for folder in self.guides:
             if folder not in self._heads:
                 self._heads[folder] = heads_of(folder)
@@ -183,8 +182,7 @@ class TextDiffusion(Reader):
         wanted: Any = controls if lists else [controls]
         edits: Any = edit if isinstance(edit, list | tuple) else [edit]
         both = [(own, one) for own in wanted for one in edits]
-        usual = all(asked.get(key) is None for key in SAID)
-        given = {"usual": usual, "source": source, **asked}
+        given = {"usual": all(asked.get(key) is None for key in SAID), "source": source, **asked}
         jobs = [self.make_job(n, seed, controls=own, edit=one, **given) for own, one in both]
         watcher = Watcher(self.model, jobs, progress, frames) if progress or frames else None
         done: dict[tuple[int, int], Generation] = {}
@@ -198,11 +196,11 @@ class TextDiffusion(Reader):
         texts that are said in other words."""
         if "candidates" in request.model_fields_set or request.each > 1 or request.source or request.method:
             return request
-        edit, controls, usual = request.edited(), request.controls(), 1
-        if edit is not None:
-            usual = WHOLE if self._restates(edit, controls) else 1
-        elif request.n == 1 and (self.model.capabilities.reads_in_order or self.gaps):
-            usual = self._count_candidates(controls)
+        if not self.gaps and not self.model.capabilities.reads_in_order:
+            return request
+        edit, controls = request.edited(), request.controls()
+        usual = 1 if edit else self._count_candidates(request.n, controls)
+        usual = WHOLE if self._restates(edit, controls) else usual
         return request.model_copy(update={"candidates": usual}) if usual > 1 else request
 
     def _restates(self, edit: Edit | None, others: Sequence[object]) -> bool:
@@ -211,8 +209,10 @@ class TextDiffusion(Reader):
         able = "restates" in self.gaps and self.model.capabilities.reads_in_order
         return able and edit is not None and edit.strength is None and not any(others)
 
-    def _count_candidates(self, controls: Sequence[Control]) -> int:
+    def _count_candidates(self, n: int, controls: Sequence[Control]) -> int:
         """How many candidates a text alone has, which the model itself can compare."""
+        if n > 1:
+            return 1
         info = ModelInfo(self.tokenizer, self.model.max_words, first=0)
         bound = [control.bind(info) for control in controls]
         template = find_template(controls, None)
@@ -296,8 +296,8 @@ class TextDiffusion(Reader):
         behind = (task.template is not None and task.template.parts[-1]) or (plan is not None and plan.laid_out)
         if behind and sampler != IN_ORDER:
             usual = {key: value for key, value in self.gaps.items() if key in SETTINGS}
-        elif ordered and sampler in (None, IN_ORDER) and plan is not None and plan.write_in_order():
-            usual = {**WHOLE_SAMPLING}
+        elif ordered and sampler in (None, IN_ORDER) and plan is not None and plan.ordered is not None:
+            usual, plan.sampler = {**WHOLE_SAMPLING}, IN_ORDER
         elif ordered and sampler == IN_ORDER:
             raise UsageError("the sampler in-order is for texts in which nothing is given behind a gap: leave it out.")
         told = usual | {key: value for key, value in told.items() if value is not None} if usual else told
@@ -329,10 +329,8 @@ class TextDiffusion(Reader):
         free = task.controls if task.method is None and not task.sources else ()
         task.template = next((control for control in free if isinstance(control, Infill)), None)
         task.judged = self.model.capabilities.reads_in_order and task.edit is None
-        if task.usual and task.rewriting:
-            task.candidates = WHOLE
-        elif task.usual and task.n == 1 and task.chooses_by_fit:
-            task.candidates = self._count_candidates(task.controls)
+        if task.usual and task.chooses_by_fit:
+            task.candidates = WHOLE if task.rewriting else self._count_candidates(n, task.controls)
         chosen_by = None if task.rank or (task.candidates > 1 and task.chooses_by_fit) else task.controls
         checks.check_request(task.n, seed, task.mbr, task.candidates, chosen_by, bool(task.told))
         return task
@@ -379,14 +377,15 @@ class TextDiffusion(Reader):
         finished = self.finished_rows(jobs)
         while some := [*islice(finished, most)]:
             chosen = [row.ids for owner, rows, _ in some if jobs[owner].choose is not None for row in rows]
-            self.costs = read_costs(self, chosen) if most > 1 and chosen else {}
+            self.costs = {}
+            if most > 1:
+                self.costs = dict(zip(map(tuple, chosen), read_in_order(self, chosen), strict=True))
             for owner, rows, seconds in some:
                 if texts := self.finish_rows(jobs[owner], rows, seconds):
                     yield owner, texts
 
     def run_unchecked(self, jobs: Sequence[GenerationJob]) -> Iterator[list[FinishedRow]]:
-        """Yield the finished texts of several jobs as ids, one batch at a time; nothing is decoded, chosen or
-        checked."""
+        """Yield the finished texts of several jobs as ids, a batch at a time; nothing is chosen or checked."""
         yield from (rows for _, rows, _ in self.finished_rows(jobs))
 
     def finished_rows(

@@ -58,8 +58,7 @@ class Ranking:
         return found
 
     def read_versions(self, numbers: Sequence[int], ids: list[list[Ids]]) -> list[list[Repaired]]:
-        """The likeliest version of each candidate of each text. One that is too long for the scorer is not read and has
-        infinite nats."""
+        """The likeliest version of each candidate of each text. One that is too long to be read has infinite nats."""
         flat = [(number, row) for number, group in zip(numbers, ids, strict=True) for row in group]
         held = [k for k, (_, row) in enumerate(flat) if 0 < len(row) <= self.scorer.model.max_words]
         found = [Repaired(row, math.inf, 0) for _, row in flat]
@@ -108,22 +107,17 @@ class GapFit:
         found, in_order = [], self.writer.model.capabilities.reads_in_order
         for group in ids:
             begun = time.perf_counter()
-            costs, calls = self.read_in_order(group) if in_order else self.read_windows(group)
-            if self.writer.lexicon.words:
-                texts = map(self.writer.tokenizer.decode, group)
-                odd = [len(self.writer.lexicon.find_unknown(text, self.given)) for text in texts]
-                costs = [cost + UNKNOWN_SPELLING * count for cost, count in zip(costs, odd, strict=True)]
+            rows = {*map(tuple, group)}
+            costs, calls = [0.0] * len(group), 0
+            if not in_order:
+                costs, calls = self.read_windows(group)
+            elif len(rows) > 1:  # otherwise there is nothing to choose
+                costs, calls = read_in_order(self.writer, group), len(rows)
+            texts = map(self.writer.tokenizer.decode, group)
+            odd = (len(self.writer.lexicon.find_unknown(text, self.given)) for text in texts)
+            costs = [cost + UNKNOWN_SPELLING * count for cost, count in zip(costs, odd, strict=True)]
             found.append(Chosen(costs.index(min(costs)), calls, time.perf_counter() - begun))
         return found
-
-    def read_in_order(self, group: list[Ids]) -> tuple[list[float], int]:
-        """Candidates that are alike are read once, and not at all if there is no other."""
-        rows = {*map(tuple, group)}
-        if len(rows) == 1:
-            return [0.0] * len(group), 0
-        known = self.writer.costs
-        costs = known if rows <= known.keys() else read_costs(self.writer, group)
-        return [costs[tuple(row)] for row in group], len(rows)
 
     def read_windows(self, group: list[Ids]) -> tuple[list[float], int]:
         masks = self.writer.check_reads_tokens().denoiser.process.masks
@@ -138,11 +132,12 @@ class GapFit:
         return costs, calls
 
 
-def read_costs(reader: Reader, rows: Sequence[Ids]) -> dict[tuple[int, ...], float]:
-    """The nats of texts, where each token may cost `A_TOKEN`, under a model that reads from left to right too: each is
-    read once, together with the others, as the tokenizer cuts it, since a pattern may have been followed in other
-    tokens."""
-    texts, found = [*dict.fromkeys(map(tuple, rows))], dict[tuple[int, ...], float]()
+def read_in_order(reader: Reader, rows: Sequence[Ids]) -> list[float]:
+    """The nats of texts, where each token may cost `A_TOKEN`, under a model that reads from left to right too. Each
+    that was not read ahead is read once, together with the others, as the tokenizer cuts it, since a pattern may have
+    been followed in other tokens."""
+    found = {**reader.costs}
+    texts = [row for row in dict.fromkeys(map(tuple, rows)) if row not in found]
     encode, decode, most = reader.tokenizer.encode, reader.tokenizer.decode, reader.model.max_words
     for k in range(0, len(texts), GPU_TEXTS):
         some = texts[k : k + GPU_TEXTS]
@@ -150,7 +145,7 @@ def read_costs(reader: Reader, rows: Sequence[Ids]) -> dict[tuple[int, ...], flo
         ids, mask = reader.model.lengths.canvas(*(part.to(reader.device) for part in cut))
         nats = nats_in_order(reader.inference.denoiser, ids, mask) - A_TOKEN * mask
         found |= zip(some, nats.sum(-1).tolist(), strict=True)
-    return found
+    return [found[tuple(row)] for row in rows]
 
 
 def make_ranking(

@@ -264,8 +264,7 @@ class Reader:
 
     @torch.no_grad()
     def given_nats(self, text: str) -> float:
-        """The nats a token of what is given of a text, whose gaps are left out, read from left to right; 0 if that is
-        too short to tell."""
+        """The nats a token of a text without its gaps, read from left to right; 0 if it is too short to tell."""
         rows = [row[: self.model.max_words] for row in self.tokenizer.encode_batch(BLANK.split(text)[::2]) if row]
         count = sum(len(row) - 1 for row in rows)
         if count < FEWEST or not self.model.capabilities.reads_in_order:

@@ -17,7 +17,7 @@ from difflm.data.meaning import (
 )
 from difflm.errors import UsageError
 from difflm.generation.jobs import Chosen, Ids
-from difflm.generation.ranking import UNKNOWN_SPELLING, read_costs
+from difflm.generation.ranking import UNKNOWN_SPELLING, read_in_order
 from difflm.generation.reading import Reader
 from difflm.models.word_nats import A_TOKEN
 from difflm.runtime.files import Json
@@ -36,9 +36,8 @@ STOPS = (".", "!", "?", "…", '"', "”", "’", ")")
 class Rewriting:
     """Chooses among the candidates for a text that is said in other words. Those that change a negation, a number or a
     name, that lose a kept word, that say nothing new, or that have more than `MOST_NATS` are refused. Of the others the
-    one with the fewest nats is taken, read behind the text, where each token may cost one (`read_costs`); content
-    words that are lost cost nats as well. If all are refused, the text has one word exchanged that has an equal, or
-    stays."""
+    one with the fewest nats is taken, read behind the text (`read_in_order`); lost content words cost nats as well. If
+    all are refused, the text has one word exchanged that has an equal, or stays."""
 
     writer: Reader
     edit: Edit
@@ -78,21 +77,20 @@ class Rewriting:
         """The nats of answers, those of at most so many a token, with what is added for lost and unknown words."""
         text, lexicon, before = self.edit.text, self.writer.lexicon, self.encode("")
         rows = {one: row for one in answers if len(row := self.encode(one)) <= self.writer.model.max_words}
-        nats = read_costs(self.writer, [before, *rows.values()])
-        costs = {one: nats[tuple(row)] - nats[tuple(before)] for one, row in rows.items()}
+        told, *nats = read_in_order(self.writer, [before, *rows.values()])
+        costs = {one: own - told for one, own in zip(rows, nats, strict=True)}
         found = {one: n for one, n in costs.items() if n <= (most - A_TOKEN) * (len(rows[one]) - len(before))}
-        odd = {one: len(lexicon.find_unknown(one, text)) if lexicon.words else 0 for one in found}
-        return {
-            one: n + LOST_WORD * count_content_changes(text, one) + UNKNOWN_SPELLING * odd[one]
-            for one, n in found.items()
-        }
+        for one in found:
+            odd = len(lexicon.find_unknown(one, text))
+            found[one] += LOST_WORD * count_content_changes(text, one) + UNKNOWN_SPELLING * odd
+        return found
 
     def check(self, answer: str) -> Json:
         text = self.edit.text.strip()
         fault = find_fault(text, answer, self.writer.lexicon, self.edit.keep)
-        about = {"name": "edit", "target": text, "satisfied": fault in (None, "nothing")}
-        score = {"score": round(share_kept(text, answer), 4)}
-        return {**about, **score, "checker": f"{KEPT}; the share of content words kept", "guarantee": "exact"}
+        met, score = fault in (None, "nothing"), round(share_kept(text, answer), 4)
+        about = {"checker": f"{KEPT}; the share of content words kept", "guarantee": "exact"}
+        return {"name": "edit", "target": text, "satisfied": met, "score": score, **about}
 
 
 def restate(edit: Edit, phrase: str, writer: Reader) -> Rewriting:

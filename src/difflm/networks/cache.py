@@ -35,12 +35,11 @@ class Growing:
 
 @dataclass(frozen=True)
 class Slots:
-    """The same in memory that stays in place, [B, heads, W, head_dim]. `place` [L] is where the next ones go; the
-    caller masks later slots."""
+    """The same in memory that stays in place, [B, heads, W, head_dim]; the caller masks later slots."""
 
     keys: Tensor
     values: Tensor
-    place: Tensor
+    place: Tensor  # [L], where the next ones go
 
     @property
     def size(self) -> int:

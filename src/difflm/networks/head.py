@@ -102,8 +102,7 @@ def rows_of_part(rows: int, vocabulary: int, kind: str) -> int:
 
 
 def add_product(total: Tensor | None, one: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
-    """The product of two matrices in `dtype`, added to a total that is overwritten. cuBLAS sums products of narrow
-    numbers in float32 by itself."""
+    """The product of two matrices in `dtype`, added to a total that is overwritten. cuBLAS sums in float32 itself."""
     if one.dtype is dtype:
         return torch.mm(one, other) if total is None else torch.addmm(total, one, other, out=total)
     if one.device.type == "cuda" and not is_on("rocm"):

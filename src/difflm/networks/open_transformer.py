@@ -208,8 +208,7 @@ class OpenTransformer(WordHead):
         kept: Sequence[Growing | Slots] | None,
         places: Tensor | None = None,
     ) -> Tensor:
-        """The last states. Keys and values of every layer join those that are `kept`. `places` [L] are positions that
-        do not simply follow these."""
+        """The last states. Keys and values join those that are `kept`; `places` [L]: positions do not follow these."""
         shape, length, device = self.shape, inputs.shape[1], inputs.device
         before = kept[0].size if kept and places is None else 0
         x = inputs.to(self.head.weight.dtype)

@@ -95,13 +95,12 @@ def build_body(auto: str, config: Json, dropout: float) -> Any:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A network of a directory with its weights: the vectors of the pieces of words that it reads, and those that its
-    answers are compared with."""
+    """A network of a directory with its weights."""
 
     model: "PreTrainedModel"
     pieces: "PreTrainedTokenizerBase"
-    vectors: Tensor
-    output: Tensor
+    vectors: Tensor  # of the pieces of words that it reads
+    output: Tensor  # those that its answers are compared with
 
     @classmethod
     def read(cls, auto: str, folder: str) -> "Pretrained":

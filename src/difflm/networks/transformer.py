@@ -287,9 +287,8 @@ class Transformer(WordHead):
         return x, [(one.keys, one.values) for one in kept if one.keys is not None and one.values is not None]
 
     def modulations_at(self, t: Tensor) -> list[Modulation]:
-        """Modulations of all blocks at times t. The condition has unit length: every modulation is a sum over the whole
-        of it, so that a larger one moves fast and far under Adam. Unscaled, training at lr 1e-3 diverged within 700
-        steps (docs/log)."""
+        """Modulations of all blocks at times t. The condition has unit length: every modulation is a sum over it, and a
+        larger one moves far under Adam. Unscaled, training at lr 1e-3 diverged within 700 steps (docs/log)."""
         told = self.embed_time(t)
         condition = F.silu(F.layer_norm(told.float(), told.shape[-1:])) / math.sqrt(told.shape[-1])
         return self.blocks.modulate_by(condition)

@@ -103,8 +103,7 @@ class Compiler:
         return schema[key]
 
     def counts(self, schema: Schema, low: str, high: str, at: str) -> tuple[int, int | None]:
-        """The smallest and the largest of two counts. Above what a repetition may be the largest is as good as none,
-        since fewer may be written."""
+        """The smallest and the largest of two counts; None: the largest is above what a repetition may be."""
         for key, limit in ((low, MAX_COUNT), (high, LARGEST)):
             if not is_whole(schema.get(key, 0)) or not 0 <= schema.get(key, 0) <= limit:
                 self.refuse(at, f"{key} must be a whole number from 0 to {MAX_COUNT}")

@@ -430,16 +430,14 @@ def number_rows(rows: Array) -> Array:
 
 
 def matches_wholly(pattern: str, text: str) -> tuple[bool, str]:
-    """Whether a whole text matches, and the name of the matcher: `re`, or an automaton for this text alone if `re`
-    might try ways without end."""
+    """Whether a whole text matches, and the matcher's name: an automaton, if `re` might try ways without end."""
     if count_paths(parse_pattern(pattern), text, MAX_PATHS) <= MAX_PATHS:
         return re.fullmatch(pattern, text) is not None, "re.fullmatch"
     return compile_characters(pattern, text).accepts(text), "an automaton over characters"
 
 
 def count_paths(tree: Node, text: str, most: int) -> int:
-    """How many ways there are to read beginnings of a text: as many as a matcher that backtracks may have to try. It
-    is not counted beyond `most`."""
+    """How many ways of reading beginnings of a text a matcher that backtracks may have to try, counted to `most`."""
     automaton, counted, ways = Thompson(tree), 0, Counter([0])  # states, and in how many ways they are reached
     meant = cache(lambda chars: {char for char in {*text} if chars.members([char])[0]})
     for char in [*text, ""]:

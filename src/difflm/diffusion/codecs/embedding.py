@@ -15,8 +15,7 @@ Norm = Literal["none", "sphere", "layer"]
 
 
 class Prediction:
-    """`target` is what the network should predict, by default x_0; `clean` is the inverse: the clean state for a
-    prediction."""
+    """`target` is what the network should predict, by default x_0; `clean` is the clean state for a prediction."""
 
     of_words = False  # whether the network predicts logits of words
     evidence = False  # whether the codec adds what x_t shows at each position

@@ -210,8 +210,7 @@ class SamplerInputs:
 
     def join(self, before: RowStates | None, order: Sequence[int], watched: bool) -> Generator[Frame]:
         """Yield frames as long as they are read, of rows that each count their own steps: those of `before` in this
-        order go on, and those numbered −1 are new. The state after the last belief is not read, so it is not guided,
-        where that can be looked up."""
+        order go on, and those numbered −1 are new. The state after the last belief is not read, nor guided on a CPU."""
         rows, levels = self.continue_rows(before, order), stack_levels(self.levels)
         self.step_counter.copy_(rows.counter)
         while True:
@@ -336,12 +335,8 @@ class Clamp:
 
 @dataclass(frozen=True)
 class Draw:
-    """Replace the predicted mean by one word drawn from the belief at each position.
-
-    The step then has the variance of the true p(x_s | x_t), which the mean alone leaves out, but words of different
-    places are drawn apart: no gain was measured (docs/log). Position by position: inverse
-    distribution on one uniform number, exact in float32 for p > 1e-6.
-    """
+    """Replace the predicted mean by one word drawn from the belief at each position, in float32 exactly for p > 1e-6.
+    The step then has the variance of the true p(x_s | x_t), but places are drawn apart: without a gain (docs/log)."""
 
     codec: Codec
     uniform: Callable[[], Tensor]  # [B, L] new numbers at each step

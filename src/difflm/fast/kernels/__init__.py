@@ -16,8 +16,7 @@ def has_kernel(device: torch.device) -> bool:
 
 
 def operator(fake: Callable[..., object]) -> Callable[[Callable[..., object]], library.CustomOpDef]:
-    """Make an operation of a function that changes no tensor, which compilers do not look into; `fake` returns tensors
-    of the shapes of its answers."""
+    """Make an operation, opaque to compilers, of a function that changes no tensor; `fake` has its answers' shapes."""
 
     def register(function: Callable[..., object]) -> library.CustomOpDef:
         made = library.custom_op(f"difflm::{function.__name__}", mutates_args=())(function)

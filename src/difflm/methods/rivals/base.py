@@ -43,18 +43,14 @@ class ControlDecoder(ABC):
     decodes: ClassVar[type[LanguageModel]] = Autoregressive
     family: ClassVar[str] = "left-to-right models"  # the name of such models
     searches: ClassVar[bool] = False  # whether a beam search makes sense with it
-    sampler: ClassVar[str | None] = None  # the model's step rule; None: its own
+    sampler: str | None = None  # the model's step rule; None: its own
     usual_strength: ClassVar[float] = 1.0
     appends: ClassVar[bool] = False  # whether words after a gap are supported
 
-    edit = gap_sizes = None  # as in `ControlPlan`: no decoder edits, or sizes gaps
+    edit = gap_sizes = untried_sizes = ordered = None  # as in `ControlPlan`: no decoder edits, or sizes gaps
     guided = laid_out = False
     joins = False
     transitions = 0
-
-    def size_draft(self) -> None:
-        """As in `ControlPlan`."""
-        return None
 
     def __init__(
         self,
@@ -113,10 +109,6 @@ class ControlDecoder(ABC):
     def classifier_calls(self, tokens: int) -> int:
         """The number of classifier calls for a text of this many tokens, END included."""
         return 0
-
-    def write_in_order(self) -> bool:
-        """As in `ControlPlan`: no decoder is for models that do so."""
-        return False
 
     # -- before decoding ------------------------------------------------------------------------------------------
 
