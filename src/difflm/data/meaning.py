@@ -47,7 +47,7 @@ class Lexicon:
         """The words of a text that are neither given nor in the training texts, if anything is known of these."""
         if not self.words:
             return []
-        own = {word.lower() for word in WORD.findall(given)}
+        own = {form.lower() for word in WORD.findall(given) for form in (word, drop_owner(word))}
         return [word for word in WORD.findall(text) if word.lower() not in own and not self.knows(word)]
 
     def is_name(self, word: str, inside: bool) -> bool:

@@ -113,11 +113,16 @@ class GapFit:
                 costs, calls = self.read_windows(group)
             elif len(rows) > 1:  # otherwise there is nothing to choose
                 costs, calls = read_in_order(self.writer, group), len(rows)
-            texts = map(self.writer.tokenizer.decode, group)
-            odd = (len(self.writer.lexicon.find_unknown(text, self.given)) for text in texts)
+            odd = map(self.count_odd, map(self.writer.tokenizer.decode, group))
             costs = [cost + UNKNOWN_SPELLING * count for cost, count in zip(costs, odd, strict=True)]
             found.append(Chosen(costs.index(min(costs)), calls, time.perf_counter() - begun))
         return found
+
+    def count_odd(self, text: str) -> int:
+        """Words that nobody knows; all, if a text says itself in other words without being asked."""
+        phrase = self.writer.gaps.get("restates")
+        unasked = phrase is not None and phrase in text and phrase not in self.given
+        return len(text if unasked else self.writer.lexicon.find_unknown(text, self.given))
 
     def read_windows(self, group: list[Ids]) -> tuple[list[float], int]:
         masks = self.writer.check_reads_tokens().denoiser.process.masks
