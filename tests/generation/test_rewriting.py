@@ -45,9 +45,7 @@ def keeps(answer, kept, denied):
 
 def choose(lm, monkeypatch, text, answers, nats, keep=()):
     """What is chosen of these answers, if they have so many nats."""
-    monkeypatch.setattr(
-        rewriting, "read_costs", lambda _, rows: dict(zip(map(tuple, rows), [0.0, *nats], strict=False))
-    )
+    monkeypatch.setattr(rewriting, "read_in_order", lambda _, rows: [0.0, *nats][: len(rows)])
     made = restate(Edit(text, keep=keep), PHRASE, lm)
     chosen = made.choose([made.encode(answer) for answer in answers])
     return lm.tokenizer.decode(chosen.ids), chosen

@@ -18,8 +18,9 @@ from difflm.controls.ordered import (
 )
 from difflm.controls.patterns.token_automata import ANY
 from difflm.data.tokenizers import END, PAD, SPECIALS
+from difflm.diffusion.base import Belief
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.loop import Steering
+from difflm.diffusion.samplers.loop import Steering, Unsaid
 from difflm.errors import UsageError
 from difflm.generation.pipeline import LAID_OUT, WHOLE, TextDiffusion
 from difflm.generation.requests import Request
@@ -252,3 +253,9 @@ def test_a_text_alone_is_the_best_of_those_that_its_model_reads(lm):
     (best,), drafts = lm.generate(1, 5, candidates=4), lm.generate(4, 5)
     rows = [lm.tokenizer.encode(one.text) for one in drafts]
     assert best.text in [one.text for one in drafts] and best.denoiser_calls >= sum(map(len, rows)) / 2
+
+
+def test_tokens_that_are_said_in_rewriting_alone_do_not_stand_together_elsewhere():
+    given, x = torch.tensor([[True, False, False, False]]), torch.tensor([[1, 2, 1, 3]])
+    belief = Unsaid((1, 2), given)(Belief(torch.zeros(1, 4, 4)), x, torch.zeros(1))
+    assert (belief.logits < 0).nonzero().tolist() == [[0, 0, 1], [0, 3, 2]]  # what is given stays, and may be followed

@@ -34,7 +34,9 @@ from tests.support.open_checkpoints import MODELS, draw_weights, write_tokenizer
 from tests.support.tiny import write_grammar
 
 FOLDER = Path(__file__).parent / "golden"
-RECIPES = {path.stem: path for path in sorted((Path(difflm.__file__).parent / "recipes").glob("*.yaml"))}
+# `chat` begins with a model that has a template: tests/training/test_adapt.py trains it.
+FILES = (path for path in sorted((Path(difflm.__file__).parent / "recipes").glob("*.yaml")) if path.stem != "chat")
+RECIPES = {path.stem: path for path in FILES}
 TINY = {
     "hidden": 32, "layers": 3, "encoder_layers": 1, "autoencoder_layers": 1, "heads": 2, "embedding_dim": 16,
     "latents": 4, "latent_dim": 8, "block": 4,

@@ -61,7 +61,7 @@ from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes.discrete import certain_logits
-from difflm.diffusion.samplers.loop import BanTokens, Steering, Transform
+from difflm.diffusion.samplers.loop import BanTokens, Steering, Transform, Unsaid
 from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 from difflm.models.batching import Layout, SampleBatch, max_batch_rows, pad_token_rows
@@ -410,6 +410,8 @@ class ControlPlan:
             # A vocabulary of words may contain a newline; a text does not begin or end with it.
             newline = self.info.tokenizer.encode("\n")[0] if self.info.tokenizer.whole_words else UNK
             rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
+        if self.model.capabilities.unsaid:
+            rules.append(Unsaid(self.model.capabilities.unsaid, canvas.settled))
         for control in self.imposed:
             if (rule := control.rule(codec, self.info, canvas)) is not None:
                 rules.append(rule)

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, overload
@@ -83,6 +84,9 @@ class Reader:
         # Settings for gaps, `candidates`, the phrase behind which it `restates` a text, and the nats a token that usual
         # texts have at most.
         self.gaps: Json = config.get("gaps", {})
+        if model.capabilities.reads_in_order and "restates" in self.gaps:  # what it says in other words alone
+            _, first, second, *_ = tokenizer.encode(f". {self.gaps['restates']}")
+            model.capabilities = replace(model.capabilities, unsaid=(first, second))
         if tokenizer.fragments and not model.pieces:
             model.forbid_tokens(tokenizer.fragments)
         self.inference = inference or Inference(model)

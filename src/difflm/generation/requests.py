@@ -106,12 +106,9 @@ class Request(BaseModel):
         "How a left-to-right model is steered: fudge, pplm, delorean, cold, left-only or fine-tuning; for masked "
         "models, masked-lm-gibbs."
     )
-    edit: str | None = key(
-        "A text to say in other words (english: negations, numbers and names stay) or, for other models and with "
-        "--strength or controls, to noise and denoise: its meaning may change."
-    )
+    edit: str | None = key("A text to say in other words; all models but english noise it.")
     keep: list[str] = key("With edit: words to keep.", [])
-    strength: float | None = key("With edit: noise this much of it, above 0 and up to 1 (all), and denoise it. [0.5]")
+    strength: float | None = key("With edit: noise this much of it, up to 1 (all). [0.5]")
 
     @pydantic.field_validator("*", mode="before")
     @classmethod

@@ -72,6 +72,7 @@ class Capabilities:
     coupled: bool = False  # whether it follows a teacher's paths, on which the noise alone tells the text
     learned_gaps: bool = False  # whether masks between known words were trained
     reads_in_order: bool = False  # whether it also reads texts from left to right, and so judges them in one call
+    unsaid: tuple[int, int] | None = None  # tokens that it does not write side by side, except in rewriting
     whole_canvas: bool = False  # whether each call of the network reads all positions of a text
     one_by_one: bool = False  # whether a CPU makes the first texts of a seed one by one instead of in batches
     syncs_with_device: bool = True  # whether sampling synchronises with the device

@@ -408,7 +408,8 @@ class DiffusionModel(DenoisingModel):
 
     def write(self, batch: TextBatch, runner: Runner) -> Iterator[loop.Frame]:
         if batch.sampling.sampler == IN_ORDER:
-            return write_in_order(runner.denoiser_of(self), self.lengths.forbidden, batch)
+            denoiser, unsaid = runner.denoiser_of(self), self.capabilities.unsaid
+            return write_in_order(denoiser, self.lengths.forbidden, batch, unsaid)
         return self.follow_frames(runner.denoise(self, batch), batch, runner)
 
     def sampler_inputs(self, denoiser: Denoiser, batch: TextBatch) -> loop.SamplerInputs:

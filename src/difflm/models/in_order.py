@@ -14,7 +14,7 @@ from difflm.diffusion.condition import FREE
 from difflm.diffusion.denoiser import Denoiser, autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import DrawingState
-from difflm.diffusion.samplers.loop import Frame
+from difflm.diffusion.samplers.loop import UNSAID, Frame
 from difflm.models.base import TextBatch
 from difflm.networks.cache import Slots
 from difflm.networks.open_transformer import OpenTransformer
@@ -74,8 +74,10 @@ class OrderedState(DrawingState):
 
 
 @torch.no_grad()
-def write_in_order(denoiser: Denoiser, forbidden: Sequence[int], batch: TextBatch) -> Iterator[Frame]:
-    """Yield the frames of a batch, a token each."""
+def write_in_order(
+    denoiser: Denoiser, forbidden: Sequence[int], batch: TextBatch, unsaid: tuple[int, int] | None = None
+) -> Iterator[Frame]:
+    """Yield the frames of a batch, a token each; the second of two `unsaid` ones hardly ever behind the first."""
     steering = batch.steering
     mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
     known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
@@ -86,6 +88,8 @@ def write_in_order(denoiser: Denoiser, forbidden: Sequence[int], batch: TextBatc
 
     def step(position: int) -> None:
         logits = reader.read(state.last) if position else reader.begin()
+        if unsaid and position:
+            logits[:, unsaid[1]] -= UNSAID * (state.last[:, -1] == unsaid[0])
         for rule in steering.prefix_rules:
             logits = rule(state.tokens[:, :position], logits, [])
         state.append(logits)

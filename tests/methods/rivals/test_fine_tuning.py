@@ -63,7 +63,7 @@ def test_a_control_is_told_as_the_labels_of_a_text_that_obeys():
     assert tell_control(Length(7)) == "length 7"
     assert len(tell_all(phrases, [], 2, random.Random(0))) == 3  # as many prompts as of any text
     with pytest.raises(UsageError, match="text 1 has 3 words; under 'pos' there are 2 labels"):
-        check_places(tags, [1, 2], 3, "text 1")
+        check_places(tags, [1, 2], 3, "text 1 has 3 words")
 
 
 def test_a_prompt_tells_things_of_its_text_in_any_number(tmp_path):

@@ -25,6 +25,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.steps import ETA
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
 
+UNSAID = 100.0  # nats that words cost which are not to be said
 Transform = Callable[[Belief, Tensor, Tensor], Belief]  # (belief, x_t, t) → belief
 Guide = Callable[[StepState, Tensor], Tensor]  # (the step from t to s that was taken, x_s) → x_s, moved
 Caches = list[tuple[Tensor, Tensor]]  # keys and values of every layer of a causal model, [B, heads, L, head_dim]
@@ -271,6 +272,21 @@ class BanTokens:
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         return belief.with_logits(belief.logits.masked_fill(self.banned, float("-inf")))
+
+
+@dataclass(frozen=True)
+class Unsaid:
+    """Hardly ever writes two tokens side by side, unless one of them is given."""
+
+    pair: tuple[int, int]
+    given: Tensor  # [B, L]
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        (first, second), logits = self.pair, belief.logits.clone()
+        own = x.masked_fill(self.given, -1)
+        logits[:, 1:, second] -= UNSAID * (own[:, :-1] == first)
+        logits[:, :-1, first] -= UNSAID * (own[:, 1:] == second)
+        return belief.with_logits(logits)
 
 
 @dataclass(frozen=True)
