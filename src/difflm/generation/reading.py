@@ -40,7 +40,7 @@ from difflm.training.model_card import write_card
 from difflm.training.run import KEYS, check_base, find_base, find_run, load_run, peek_config
 
 MOST_FOREIGN = 0.5  # share of letters that no token spells, above which a text is in another script
-FEWEST = 6  # tokens by which a text is found unusual
+FEWEST = 12  # tokens by which a text is found unusual
 SHOWN = 40  # characters of a text in a warning
 LEXICON = "words.txt"
 BESIDE = ("metrics.jsonl", "tags.json", LEXICON)  # files of a run that are not needed to load its weights
