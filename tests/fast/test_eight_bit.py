@@ -78,7 +78,7 @@ def test_the_slow_product_is_the_fast_one(monkeypatch):
 
 def test_it_is_refused_where_torch_has_no_such_products(capsys):
     with turn(eight_bit=False):
-        assert main(["generate", "e2e", "--dtype", "int8"]) == 2
+        assert main(["generate", "e2e", "--dtype", "int8", "--device", "cpu"]) == 2
     said = capsys.readouterr().err
     assert "no fast 8-bit matrix products" in said and len(said.splitlines()) == 1
 
