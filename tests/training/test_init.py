@@ -185,3 +185,10 @@ def test_a_masked_run_begins_with_a_twin(tiny_runs, tmp_path, texts, capsys):
     assert config["method"] == "mdlm" and config["model"]["hidden"] == MODEL["hidden"]
     with pytest.raises(UsageError, match="is a autoregressive model; this recipe trains difflm"):
         load_recipe("own-text", [f"data={texts}", f"init={tiny_runs['autoregressive']}"])
+
+
+def test_training_goes_on_with_other_shares_of_tasks():
+    """How many gaps texts have, and how many are read in order, belongs to training, not to the weights."""
+    recipe = load_recipe("english", ["data=texts.txt", "init=english", "model.in_order=0.3", "model.gaps=2"])
+    assert (recipe.model["in_order"], recipe.model["gaps"]) == (0.3, 2)
+    assert load_recipe("english", ["data=texts.txt", "init=english"]).model["in_order"] == 0.25

@@ -27,7 +27,7 @@ Changes = Sequence[str] | Mapping[str, Any]  # of a recipe: "key=value" each, or
 TOKENIZERS = ("words", "bpe", "characters")  # those that are learned from texts
 SIZES = ("hidden", "layers", "encoder_layers", "heads")  # shared by the networks of several methods
 # Settings of training that no weight's shape depends on.
-UNWEIGHTED = ("dropout", "context", "coupled", "behind", "path_temperature", "remembers")
+UNWEIGHTED = ("dropout", "context", "gaps", "in_order", "coupled", "behind", "path_temperature", "remembers")
 ADDED = ("quality_head",)  # optional parts that a model may have in addition to those of its initial run
 
 MOST_BYTES = 1 << 16  # of a recipe: the YAML parser takes seconds for deep nesting
