@@ -10,6 +10,7 @@
   python -m benchmarks.assets.adapt train --teacher teacher --tokens tokens --out runs/adapted --minutes 8
   python -m benchmarks.assets.adapt train --teacher teacher --tokens tokens --out runs/blocks method=block-diffusion
   python -m benchmarks.assets.adapt measure runs/adapted runs/blocks --teacher teacher --tokens tokens --out rows.jsonl
+  python -m benchmarks.assets.adapt read runs/adapted --teacher teacher --tokens tokens --texts 40 --out read.jsonl
   python -m benchmarks.assets.adapt fill runs/adapted --teacher teacher --out fills.jsonl
   python -m benchmarks.assets.adapt page fills.jsonl --measured rows.jsonl --out adapted.md
 
@@ -62,9 +63,11 @@ from difflm.data.tokenizers import END, SPECIALS, PretrainedTokenizer, Tokenizer
 from difflm.data.words import split_words
 from difflm.generation.checks import check_device
 from difflm.generation.pipeline import TextDiffusion
+from difflm.models.batching import pad_token_rows
 from difflm.models.open_families import EMBEDDING
 from difflm.models.open_models import find_special
 from difflm.models.open_start import read_causal, shape_of
+from difflm.models.word_nats import nats_in_order
 from difflm.networks.cache import Growing
 from difflm.networks.open_transformer import OpenTransformer
 from difflm.runtime.files import read_json, write_json
@@ -393,6 +396,21 @@ def measure(
         yield {**judge_texts(run.name, [one.text for one in made], teacher), **cost, "calls": calls}
 
 
+def read_both(run: Path, teacher: Teacher, tokens: Path, texts: int, device: str) -> Iterable[dict[str, Any]]:
+    """A record a source: nats a token of held-out passages, all but their first, read from left to right by the teacher
+    and by a run that was trained to do so too."""
+    held_out, numbers = join_sources(tokens / "valid")
+    lm = TextDiffusion.from_pretrained(run, device)
+    for name, own in numbers.items():
+        rows = [row for row in (read_row(held_out, int(number)) for number in own[:texts]) if len(row) > 1]
+        count, nats = sum(len(row) - 1 for row in rows), 0.0
+        for row in rows:
+            ids, mask = lm.model.lengths.canvas(*(part.to(lm.device) for part in pad_token_rows([row])))
+            nats += float(nats_in_order(lm.inference.denoiser, ids, mask)[0, 1 : len(row)].sum())
+        theirs = sum(float(one[1:].sum()) for one in teacher.nats(rows))
+        yield {"source": name, "texts": len(rows), "tokens": count, "teacher": theirs / count, "run": nats / count}
+
+
 def judge_texts(name: str, texts: Sequence[str], teacher: Teacher) -> dict[str, Any]:
     """The teacher's nats per token of texts, each token counted once, how diverse these are, and the first of them."""
     rows = [row for row in teacher.tokenizer.encode_batch(list(texts)) if row]
@@ -505,7 +523,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "what",
-        choices=("convert", "split", "join", "trim", "prepare", "write", "make", "train", "measure", "fill", "page"),
+        choices=(
+            "convert",
+            "split",
+            "join",
+            "trim",
+            "prepare",
+            "write",
+            "make",
+            "train",
+            "measure",
+            "read",
+            "fill",
+            "page",
+        ),
     )
     parser.add_argument("given", nargs="*", help="a file, a directory, runs, filled gaps, or changes to the recipe")
     for name in ("--teacher", "--data", "--tokens", "--out", "--measured"):
@@ -551,6 +582,9 @@ def main() -> None:
         runs, teacher = [*map(Path, asked.given)], Teacher(asked.teacher, asked.device)
         found = measure(runs, teacher, asked.tokens, asked.texts, asked.samples, settings, asked.device)
         write_lines(found, asked.out)
+    elif asked.what == "read":
+        teacher = Teacher(asked.teacher, asked.device)
+        write_lines(read_both(Path(asked.given[0]), teacher, asked.tokens, asked.texts, asked.device), asked.out)
     elif asked.what == "fill":
         gaps, teacher = read_gaps(asked.gaps), Teacher(asked.teacher, asked.device)
         runs = [*map(Path, asked.given)]
