@@ -26,8 +26,8 @@ from difflm.app.console import note
 from difflm.app.plots.canvas import check_out, draw_panels, line_style
 from difflm.errors import UsageError
 from difflm.evaluation.control import System, by_control, write_texts
+from difflm.evaluation.shared import load_judge, name_runs
 from difflm.evaluation.targets import Target, read_targets
-from difflm.evaluation.tasks import load_judge, name_runs
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
 from difflm.models.autoregressive import Autoregressive

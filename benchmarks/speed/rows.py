@@ -23,7 +23,7 @@ from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Steering
 from difflm.evaluation.control import System
-from difflm.evaluation.language import ratio, score, tokens_of
+from difflm.evaluation.shared import ratio, score, tokens_of
 from difflm.evaluation.targets import Target
 from difflm.fast.inference import Inference
 from difflm.generation.pipeline import TextDiffusion

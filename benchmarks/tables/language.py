@@ -148,7 +148,7 @@ def measure(run: str, asked: Asked) -> dict[str, Any]:
     from difflm.evaluation.corpora import corpus_for
     from difflm.evaluation.language import evaluate_language
     from difflm.evaluation.options import Options
-    from difflm.evaluation.tasks import load_judge
+    from difflm.evaluation.shared import load_judge
 
     lm = load_model(str(asked.out / run), asked.device)
     judge = load_judge(None if asked.table == "e2e" else str(asked.out / TWIN), [lm], asked.device, note)

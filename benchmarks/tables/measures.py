@@ -174,7 +174,7 @@ class LanguageMeasure:
     @classmethod
     def make(cls, lm: "TextDiffusion", texts: Texts, device: str) -> "LanguageMeasure":
         from difflm.app.console import note
-        from difflm.evaluation.tasks import load_judge
+        from difflm.evaluation.shared import load_judge
 
         training = [separate_words(text) for text in texts.training()]
         seen = {gram for text in training for gram in hash_grams(text)}
@@ -183,7 +183,7 @@ class LanguageMeasure:
 
     def scored(self, lm: "TextDiffusion", texts: Sequence[str]) -> "np.ndarray[Any, Any] | None":
         """Nats (in hundredths) and tokens of each text, [texts, 2]; None where there is no likelihood."""
-        from difflm.evaluation.language import score, tokens_of
+        from difflm.evaluation.shared import score, tokens_of
 
         if lm.model.capabilities.likelihood is None:
             return None
@@ -207,7 +207,8 @@ class LanguageMeasure:
 
     def add_samples(self, found: Measured, lm: "TextDiffusion", cell: Cell, real: Any, seed: int) -> None:
         from difflm.data.text_metrics import distinct_n, unique_share
-        from difflm.evaluation.language import score, tokens_of, write_samples
+        from difflm.evaluation.language import write_samples
+        from difflm.evaluation.shared import score, tokens_of
 
         made = write_samples(lm, cell.settings, min(WRITTEN, len(real)), seed)
         texts = [separate_words(text) for text in made.texts]

@@ -262,7 +262,7 @@ def round_all(figures: Mapping[str, float]) -> dict[str, float]:
 def make(ledger: Ledger, run: Run, place: Place) -> None:
     """Train and measure a run, and append its line; a run that diverged has a line without a score."""
     from difflm.errors import DifflmError
-    from difflm.evaluation.language import device_name
+    from difflm.evaluation.shared import device_name
     from difflm.generation.checks import check_device
     from difflm.runtime.files import append_line
 

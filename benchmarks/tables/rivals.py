@@ -315,9 +315,8 @@ def measure_gaps(system: System, plan: Plan, parts: Sequence[str]) -> None:
     from difflm.data.corpora import corpus
     from difflm.data.stories import whole
     from difflm.errors import UsageError
-    from difflm.evaluation.infill import evaluate_infill
+    from difflm.evaluation.infill import evaluate_infill, load_gaps
     from difflm.evaluation.options import Options
-    from difflm.evaluation.tasks import load_gaps
     from difflm.models import batching
 
     batching.GPU_BYTES = 2**30  # searches over soft words share a GPU: each needs twenty times as much
@@ -369,7 +368,8 @@ def measure_gaps(system: System, plan: Plan, parts: Sequence[str]) -> None:
 def measure_likelihood(plan: Plan, name: str) -> None:
     """Nats/token of held-out texts: the twin's, and the bounds of diffusion models that were trained as long."""
     from difflm.data.corpora import corpus
-    from difflm.evaluation.language import choose_scored, ratio, score, tokens_of
+    from difflm.evaluation.language import choose_scored
+    from difflm.evaluation.shared import ratio, score, tokens_of
 
     models = {run: plan.load(f"{name}-{run}") for run in ("twin", "difflm", "diffusion-lm")}
     texts = list(corpus(LIKELIHOODS[name], plan.data, "valid"))

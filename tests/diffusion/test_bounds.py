@@ -20,7 +20,7 @@ from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Sqrt
 from difflm.diffusion.timesteps import TimeSampler
 from difflm.diffusion.word_bound import LEVELS, Chain, GaussianBound, NoisyWords
-from difflm.evaluation.language import score
+from difflm.evaluation.shared import score
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities, LanguageModel
 from difflm.training.model_card import training_summary

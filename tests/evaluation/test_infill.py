@@ -16,22 +16,21 @@ from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.evaluation.infill import (
     BothSides,
+    Candidates,
     GapMetrics,
     Lengths,
     Set,
-    Writer,
     Written,
     between,
-    count_gaps,
     evaluate_infill,
     format_middles,
     interval,
     keep_fitting,
+    load_gaps,
     writers_for,
 )
 from difflm.evaluation.options import Options
 from difflm.evaluation.reports import PEOPLE
-from difflm.evaluation.tasks import load_gaps
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities
 from tests.support.tiny import MODEL, THINGS, tiny_run, write_stories
@@ -72,31 +71,28 @@ def test_candidates_cover_the_lengths_evenly():
 # -- choosing ---------------------------------------------------------------------------------------------------------
 
 
-class Canned(Writer):
-    """Candidates and their nats as given."""
+class Canned(BothSides):
+    """Candidates as given."""
 
-    def __init__(self, made: list[list[str]], nats: list[list[float]]) -> None:
+    def __init__(self, made: list[list[str]]) -> None:
         lm: Any = SimpleNamespace(
             sampling=lambda **_: None,
-            model=SimpleNamespace(calls=lambda sampling, words: 7, capabilities=Capabilities(likelihood="exact")),
+            model=SimpleNamespace(capabilities=Capabilities(likelihood="exact")),
+            tokenizer=SimpleNamespace(encode_batch=lambda texts: texts),
         )
         super().__init__(lm, SET, Options(mbr=len(made[0])))
-        self.made, self.told = made, nats
+        self.made = made
 
-    def candidates(self, doing: str) -> list[list[list[str]]]:
-        return [[text.split() for text in many] for many in self.made]
-
-    def whole_texts(self, made: Any) -> Any:
-        return made
-
-    def scored(self, texts: Any, doing: str) -> list[list[float]]:
-        return self.told
+    def candidates(self, doing: str) -> Candidates:
+        middles = [[text.split() for text in many] for many in self.made]
+        return Candidates(middles, [[7] * 3] * 3, texts=[text for many in self.made for text in many])
 
 
 def test_the_most_central_and_the_likeliest_are_chosen(monkeypatch):
-    monkeypatch.setattr("difflm.evaluation.language.describe_sampling", lambda sampling: "")
-    made = [["a b c d", "x y z w", "a b c e"]] * 3
-    writer = Canned(made, [[3, 2, 1], [1, 2, 3], [2, 1, 3]])
+    nats = np.array([3.0, 2, 1, 1, 2, 3, 2, 1, 3])
+    monkeypatch.setattr("difflm.evaluation.shared.describe_sampling", lambda sampling: "")
+    monkeypatch.setattr("difflm.evaluation.shared.score", lambda *_, **__: nats)
+    writer = Canned([["a b c d", "x y z w", "a b c e"]] * 3)
     one, mbr, likeliest = writer.write("m")
     assert [" ".join(m) for m in one.middles] == ["a b c d"] * 3
     assert all(" ".join(m) in ("a b c d", "a b c e") for m in mbr.middles)
@@ -131,12 +127,11 @@ def test_intervals_hold_the_value_and_differences_are_paired():
 def test_people_are_held_against_each_other_where_there_are_several():
     (row,) = GapMetrics(SET, 0, []).people()
     assert (row.name, row.count) == (PEOPLE, 2)
-    assert count_gaps([row, replace(row, name="m", count=3)]) == "anlg: 3 gaps"
     assert GapMetrics(Set("roc", GAPS[1:2] * 2, LENGTHS), 0, []).people() == []
 
 
 def test_what_was_written_can_be_read():
-    ways = {"m": [Written("greedy", [["The", "dog", "ran", "."], ["A", "."], ["B", "."]], 0.0, 1.0)]}
+    ways = [("m", Written("greedy", [["The", "dog", "ran", "."], ["A", "."], ["B", "."]], 0.0, 1.0))]
     text = format_middles(GAPS, ways)
     assert "1. A b. [ … ] C d.\n" in text
     assert "     people: it was gone .\n     m, greedy: The dog ran.\n" in text
@@ -184,8 +179,8 @@ def test_left_to_right_models_see_what_they_should(runs):
     sets = Set("anlg", gaps, LENGTHS)
     wrote = {}
     for name in ("roc-twin", "roc-infill-twin"):
-        (writer,) = writers_for(TextDiffusion.from_pretrained(runs[name]), sets, Options())
-        wrote[name] = next(way for way in writer.others() if way.how == "greedy").middles
+        (writer,) = writers_for(TextDiffusion.from_pretrained(runs[name]), sets, Options(mbr=1))
+        wrote[name] = next(way for way in writer.write("m") if way.how == "greedy").middles
         assert all(0 < len(middle) <= 40 for middle in wrote[name])
     assert len({tuple(middle) for middle in wrote["roc-twin"]}) == 1
     prompts = writer.prompts
@@ -311,8 +306,7 @@ def test_sides_with_unknown_words_are_counted_as_kept(runs):
     gap = Gap("Zebulon went to the park.", "Now Zebulon has a hat.", ("Zebulon saw a hat.",))
     assert lm.tokenizer.unknown(gap.left) == ["Zebulon"]
     (writer,) = writers_for(lm, Set("roc", [gap], LENGTHS), Options(mbr=2, draws=0, settings={"steps": 2}))
-    writer.candidates("")
-    assert writer.kept == 1.0
+    assert writer.candidates("").kept == 1.0
 
 
 @pytest.mark.slow

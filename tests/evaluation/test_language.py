@@ -18,10 +18,10 @@ from difflm.data.tokenizers import UNK, Bpe, Words
 from difflm.diffusion.samplers.loop import Frame
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import Corpus, corpus_for
-from difflm.evaluation.language import evaluate_language, ratio, score
+from difflm.evaluation.language import evaluate_language
 from difflm.evaluation.options import TELL, Options
 from difflm.evaluation.reports import LANGUAGE
-from difflm.evaluation.tasks import load_judge
+from difflm.evaluation.shared import load_judge, ratio, score
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities, LanguageModel, Sampling
 from tests.support.corpora import DATA, needs_e2e

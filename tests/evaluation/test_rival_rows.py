@@ -9,11 +9,10 @@ import pytest
 from difflm.app.cli import main
 from difflm.data.words import split_words
 from difflm.evaluation.checkers import Checkers
-from difflm.evaluation.control import Made, Measure, outcomes
+from difflm.evaluation.control import Made, Measure, guide_models, outcomes
 from difflm.evaluation.options import Options
 from difflm.evaluation.reports import SENTENCES
 from difflm.evaluation.targets import parse_target
-from difflm.evaluation.tasks import guide_models
 from difflm.generation.jobs import Generation
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import DECODERS

@@ -11,6 +11,7 @@ import random
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,24 +20,27 @@ import numpy as np
 from difflm.annotators.e2e_fields import verbatim
 from difflm.controls import Contains
 from difflm.controls.guidance import ORIGINAL, GuidanceSettings
-from difflm.controls.learned import POS, parse_ahead
+from difflm.controls.learned import POS, checking_tagger, parse_ahead
 from difflm.controls.plan import check_text
-from difflm.data.known_corpora import E2EPair
+from difflm.data.known_corpora import E2EPair, e2e_path, read_e2e
 from difflm.data.text_metrics import distinct_n, self_bleu
 from difflm.data.texts import read_lines
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError
-from difflm.evaluation import language
+from difflm.evaluation import shared
+from difflm.evaluation import targets as asking
 from difflm.evaluation.checkers import Checkers
-from difflm.evaluation.options import DEFAULTS, Options, say
+from difflm.evaluation.options import DEFAULTS, Options, Watcher, say, split_names
 from difflm.evaluation.reports import CONTROL, SENTENCES, Report, Row
 from difflm.evaluation.targets import Target, write_lines
 from difflm.generation.jobs import Generation, GenerationJob
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.requests import Request
+from difflm.generation.requests import Request, read_guidance
 from difflm.methods.rivals import DECODERS
+from difflm.runtime.distributed import current
 from difflm.runtime.files import Json
 
+TARGETS = 200  # of a control
 COMPARED = 5  # samples of a target for self-BLEU: people wrote about eight sentences per meaning
 Z95 = 1.959964
 VALIDATION = {"corpus": "e2e", "split": "valid"}
@@ -85,13 +89,13 @@ class System:
             controls=controls,
             guidance=self.guidance,
             method=self.method,
-            **language.settings_for(self.lm, self.settings),
+            **shared.settings_for(self.lm, self.settings),
         )
 
     def write(self, targets: Sequence[Target], doing: str = "") -> list[Made]:
         """Generate the texts of all targets together."""
         jobs = [self.make_job(target, number) for number, target in enumerate(targets)]
-        return [Made(*pair) for pair in zip(targets, language.run_all(self.lm, jobs, doing), strict=True)]
+        return [Made(*pair) for pair in zip(targets, shared.run_all(self.lm, jobs, doing), strict=True)]
 
     def warm_up(self, target: Target) -> None:
         """Run a short job: the first call is slower than the next ones."""
@@ -99,7 +103,7 @@ class System:
         list(self.lm.run_jobs([quick.make_job(target, 0)]))
 
     def describe(self) -> str:
-        sampling = language.describe_sampling(self.lm.sampling(**language.settings_for(self.lm, self.settings)))
+        sampling = shared.describe_sampling(self.lm.sampling(**shared.settings_for(self.lm, self.settings)))
         if self.method is not None:
             strength = self.guidance.size if self.guidance else DECODERS[self.method].usual_strength
             return f"{sampling} {self.method}={strength:g} candidates={self.candidates}"
@@ -117,6 +121,58 @@ class System:
         return ""
 
 
+# -- the whole --------------------------------------------------------------------------------------------------------
+
+
+def measure_control(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
+    """Measure runs on targets that are drawn from E2E or read from a file."""
+    names = None if options.controls is None else split_names(options.controls)
+    count, path, guidance = options.samples or TARGETS, options.targets, read_guidance(options.guidance)
+    asking.check_known(names or ())
+    shared.refuse_open(runs, "its controls have no classifiers")
+    given = asking.choose(asking.read_targets(path), names, count, path) if path and path.exists() else None
+    pairs: list[E2EPair] = []
+    with nullcontext() if given is None else suppress(UsageError):  # to compare with alone, so they may be missing
+        pairs = list(read_e2e(e2e_path(options.data, options.split)))
+    models = shared.load_runs(runs, options.device)
+    for folder in options.guide or ():
+        guide_models(list(models.values()), folder)
+    decoders, systems = shared.find_decoders(models, options), list[System]()
+    for name, lm in models.items():
+        own = System(lm, options.each, options.seed, options.candidates, guidance, options.settings, name=name)
+        systems += [own] if lm.model.capabilities.denoises or not decoders[name] else []
+        systems += [replace(own, method=method, guidance=options.methods[method]) for method in decoders[name]]
+    tagger, targets, notes = checking_tagger(), given or [], list[str]()
+    about = {"corpus": str(path and path.name), "split": "targets of a file"}
+    if given is None:
+        fitting, about = pairs, {"corpus": "e2e", "split": options.split}
+        for lm in models.values():
+            fitting = asking.keep_fitting(fitting, lm)
+        drawn_for = names or asking.CONTROLS
+        targets = asking.draw_targets(drawn_for, fitting or pairs, systems[0].lm, tagger, count, options.seed)
+        if path and current().first:
+            write_lines(path, (target.to_json() for target in targets))
+            watch.note(f"{path}: {len(targets):,} targets. Give this file again to use the same targets.")
+    for lm in () if given is None else models.values():
+        targets, changed = asking.fit_for(targets, lm, tagger)
+        notes += changed
+    judge = shared.load_judge(options.judge, models.values(), options.device, watch.note)
+    report = evaluate_control(systems, targets, judge, pairs, options, about)
+    return replace(report, notes=[*notes, *report.notes])
+
+
+def guide_models(models: Sequence[TextDiffusion], folder: Path) -> None:
+    """Give a classifier to the models that it was trained for."""
+    refused = []
+    for lm in models:
+        try:
+            lm.guided_by(folder)
+        except UsageError as error:
+            refused.append(error)
+    if len(refused) == len(models):
+        raise refused[0]
+
+
 def evaluate_control(
     systems: Sequence[System],
     targets: Sequence[Target],
@@ -129,9 +185,9 @@ def evaluate_control(
     samples of one target; `about` says where the targets come from. The texts are kept in the file `texts`; if it
     exists, its texts are measured instead. A control that one of several systems does not support is a row without
     figures, with the reason."""
-    texts, (first, *others) = options.texts, systems
+    texts, first = options.texts, systems[0]
     sampling = [system.describe() for system in systems]
-    if texts and others:
+    if texts and len(systems) > 1:
         raise UsageError("--texts keeps the texts of one run: leave the others out.")
     counted = any(target.asked.length is not None for target in targets)
     if counted and any(system.lm.tokenizer.kind != "words" for system in systems):
@@ -155,14 +211,14 @@ def evaluate_control(
                 say(f"{control}: measuring")
                 row = measure.model_row(system.name, control, made, seconds)
                 every += made
-            about_row = {"method": system.lm.config["method"], "how": system.how, "each": system.each}
-            row.about.update(about_row, sampling=sampling[number])
+            row.about["method"] = system.lm.config["method"]
+            row.about.update(how=system.how, each=system.each, sampling=sampling[number])
             rows.append(row)
         rows.append(measure.sentence_row(control, asked))
     if texts and kept is None:
         write_texts(texts, every)
-    source = [f"the texts are those of {texts.name}, made before"] if texts and kept is not None else []
-    return make_report(systems, targets, measure, rows, about, source)
+    notes = [f"the texts are those of {texts.name}, made before"] if texts and kept is not None else []
+    return make_report(systems, targets, measure, rows, about, notes)
 
 
 def make_report(
@@ -176,23 +232,23 @@ def make_report(
     """The report of these rows: what they share, and how the table is read."""
     first = systems[0]
     lines = "\n".join(json.dumps(target.to_json(), ensure_ascii=False) for target in targets)
-    shared = {
-        "tokenizer": language.describe_tokenizer(first.lm.tokenizer),
+    shown = {
+        "tokenizer": shared.describe_tokenizer(first.lm.tokenizer),
         **about,
         "target_set": hashlib.sha256(lines.encode()).hexdigest()[:16],
         "seed": first.seed,
-        "judge": language.model_name(measure.judge) if measure.judge else None,
+        "judge": shared.model_name(measure.judge) if measure.judge else None,
     }
     counts = dict.fromkeys(f"{select(row.count for row in rows):,}" for select in (min, max))
-    amount = f"{' to '.join(counts)} targets per control, {first.each} samples each, seed {first.seed}"
     used = dict.fromkeys(checker for row in rows for checker in row.about["checkers"])
     sampling = dict.fromkeys(row.about["sampling"] for row in rows if row.name != SENTENCES)
     legend = ["in brackets: 95 %, over targets", f"checked by: {', '.join(used)}", *sampling]
-    legend += [f"judge: {shared['judge']}"] if measure.judge else []
-    notes = [*notes, f"seconds: on {language.device_name(first.lm.device)}", *measure.make_notes(rows)]
+    legend += [f"judge: {shown['judge']}"] if measure.judge else []
+    notes = [*notes, f"seconds: on {shared.device_name(first.lm.device)}", *measure.make_notes(rows)]
     names = ", ".join(dict.fromkeys(system.name for system in systems))
-    title = f"{names} on {shared['corpus']} ({shared['split']}): {amount}"
-    return Report("control", title, rows, shared, legend, notes)
+    amount = f"{' to '.join(counts)} targets per control, {first.each} samples each, seed {first.seed}"
+    title = f"{names} on {shown['corpus']} ({shown['split']}): {amount}"
+    return Report("control", title, rows, shown, legend, notes)
 
 
 def find_refusals(systems: Sequence[System], targets: Sequence[Target]) -> dict[tuple[int, str], str]:
@@ -342,7 +398,7 @@ class Measure:
             row.figures["distinct_4"] = distinct_n([many[0] for many in words], 4)
             row.texts["distinct_4"] = len(groups)
         if self.judge:
-            language.judge_texts(self.judge, row, groups)
+            shared.judge_texts(self.judge, row, groups)
         return row
 
     def make_notes(self, rows: Sequence[Row]) -> list[str]:
@@ -351,7 +407,7 @@ class Measure:
         notes = [f"{row.group}, {row.name}, {row.about['how']}: {row.about['refused']}" for row in refused]
         notes += [] if self.judge else ["no judge: no judge figures"]
         for row in (row for row in rows if self.judge and "refused" not in row.about):
-            short = row.name != SENTENCES and row.texts["denoiser_calls"] - row.texts[language.JUDGED]
+            short = row.name != SENTENCES and row.texts["denoiser_calls"] - row.texts[shared.JUDGED]
             if short:
                 name = f"{row.group}, {row.name}, {row.about['how']}"
                 notes.append(f"{name}: {short} texts are empty or too long for the judge, and not judged")
@@ -359,7 +415,7 @@ class Measure:
             notes.append("no sentences of one meaning to compare self-BLEU with")
         if self.checkers.second_tagger is None and any(POS in row.group.split("+") for row in rows):
             notes.append("spaCy is not installed: tags are checked by the bundled tagger alone")
-        if not all(row.texts[language.JUDGED] for row in rows if row.name == SENTENCES):
+        if not all(row.texts[shared.JUDGED] for row in rows if row.name == SENTENCES):
             notes.append("some targets come without a sentence")
         return notes
 

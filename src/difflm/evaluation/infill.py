@@ -6,8 +6,10 @@ sentence, or is decoded by a method that takes gaps. `figures.yaml` defines the 
 """
 
 import math
+import random
 import time
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,25 +22,28 @@ from numpy.typing import NDArray
 
 from difflm.controls import Infill
 from difflm.data import text_metrics as metrics
-from difflm.data.corpora import REARRANGED
-from difflm.data.stories import ANSWER, BLANK, MIDDLES, Gap, asked, sentences
+from difflm.data.corpora import REARRANGED, corpus
+from difflm.data.known_corpora import anlg_path
+from difflm.data.stories import ANSWER, BLANK, MIDDLES, Gap, asked, read_anlg, sentences, story_gaps, whole
 from difflm.data.words import join_words, split_words
 from difflm.diffusion.condition import FREE
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Steering
 from difflm.diffusion.timesteps import GOLDEN_RATIO
-from difflm.errors import UsageError
-from difflm.evaluation import language
+from difflm.errors import UsageError, suggest
+from difflm.evaluation import shared
 from difflm.evaluation.bert_score import BertScore
 from difflm.evaluation.corpora import fits
-from difflm.evaluation.options import Options, say
+from difflm.evaluation.options import SAMPLES, Options, Watcher, say, split_names
 from difflm.evaluation.reports import PEOPLE, Report, Row
+from difflm.generation.checks import check_device
 from difflm.generation.jobs import GenerationJob
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import DECODERS
 from difflm.models.base import Sampling
 from difflm.runtime.files import Json
 
+GAPS = ("anlg", "roc")  # sets
 NEAR = 500  # training gaps with similar sentences around them, from which a gap's length is drawn
 MOST_WORDS = 40  # of a left-to-right model's middle
 LEAST_ROOM = 12  # words that every model must have room for in a gap
@@ -95,88 +100,68 @@ class Written:
     middles: list[Words]
     seconds: float
     calls: float  # per gap
-    kept: float | None = None
+    kept: float | None = None  # share of texts whose two sides are unchanged
     sampling: str = ""
     refused: str = ""  # why there are none
 
 
-class Writer:
-    """A model on one set of gaps. Subclasses generate `mbr` candidates per gap and define the whole text."""
+@dataclass(frozen=True)
+class Candidates:
+    """What was written into every gap, `mbr` times each."""
 
-    kept: float | None = None  # share of texts whose two sides are unchanged
-    counted: list[list[int]] | None = None  # network calls of each candidate, where they were counted
-    label: str = ""  # of its rows, without how a candidate was chosen
+    middles: list[list[Words]]
+    calls: list[list[int]]  # of the network
+    kept: float | None = None
+    texts: list[str] | None = None  # the whole texts, to find the likeliest; None: their likelihood means little
 
-    def __init__(self, lm: TextDiffusion, gaps: Set, asked: Options) -> None:
-        self.lm, self.set, self.asked = lm, gaps, asked
-        self.settings = language.settings_for(lm, asked.settings)
 
-    def candidates(self, doing: str) -> list[list[Words]]:
-        raise NotImplementedError
+class BothSides:
+    """A model on one set of gaps. Both sides are known words to it, and each candidate has its own gap length; or its
+    decoder supports gaps and chooses their lengths itself."""
 
-    def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
-        """Return the texts to score for the likeliest candidate; None if their likelihood means little."""
-        return None
+    label = ""  # of its rows, without how a candidate was chosen
 
-    def others(self) -> Iterator[Written]:
-        """Yield ways of writing that need no candidates."""
-        return iter(())
+    def __init__(self, lm: TextDiffusion, gaps: Set, asked: Options, method: str | None = None) -> None:
+        self.lm, self.set, self.asked, self.method = lm, gaps, asked, method
+        self.settings = shared.settings_for(lm, asked.settings)
+        if method:
+            self.label = f"{method}: "
 
     @cached_property
     def sampling(self) -> Sampling:
         return self.lm.sampling(**self.settings)
 
     def write(self, name: str) -> Iterator[Written]:
-        start = time.perf_counter()
+        """Yield one sample, the most central and the likeliest of `mbr` candidates."""
+        if reason := self.refusal():
+            yield Written(str(self.method), [], 0.0, 0.0, refused=reason)
+            return
+        start, each = time.perf_counter(), self.asked.mbr
         made = self.candidates(f"{self.set.name}, {name}: writing")
-        seconds, each = time.perf_counter() - start, self.asked.mbr
-        yield self.written("one sample", [candidates[0] for candidates in made], seconds / each, made, 1)
+        seconds, sampling = time.perf_counter() - start, shared.describe_sampling(self.sampling)
+
+        def choose(how: str, chosen: Iterable[int], share: int) -> Written:
+            """Choose among the first candidates, a share of them, all of which count in the cost."""
+            middles = [some[k] for some, k in zip(made.middles, chosen, strict=True)]
+            calls = sum(sum(many[: each // share]) for many in made.calls) / len(made.calls)
+            return Written(self.label + how, middles, seconds / share, calls, made.kept, sampling)
+
+        yield choose("one sample", [0] * len(made.middles), each)
         if each > 1:
             say(f"{self.set.name}, {name}: choosing")
-            central = [candidates[metrics.most_central(candidates)] for candidates in made]
-            yield self.written(f"MBR of {each}", central, seconds, made, each)
-            texts = self.whole_texts(made) if self.asked.draws and self.lm.model.capabilities.likelihood else None
-            if texts is not None:
-                nats = self.scored(texts, f"{self.set.name}, {name}: scoring")
-                likeliest = [found[costs.index(min(costs))] for found, costs in zip(made, nats, strict=True)]
-                yield self.written(f"likeliest of {each}", likeliest, seconds, made, each)
-        yield from self.others()
+            yield choose(f"MBR of {each}", map(metrics.most_central, made.middles), 1)
+            if made.texts and self.asked.draws and self.lm.model.capabilities.likelihood:
+                rows, doing = self.lm.tokenizer.encode_batch(made.texts), f"{self.set.name}, {name}: scoring"
+                nats = shared.score(self.lm, rows, self.asked.seed, self.asked.draws, doing, share_noise=each)
+                yield choose(f"likeliest of {each}", nats.reshape(-1, each).argmin(1).tolist(), 1)
 
-    def written(self, how: str, middles: list[Words], seconds: float, made: list[list[Words]], each: int) -> Written:
-        """Describe middles chosen among the first `each` candidates, all of which count in the cost."""
-        counted = self.counted or [[self.lm.model.calls(self.sampling, len(m)) for m in many] for many in made]
-        calls = sum(sum(many[:each]) for many in counted) / len(made)
-        sampling = language.describe_sampling(self.sampling)
-        return Written(self.label + how, middles, seconds, calls, self.kept, sampling)
-
-    def scored(self, texts: list[list[str]], doing: str) -> list[list[float]]:
-        """Return the nats of all candidates' texts; candidates of one gap share noise."""
-        flat = self.lm.tokenizer.encode_batch([text for many in texts for text in many])
-        nats = language.score(self.lm, flat, self.asked.seed, self.asked.draws, doing, self.asked.mbr)
-        return self.grouped(nats.tolist())
-
-    def grouped(self, found: list[T]) -> list[list[T]]:
-        """Group the candidates of each gap."""
-        return [found[k : k + self.asked.mbr] for k in range(0, len(found), self.asked.mbr)]
-
-
-class BothSides(Writer):
-    """Diffusion: both sides are known words, and each candidate has its own gap length; or a model with a decoder that
-    supports gaps and chooses their lengths itself."""
-
-    def __init__(self, lm: TextDiffusion, gaps: Set, asked: Options, method: str | None = None) -> None:
-        super().__init__(lm, gaps, asked)
-        self.method, self.label = method, f"{method}: " if method else ""
-
-    def candidates(self, doing: str) -> list[list[Words]]:
-        jobs = [(gap, job) for gap in self.set.gaps for job in self.jobs(gap)]
-        made = language.run_all(self.lm, [job for _, job in jobs], doing)
-        texts = [(gap, text) for (gap, _), some in zip(jobs, made, strict=True) for text in some]
-        # A new control without the length: the job's own check does not judge words that the model does not know.
-        kept = [Infill(f"{gap.left} ___ {gap.right}").check(g.text).satisfied for gap, g in texts]
-        self.kept = sum(map(bool, kept)) / len(texts)
-        self.counted = self.grouped([text.denoiser_calls for _, text in texts])
-        return self.grouped([between(gap, text.text) for gap, text in texts])
+    def refusal(self) -> str:
+        """Return why its decoder takes no such gaps; empty if it does."""
+        try:
+            deque((job for gap in self.set.gaps for job in self.jobs(gap)) if self.method else (), maxlen=0)
+        except UsageError as error:
+            return str(error)
+        return ""
 
     def jobs(self, gap: Gap) -> Iterator[GenerationJob]:
         """Yield a job for each candidate; or one for all, which may share a decoder's search."""
@@ -191,19 +176,23 @@ class BothSides(Writer):
             infill = Infill(f"{gap.left} ___:{words} {gap.right}")
             yield make(1, (key + k) % 2**31, controls=[infill], **self.settings)
 
-    def write(self, name: str) -> Iterator[Written]:
-        if self.method:
-            try:
-                for gap in self.set.gaps:
-                    list(self.jobs(gap))
-            except UsageError as error:
-                yield Written(self.method, [], 0.0, 0.0, refused=str(error))
-                return
-        yield from super().write(name)
+    def candidates(self, doing: str) -> Candidates:
+        jobs = [(gap, job) for gap in self.set.gaps for job in self.jobs(gap)]
+        made = shared.run_all(self.lm, [job for _, job in jobs], doing)
+        found = [(gap, text) for (gap, _), some in zip(jobs, made, strict=True) for text in some]
+        # A new control without the length: the job's own check does not judge words that the model does not know.
+        kept = [bool(Infill(f"{gap.left} ___ {gap.right}").check(text.text).satisfied) for gap, text in found]
+        middles = [between(gap, text.text) for gap, text in found]
+        texts = [
+            f"{gap.left} {join_words(middle)} {gap.right}" for (gap, _), middle in zip(found, middles, strict=True)
+        ]
+        each, calls = self.asked.mbr, [text.denoiser_calls for _, text in found]
+        return Candidates(group(middles, each), group(calls, each), sum(kept) / len(kept), texts)
 
-    def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
-        gaps = zip(self.set.gaps, made, strict=True)
-        return [[f"{gap.left} {join_words(middle)} {gap.right}" for middle in found] for gap, found in gaps]
+
+def group(found: list[T], each: int) -> list[list[T]]:
+    """Group the candidates of each gap."""
+    return [found[k : k + each] for k in range(0, len(found), each)]
 
 
 def between(gap: Gap, text: str) -> Words:
@@ -212,26 +201,37 @@ def between(gap: Gap, text: str) -> Words:
     return words[len(split_words(gap.left)) : len(words) - len(split_words(gap.right))]
 
 
-class LeftToRight(Writer):
+class LeftToRight(BothSides):
     """Left to right: on rearranged stories both sides, then the answer (Donahue et al., 2020); on plain ones the left
     side is continued for a sentence, without the right side."""
 
-    def __init__(self, lm: TextDiffusion, gaps: Set, asked: Options) -> None:
-        super().__init__(lm, gaps, asked)
-        # Both sides are in the prompt, so that search and likelihood mean something.
-        self.answers = lm.config["recipe"]["data"] == REARRANGED
-
-    def middle(self, text: str) -> Words:
-        if self.answers:
-            return [word for word in split_words(text) if word not in (BLANK, ANSWER)]
-        return split_words(sentences(text)[0])
+    @cached_property
+    def answers(self) -> bool:
+        """Whether both sides are in the prompt, so that search and likelihood mean something."""
+        return bool(self.lm.config["recipe"]["data"] == REARRANGED)
 
     @cached_property
     def prompts(self) -> list[str]:
         return [asked(gap.left, gap.right) if self.answers else gap.left for gap in self.set.gaps]
 
-    def candidates(self, doing: str) -> list[list[Words]]:
-        return self.grouped(self.continued(self.asked.mbr, self.sampling, doing))
+    def write(self, name: str) -> Iterator[Written]:
+        yield from super().write(name)
+        ways = {"greedy": replace(self.sampling, temperature=0.0)}
+        if self.answers and (beams := self.asked.beams):
+            ways[f"beam search, {beams}"] = replace(self.sampling, beams=beams, temperature=1.0)
+        for how, sampling in ways.items():
+            start = time.perf_counter()
+            middles = self.continued(1, sampling, f"{self.set.name}: {how}")
+            calls = sum(self.lm.model.calls(sampling, len(m)) for m in middles) / len(middles)
+            spent, said = time.perf_counter() - start, shared.describe_sampling(sampling)
+            yield Written(how, middles, spent, calls, None, said)
+
+    def candidates(self, doing: str) -> Candidates:
+        each = self.asked.mbr
+        middles = self.continued(each, self.sampling, doing)
+        calls = [self.lm.model.calls(self.sampling, len(middle)) for middle in middles]
+        texts = [f"{self.prompts[k // each]} {join_words(middle)}" for k, middle in enumerate(middles)]
+        return Candidates(group(middles, each), group(calls, each), texts=texts if self.answers else None)
 
     def continued(self, each: int, sampling: Sampling, doing: str) -> list[Words]:
         """Return what the model writes `each` times after each prompt; those of similar length share batches."""
@@ -251,36 +251,54 @@ class LeftToRight(Writer):
             with torch.no_grad():
                 *_, last = self.lm.inference.stream(noise, lengths, width, sampling, Steering(known.to(device)))
             for k, row in zip(chosen, last.tokens.tolist(), strict=True):
-                written = model.words(row)[len(prompts[k]) :][:MOST_WORDS]
-                made[k] = self.middle(self.lm.tokenizer.decode(written))
+                text = self.lm.tokenizer.decode(model.words(row)[len(prompts[k]) :][:MOST_WORDS])
+                words = split_words(text if self.answers else sentences(text)[0])
+                made[k] = [word for word in words if not self.answers or word not in (BLANK, ANSWER)]
             say(doing, start + len(chosen), len(order))
         return made
 
-    def others(self) -> Iterator[Written]:
-        ways = {"greedy": replace(self.sampling, temperature=0.0)}
-        if self.answers and (beams := self.asked.beams):
-            ways[f"beam search, {beams}"] = replace(self.sampling, beams=beams, temperature=1.0)
-        for how, sampling in ways.items():
-            start = time.perf_counter()
-            middles = self.continued(1, sampling, f"{self.set.name}: {how}")
-            calls = sum(self.lm.model.calls(sampling, len(m)) for m in middles) / len(middles)
-            spent, said = time.perf_counter() - start, language.describe_sampling(sampling)
-            yield Written(how, middles, spent, calls, None, said)
 
-    def whole_texts(self, made: list[list[Words]]) -> list[list[str]] | None:
-        if not self.answers:
-            return None  # the story is incomplete
-        prompts = zip(self.prompts, made, strict=True)
-        return [[f"{prompt} {join_words(middle)}" for middle in found] for prompt, found in prompts]
-
-
-def writers_for(lm: TextDiffusion, gaps: Set, asked: Options) -> list[Writer]:
+def writers_for(lm: TextDiffusion, gaps: Set, asked: Options) -> list[BothSides]:
     """The model's own way, and those of decoders, which replace that of a model that only sees the left side."""
     decoded = [BothSides(lm, gaps, asked, m) for m in asked.methods if isinstance(lm.model, DECODERS[m].decodes)]
     if lm.config["method"] != "autoregressive":
         return [BothSides(lm, gaps, asked), *decoded]
     own = LeftToRight(lm, gaps, asked)
     return [*([] if decoded and not own.answers else [own]), *decoded]
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measure_infill(runs: Sequence[str], options: Options, watch: Watcher) -> Report:
+    """Measure a run and its rivals on the same gaps."""
+    names = split_names(options.sets or "anlg,roc")
+    if unknown := {*names} - {*GAPS}:
+        raise UsageError(f"unknown gaps {min(unknown)!r}. {suggest(min(unknown), GAPS)}Known: {', '.join(GAPS)}.")
+    similarity = BertScore(options.encoder, check_device(options.device)) if options.encoder else None
+    stories = list(whole(corpus("roc", options.data, "train")))
+    sets = [load_gaps(name, stories, options) for name in names]
+    models = shared.load_runs(runs, options.device)
+    shared.find_decoders(models, options)
+    judge = shared.load_judge(options.judge, (), options.device, watch.note) if options.judge else None
+    training = [sentence for story in stories for sentence in story]
+    return evaluate_infill(models, sets, options, training, similarity, judge)
+
+
+def load_gaps(name: str, stories: Sequence[Sequence[str]], options: Options) -> Set:
+    """Load gaps after the first `skip` in the seed's order, of aNLG's dev set or of the split's stories.
+
+    The order depends on neither number, so that settings can be chosen on other gaps than the reported ones."""
+    ends_only = name == "anlg"
+    if ends_only:
+        found = read_anlg(anlg_path(options.data))
+    else:
+        found = list(story_gaps(corpus("roc", options.data, options.split), options.seed))
+    skip, count = options.skip, SAMPLES if options.samples is None else options.samples
+    chosen = random.Random(options.seed).sample(found, len(found))[skip : skip + count]
+    if len(chosen) < 2:
+        raise UsageError(f"{name} has {len(found):,} gaps: --skip {skip} leaves {len(chosen)}; at least 2 are needed.")
+    return Set(name, chosen, Lengths.of(stories, ends_only), "dev" if ends_only else options.split)
 
 
 def evaluate_infill(
@@ -294,41 +312,42 @@ def evaluate_infill(
     """Measure all models on all sets; the report also has some gaps of each set with their middles."""
     options.check("infill")
     rows: list[Row] = []
-    notes = [f"seconds: on {language.device_name(next(iter(models.values())).device)}"]
+    notes = [f"seconds: on {shared.device_name(next(iter(models.values())).device)}"]
     if similarity is not None:
         notes.append(f"BERTScore: by {similarity.name}, lower case, neither weighted nor rescaled")
-    read: dict[str, str] = {}
+    read, sizes = dict[str, str](), list[str]()
     for gaps in sets:
         fitting = keep_fitting(gaps, models.values())
         if left_out := len(gaps.gaps) - len(fitting.gaps):
             notes.append(f"{gaps.name}: {left_out} gaps are left out: their text is too long for a model")
         if not fitting.gaps:
             raise UsageError(f"{gaps.name}: no gap fits into all of these models.")
+        sizes.append(f"{gaps.name}: {len(fitting.gaps):,} gaps")
         measure = GapMetrics(fitting, options.seed, training_sentences, similarity, judge)
-        written = {
-            name: [way for writer in writers_for(lm, fitting, options) for way in writer.write(name)]
-            for name, lm in models.items()
-        }
+        writers = [(name, writer) for name, lm in models.items() for writer in writers_for(lm, fitting, options)]
+        written = [(name, way) for name, writer in writers for way in writer.write(name)]
         say(f"{gaps.name}: measuring")
-        given_up = [(name, way) for name, ways in written.items() for way in ways if way.refused]
+        given_up = [(name, way) for name, way in written if way.refused]
         notes += [f"{gaps.name}, {name}, {way.how}: {way.refused}" for name, way in given_up]
-        first = [way for ways in written.values() for way in ways if not way.refused]
-        if not first:
+        made = [(name, way) for name, way in written if not way.refused]
+        if not made:
             raise UsageError(given_up[0][1].refused)
-        best = measure.overlap(first[1 if options.mbr > 1 else 0].middles)
-        rows += measure.people()
-        for name, ways in written.items():
-            rows += [measure.row(name, models[name], way, best) for way in ways]
-        read[gaps.name] = format_middles(fitting.gaps, written)
+        best = measure.overlap(made[1 if options.mbr > 1 else 0][1].middles)
+        rows += [*measure.people(), *(measure.row(name, models[name], way, best) for name, way in written)]
+        read[gaps.name] = format_middles(fitting.gaps, made)
     legend = ["±: half of the 95 % interval, over gaps. Overlap is of words in lower case"]
-    about = {"seed": options.seed, "mbr": options.mbr, "judge": language.model_name(judge) if judge else None}
-    return Report("infill", f"{count_gaps(rows)}; seed {options.seed}", rows, about, legend, notes, read)
+    about = {"seed": options.seed, "mbr": options.mbr, "judge": shared.model_name(judge) if judge else None}
+    return Report("infill", f"{', '.join(sizes)}; seed {options.seed}", rows, about, legend, notes, read)
 
 
-def count_gaps(rows: Sequence[Row]) -> str:
-    """List the sets with their numbers of gaps; people are compared on fewer."""
-    counts = {row.group: row.count for row in rows if row.name != PEOPLE}
-    return ", ".join(f"{name}: {count:,} gaps" for name, count in counts.items())
+def format_middles(gaps: Sequence[Gap], written: Sequence[tuple[str, Written]]) -> str:
+    """Format the first gaps with all middles that were generated for them."""
+    lines = []
+    for number, gap in enumerate(gaps[:SHOWN]):
+        lines += [f"{number + 1}. {gap.left} [ … ] {gap.right}"]
+        lines += [f"     {PEOPLE}: {text}" for text in gap.references]
+        lines += [f"     {name}, {way.how}: {join_words(way.middles[number])}" for name, way in written]
+    return "\n".join(lines) + "\n"
 
 
 def keep_fitting(gaps: Set, models: Iterable[TextDiffusion]) -> Set:
@@ -338,8 +357,8 @@ def keep_fitting(gaps: Set, models: Iterable[TextDiffusion]) -> Set:
     return replace(gaps, gaps=list(compress(gaps.gaps, fit_all)))
 
 
-def lower_words(text: str | Words) -> Words:
-    return [word.lower() for word in (split_words(text) if isinstance(text, str) else text)]
+def lower(words: Words) -> Words:
+    return [word.lower() for word in words]
 
 
 def interval(draws: Floats) -> tuple[float, float]:
@@ -360,7 +379,7 @@ class GapMetrics:
         judge: TextDiffusion | None = None,
     ) -> None:
         self.set, self.training, self.similarity, self.judge = gaps, training_sentences, similarity, judge
-        self.references = [[lower_words(text) for text in gap.references] for gap in gaps.gaps]
+        self.references = [[lower(split_words(text)) for text in gap.references] for gap in gaps.gaps]
         count = len(gaps.gaps)
         drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=BOOTSTRAPS)
         self.weights = np.vstack([np.ones(count), drawn])  # the weight of each gap: 1, then that in each draw
@@ -369,36 +388,35 @@ class GapMetrics:
         self, middles: Sequence[Words], references: Sequence[Sequence[Words]] | None = None
     ) -> dict[str, Floats]:
         """Return every figure of overlap, followed by its values in the bootstrap draws unless references are given."""
-        own = [lower_words(middle) for middle in middles]
+        own = [lower(middle) for middle in middles]
         weights = self.weights if references is None else np.ones((1, len(own)))
         references = self.references if references is None else references
-        counts = np.array([metrics.bleu_counts(*pair) for pair in zip(own, references, strict=True)], dtype=np.float64)
+        counts = np.array(list(map(metrics.bleu_counts, own, references)), dtype=np.float64)
         found = {"bleu_4": np.array([100 * metrics.corpus_bleu(row) for row in (weights @ counts).tolist()])}
         each = {
-            "rouge_l": [metrics.rouge_l(*pair) for pair in zip(own, references, strict=True)],
+            "rouge_l": list(map(metrics.rouge_l, own, references)),
             "cider": metrics.cider(own, references) if len(own) > 1 else [math.nan],
         }
         if self.similarity is not None:
-            texts, others = [join_words(one) for one in own], [[join_words(one) for one in many] for many in references]
-            each["bert_score"] = self.similarity(texts, others)
+            others = [list(map(join_words, many)) for many in references]
+            each["bert_score"] = self.similarity(list(map(join_words, own)), others)
         return found | {figure: 100 * weights @ np.array(values) / len(own) for figure, values in each.items()}
 
     def row(self, name: str, lm: TextDiffusion, way: Written, best: Mapping[str, Floats]) -> Row:
-        about = {"method": lm.config["method"], "tokenizer": language.describe_tokenizer(lm.tokenizer)}
+        about = {"method": lm.config["method"], "tokenizer": shared.describe_tokenizer(lm.tokenizer)}
         if way.refused:
             about |= {"how": way.how, "refused": way.refused, "corpus": self.set.name, "split": self.set.split}
             return Row(name, {}, about, self.set.name, len(self.set.gaps))
         drawn = self.overlap(way.middles)
         drawn |= {f"{figure}_ahead": best[figure] - drawn[figure] for figure in ("bleu_4", "rouge_l")}
         row = self.make_row(name, way.how, way.middles, drawn, {**about, "sampling": f"{way.how}: {way.sampling}"})
-        copied = metrics.copied_share([join_words(middle) for middle in way.middles], self.training)
-        row.figures.update({"copied": copied, "kept": way.kept, "calls": way.calls, "seconds": way.seconds})
-        row.figures["seconds_50"] = 50 * way.seconds / len(way.middles)
+        texts = [join_words(middle) for middle in way.middles]
+        row.figures.update(copied=metrics.copied_share(texts, self.training), kept=way.kept, calls=way.calls)
+        row.figures.update(seconds=way.seconds, seconds_50=50 * way.seconds / len(texts))
         row.figures["distinct_4"] = metrics.distinct_n(way.middles, 4)
         if self.judge is not None:
-            gaps = zip(self.set.gaps, way.middles, strict=True)
-            texts = [f"{gap.left} {join_words(middle)} {gap.right}" for gap, middle in gaps]
-            language.judge_texts(self.judge, row, [[text] for text in texts])
+            gaps = zip(self.set.gaps, texts, strict=True)
+            shared.judge_texts(self.judge, row, [[f"{gap.left} {text} {gap.right}"] for gap, text in gaps])
         return row
 
     def people(self) -> list[Row]:
@@ -416,18 +434,3 @@ class GapMetrics:
         intervals = {k: interval(d) for k, d in drawn.items() if len(d) > 1 and figures[k] is not None}
         about = {"how": how, **about, "corpus": self.set.name, "split": self.set.split}
         return Row(name, figures, about, self.set.name, len(middles), intervals=intervals)
-
-
-def format_middles(gaps: Sequence[Gap], written: Mapping[str, Sequence[Written]]) -> str:
-    """Format the first gaps with all middles that were generated for them."""
-    lines = []
-    for number, gap in enumerate(gaps[:SHOWN]):
-        lines += [f"{number + 1}. {gap.left} [ … ] {gap.right}"]
-        lines += [f"     {PEOPLE}: {text}" for text in gap.references]
-        lines += [
-            f"     {name}, {w.how}: {join_words(w.middles[number])}"
-            for name, ways in written.items()
-            for w in ways
-            if not w.refused
-        ]
-    return "\n".join(lines) + "\n"

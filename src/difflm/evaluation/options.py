@@ -5,7 +5,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from difflm.errors import UsageError
 from difflm.generation.requests import read_guidance
@@ -101,6 +101,13 @@ class Options:
             names = [*DECODERS] if name == "all" else [find_decoder(name).name]
             found |= dict.fromkeys(names, read_guidance(guidance, f"--method {name}") if equals else None)
         return found
+
+
+class Watcher(Protocol):
+    """Is told of progress, and of what a user should know at once."""
+
+    def update(self, what: str, done: int, total: int | None) -> None: ...
+    def note(self, message: str) -> None: ...
 
 
 DEFAULTS = Options()

@@ -15,11 +15,12 @@ import numpy as np
 from difflm.data import seq2seq_metrics as metrics
 from difflm.data.text_metrics import most_central
 from difflm.errors import UsageError
+from difflm.evaluation import shared
 from difflm.evaluation.bert_score import BertScore
-from difflm.evaluation.corpora import PairSet
-from difflm.evaluation.language import describe_sampling, device_name, settings_for
-from difflm.evaluation.options import Options, say
+from difflm.evaluation.corpora import PairSet, pairs_for, read_pair_set
+from difflm.evaluation.options import Options, Watcher, say
 from difflm.evaluation.reports import SEQ2SEQ, Report, Row
+from difflm.generation.checks import check_device
 from difflm.generation.jobs import Chosen, Decode, Generation, Ids
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.ranking import Rank, Ranking, check_repairs, make_ranking
@@ -91,6 +92,31 @@ def measure_outputs(
 # -- generating -------------------------------------------------------------------------------------------------------
 
 
+def measure_seq2seq(runs: Sequence[str], options: Options, _: Watcher) -> Report:
+    """Measure a run and its rivals on the same sources: those of a file, or those that the run's training held out."""
+    ranks = list(dict.fromkeys(options.rank or ()))
+    if (ranks or options.oracle) and options.mbr < 2 and not options.repairs:
+        raise UsageError(f"--{'rank' if ranks else 'oracle'} chooses among candidates: give --mbr 2 or more.")
+    if len({*ranks} - {"bound"}) > 1:
+        raise UsageError("--rank takes one run at most; `bound` may be given as well.")
+    if options.repairs and not {*ranks} - {"bound"}:
+        raise UsageError("--repairs needs a left-to-right run that ranks the candidates: give --rank RUN.")
+    if options.pairs is None and options.column is not None:
+        raise UsageError("--column names the columns of --pairs FILE.")
+    shared.refuse_open(runs, "it learned no pairs")
+    similarity = BertScore(options.encoder, check_device(options.device)) if options.encoder else None
+    given = read_pair_set(options.pairs, options.column, options.data, options.split) if options.pairs else None
+    models = shared.load_runs(runs, options.device)
+    for lm in models.values():
+        lm.source_room()
+    rankers: list[Rank] = ["bound" if r == "bound" else TextDiffusion.from_pretrained(r, options.device) for r in ranks]
+    if given is None:
+        shared.check_same_data(models, options.data)
+        given = pairs_for(next(iter(models.values())), options.data, options.split)
+    pairs = given.sample(options.samples, options.skip, options.seed)
+    return evaluate_seq2seq(models, pairs, options, rankers, similarity)
+
+
 def evaluate_seq2seq(
     models: Mapping[str, TextDiffusion],
     pairs: PairSet,
@@ -102,7 +128,7 @@ def evaluate_seq2seq(
     candidates: by the model's own bound, by a twin."""
     readers = [*models.values(), *(rank for rank in ranks if not isinstance(rank, str))]
     fitting = pairs.keep(np.all([reads(lm, pairs.sources) for lm in readers], axis=0).tolist())
-    notes = [f"seconds: on {device_name(next(iter(models.values())).device)}"]
+    notes = [f"seconds: on {shared.device_name(next(iter(models.values())).device)}"]
     if left_out := len(pairs.sources) - len(fitting.sources):
         notes.append(f"{left_out:,} sources are left out, they are longer than a model reads")
     if not fitting.sources:
@@ -124,8 +150,9 @@ def rank_by(lm: TextDiffusion, sources: Sequence[str], options: Options, ranks: 
     """Return the rankings of candidates, by the names of their rows; a model that cannot be ranked so is rejected."""
     told, best, found = lm.encode_sources(sources), f", best of {options.mbr}" if options.mbr > 1 else "", {}
     for rank in ranks:
-        own = isinstance(rank, str)
-        name, repairs = f"by {'bound' if own else 'the twin'}{best}", 0 if own else options.repairs
+        name, repairs = f"by the twin{best}", options.repairs
+        if rank == "bound":
+            name, repairs = f"by bound{best}", 0
         if repairs:
             check_repairs(repairs, rank)
             name += f", {repairs} {'repair' if repairs == 1 else 'repairs'} each"
@@ -138,10 +165,10 @@ def write_outputs(
 ) -> Iterator[Outputs]:
     """Yield a model's texts: one sample, the most central and the likeliest of several, and beam search if it supports
     that."""
-    settings, mbr, seed = settings_for(lm, options.settings), options.mbr, options.seed
+    settings, mbr, seed = shared.settings_for(lm, options.settings), options.mbr, options.seed
 
     def describe(how: str, **changes: object) -> Json:
-        sampling = describe_sampling(lm.sampling(**settings, **changes))
+        sampling = shared.describe_sampling(lm.sampling(**settings, **changes))
         return {"how": how, "about": {"method": lm.config["method"], "sampling": f"{how}: {sampling}"}}
 
     ids, made, calls, seconds = write_candidates(lm, pairs.sources, mbr, seed, settings, f"{name}: writing")
@@ -162,11 +189,12 @@ def write_outputs(
     if mbr > 1 and options.oracle:  # an upper limit, not a result: it looks at the references
         chosen = list(map(metrics.choose_oracle, texts, pairs.references))
         yield Outputs(texts, calls, seconds, chosen=chosen, selection="oracle", **describe(f"oracle of {mbr}"))
-    if "left-to-right" in lm.model.capabilities.settings and options.beams:
-        search = {**settings, "beams": options.beams}
-        _, made, calls, seconds = write_candidates(lm, pairs.sources, 1, seed, search, f"{name}: writing")
-        about = describe(f"{options.beams} beams", beams=options.beams)
-        yield Outputs([[text.text for text in group] for group in made], calls, seconds, **about)
+    if "left-to-right" in lm.model.capabilities.settings and (beams := options.beams):
+        _, made, calls, seconds = write_candidates(
+            lm, pairs.sources, 1, seed, {**settings, "beams": beams}, f"{name}: writing"
+        )
+        found = [[text.text for text in group] for group in made]
+        yield Outputs(found, calls, seconds, **describe(f"{beams} beams", beams=beams))
 
 
 def put_repairs(lm: TextDiffusion, texts: list[list[str]], best: Sequence[Chosen]) -> list[list[str]]:
