@@ -37,8 +37,8 @@ from difflm.data.tokenizers import Bpe, Characters
 from difflm.data.words import join_words
 from difflm.diffusion.base import Belief
 from difflm.errors import UsageError
+from difflm.fast.cuda_graphs import capture_key, clone_tensors
 from difflm.fast.kernel_chain import join_transitions, kernel_chain, list_columns
-from difflm.fast.recorded import capture_key, clone_tensors
 from tests.support.tiny import tiny_run
 
 LETTERS = "abA1 .\n-é"

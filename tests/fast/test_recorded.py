@@ -21,8 +21,8 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
+from difflm.fast.cuda_graphs import capture_key
 from difflm.fast.inference import Inference, PaddedLinear, remember_times
-from difflm.fast.recorded import capture_key
 from difflm.generation.jobs import GenerationJob
 from difflm.generation.loops import Progress, Seat, loop_shape
 from difflm.generation.pipeline import TextDiffusion

@@ -13,7 +13,14 @@ from difflm import machine
 from difflm.controls import Label, Length
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import SamplerInputs, Steering
-from difflm.fast.cuda_graphs import WARMUP_CALLS, CapturedCalls, CapturedFunction, GraphPool, exclusive_capture
+from difflm.fast.cuda_graphs import (
+    WARMUP_CALLS,
+    CapturedCalls,
+    CapturedFunction,
+    Capturing,
+    GraphPool,
+    exclusive_capture,
+)
 from difflm.fast.inference import MAX_RECORDED
 from difflm.fast.recorded import RecordedSampler
 from difflm.generation.pipeline import TextDiffusion
@@ -41,14 +48,14 @@ def test_every_call_does_the_work_once(device: str, calls: int) -> None:
 def test_a_captured_call_inside_another_capture_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph cannot be replayed while another is being captured: `diffusion-nat` encodes its source within a step."""
     layer = torch.nn.Linear(3, 3)
-    calls, x = CapturedCalls(layer, layer), torch.randn(2, 3)
+    calls, x = CapturedCalls(layer), torch.randn(2, 3)
     monkeypatch.setattr("difflm.fast.cuda_graphs.is_capturing", lambda: True)
     assert torch.equal(calls(x), layer(x)) and not calls.pool.idle
     monkeypatch.undo()
     assert torch.equal(calls(x), layer(x)) and calls.pool.idle
 
 
-class Thing:
+class Thing(Capturing):
     def __init__(self, name: str) -> None:
         self.name, self.closed = name, False
 

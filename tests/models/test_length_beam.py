@@ -17,7 +17,6 @@ from difflm.data.tokenizers import SPECIALS, Words
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
-from difflm.fast.cuda_graphs import capture_lengths
 from difflm.fast.inference import Inference
 from difflm.methods import METHODS, TextSpec
 from difflm.models.batching import source_condition
@@ -41,7 +40,7 @@ def build(method: str = "difformer") -> DiffusionModel:
 def build_captured() -> DiffusionModel:
     """A model that reads its sources by captured passes."""
     model = build().eval()
-    capture_lengths(model)
+    Inference(model)
     return model
 
 
@@ -161,18 +160,18 @@ def test_a_gpu_reads_many_sources_at_once_in_few_sizes(monkeypatch):
     assert read == [12]
     assert torch.allclose(alone, together, atol=1e-5)
     model.lengths.predict(model.denoiser, source_condition([*sources, [5, 5]]))
-    assert len(model.lengths.read_lengths.reader[1].pool.idle) == 2  # one of a single source, one of twelve
+    assert len(model.lengths.read_lengths.pool.idle) == 2  # one of a single source, one of twelve
 
 
 def test_what_was_captured_is_freed_at_once():
     """Not when garbage is collected: the memory of a GPU is needed before."""
     model = build_captured()
     model.lengths.predict(model.denoiser, source_condition([[5, 6, 7]]))
-    held = weakref.ref(model.lengths.read_lengths.reader[1].pool.latest)
+    held = weakref.ref(model.lengths.read_lengths.pool.latest)
     gc.disable()
     try:
         Inference(model).clear_recorded()
-        assert model.lengths.read_lengths.reader is None and held() is None
+        assert not model.lengths.read_lengths.pool.idle and held() is None
     finally:
         gc.enable()
 
@@ -181,9 +180,9 @@ def test_a_model_that_moves_keeps_nothing_captured():
     words = Words([*SPECIALS, *"abcdefgh"])
     lm = TextDiffusion(build(), words, {"method": "difformer"})
     lm.generate(1, source="a b", steps=1)
-    assert lm.model.lengths.read_lengths.reader is not None
+    assert lm.model.lengths.read_lengths.pool.idle
     lm.to("cpu")
-    assert lm.model.lengths.read_lengths.reader is None
+    assert not lm.model.lengths.read_lengths.pool.idle
 
 
 def test_another_head_is_captured_anew():
@@ -192,7 +191,7 @@ def test_another_head_is_captured_anew():
     model.lengths.predict(model.denoiser, condition)
     model.lengths.head = copy.deepcopy(model.lengths.head)
     model.lengths.predict(model.denoiser, condition)
-    assert len(model.lengths.read_lengths.reader[1].pool.idle) == 2
+    assert len(model.lengths.read_lengths.pool.idle) == 2
 
 
 def test_a_model_that_has_read_sources_can_be_pickled():
@@ -211,10 +210,11 @@ def test_reading_sources_can_be_captured(monkeypatch):
     model.lengths.head.weight.data.normal_()
     conditions = [source_condition([[k, 5, 6]]) for k in range(4, 8)]
     found = [model.lengths.predict(model.denoiser, one).length_logits for one in conditions]
-    model.denoiser.network.capturable, model.lengths.read_lengths.reader = False, None
+    model.denoiser.network.capturable = False
+    model.lengths.read_lengths.pool.clear()
     for one, condition in zip(found, conditions, strict=True):
         assert torch.equal(model.lengths.predict(model.denoiser, condition).length_logits, one)
-    assert model.lengths.read_lengths.reader is None and not torch.equal(found[0], found[1])
+    assert not model.lengths.read_lengths.pool.idle and not torch.equal(found[0], found[1])
 
 
 def test_a_copy_of_a_model_reads_sources_by_its_own_weights():

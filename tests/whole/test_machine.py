@@ -231,7 +231,7 @@ def test_a_cpu_counts_as_capturing_from_the_call_that_would_be_captured() -> Non
         work()
     assert seen == [False] * WARMUP_CALLS + [True, True] and not is_capturing()
     layer = torch.nn.Linear(2, 2)
-    calls, x = CapturedCalls(layer, layer), torch.randn(1, 2)
+    calls, x = CapturedCalls(layer), torch.randn(1, 2)
     outer = CapturedFunction(lambda: seen.append(torch.equal(calls(x), layer(x))), CPU, warmup=0)
     outer()
     assert seen[-1] and not calls.pool.idle

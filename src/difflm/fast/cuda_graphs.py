@@ -4,8 +4,9 @@ import gc
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch.nn import Parameter
 
 from difflm.data.batches import Batch
 from difflm.diffusion.denoiser import Denoiser
-from difflm.models.base import LanguageModel, Losses
+from difflm.models.base import Losses
 from difflm.models.length_predictor import LengthPredictor
 from difflm.runtime.tensors import storage_addresses
 
@@ -125,29 +126,36 @@ def compile_whole(function: Callable[[], None], state: Sequence[Tensor]) -> Call
     return torch.compile(traced, dynamic=False, fullgraph=True)
 
 
-class Closable(Protocol):
+class Capturing:
+    """Work on tensors that stay in place. Its captured functions are attributes."""
+
     def close(self) -> None:
         """Release captured graphs, whose memory would otherwise wait for garbage collection."""
+        for part in vars(self).values():
+            if isinstance(part, CapturedFunction):
+                part.close()
 
 
-T = TypeVar("T", bound=Closable)
+T = TypeVar("T", bound=Capturing)
 
 
 class GraphPool(Generic[T]):
-    """Keeps captured objects by key for later calls, the `capacity` most recent ones. One that is in use belongs to its
-    user alone. A copied pool is empty: graphs refer to the memory of the original."""
+    """Keeps captured work by key for later calls, the `capacity` most recent ones. What is in use belongs to its user
+    alone. A copied pool is empty: graphs refer to the memory of the original."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.lock = capacity, threading.Lock()
         self.idle: list[tuple[Hashable, T]] = []
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return GraphPool, (self.capacity,)
 
     @contextmanager
     def acquire(self, key: Hashable, create: Callable[[], T]) -> Iterator[T]:
         with self.lock:
             found = next((entry for entry in self.idle if entry[0] == key), None)
             self.idle = [entry for entry in self.idle if entry is not found]
-        captured = create() if found is None else found[1]
-        failed = False
+        captured, failed = create() if found is None else found[1], False
         try:
             yield captured
         except (Exception, KeyboardInterrupt):
@@ -156,73 +164,126 @@ class GraphPool(Generic[T]):
             raise
         finally:
             if not failed:
-                self._release((key, captured))
+                with self.lock:
+                    self.idle.append((key, captured))
+                self.clear(self.capacity)
 
     @property
     def latest(self) -> T | None:
-        """The most recently used object that is not in use."""
+        """What was used most recently and is not in use."""
         with self.lock:
             return self.idle[-1][1] if self.idle else None
 
-    def _release(self, entry: tuple[Hashable, T]) -> None:
+    def clear(self, most: int = 0) -> None:
+        """Release all but the `most` recent ones."""
         with self.lock:
-            kept = [*self.idle, entry]
-            self.idle = kept[-self.capacity :]
-        for _, old in kept[: -self.capacity]:
-            old.close()
-
-    def clear(self) -> None:
-        with self.lock:
-            removed, self.idle = self.idle, []
+            kept = max(0, len(self.idle) - most)
+            removed, self.idle = self.idle[:kept], self.idle[kept:]
         for _, old in removed:
             old.close()
 
-    def __deepcopy__(self, memo: object) -> "GraphPool[T]":
-        return GraphPool(self.capacity)
+
+# -- calls of functions whose arguments are trees of values: dataclasses and lists, with tensors and networks for leaves
 
 
-class CapturedCall:
-    """A function of tensors that returns one, captured over tensors that stay in place."""
+def capture_key(value: object, seen: dict[int, int] | None = None) -> Hashable:
+    """What two inputs must have in common to share a captured call: all but the contents of tensors, also which places
+    share one. Networks are identified by the addresses of their weights, which a capture refers to."""
+    seen = {} if seen is None else seen
+    if isinstance(value, nn.Module):
+        return id(value), storage_addresses(value)
+    if isinstance(value, nn.Parameter):
+        return value.data_ptr(), value.shape
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device, seen.setdefault(id(value), len(seen))
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value), *(capture_key(getattr(value, f.name), seen) for f in fields(value))
+    if isinstance(value, list | tuple):
+        return tuple(capture_key(one, seen) for one in value)
+    return (value.start, value.stop) if isinstance(value, slice) else value
 
-    def __init__(self, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
-        self.function, self.inputs = function, [one.clone() for one in inputs]
+
+def clone_tensors(thing: Any, copies: dict[int, Tensor]) -> Any:
+    """A copy with its own tensors; a tensor that occurs in several places still does."""
+    if isinstance(thing, nn.Parameter):
+        return thing
+    if isinstance(thing, Tensor):
+        return copies.setdefault(id(thing), thing.contiguous().clone())
+    if is_dataclass(thing) and not isinstance(thing, type):
+        return replace(thing, **{f.name: clone_tensors(getattr(thing, f.name), copies) for f in fields(thing)})
+    if isinstance(thing, list | tuple):
+        return type(thing)(clone_tensors(one, copies) for one in thing)
+    return thing
+
+
+def copy_into(new: object, old: object) -> None:
+    """Copy every tensor of `new` into its counterpart in `old`, also those that `old` has computed and cached."""
+    apart = {id(to): (to, value) for to, value in paired_tensors(new, old) if value.data_ptr() != to.data_ptr()}
+    if apart:
+        torch._foreach_copy_([to for to, _ in apart.values()], [value for _, value in apart.values()])
+
+
+def paired_tensors(new: Any, old: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tensors of `old`, each with its counterpart in `new`."""
+    if isinstance(old, Tensor):
+        yield old, new
+    elif is_dataclass(old):
+        for name in vars(old):
+            yield from paired_tensors(getattr(new, name), getattr(old, name))
+    elif isinstance(old, list | tuple):
+        for one, other in zip(new, old, strict=True):
+            yield from paired_tensors(one, other)
+
+
+class CapturedCall(Capturing):
+    """A function that returns a tensor, captured over arguments that stay in place."""
+
+    def __init__(self, function: Callable[..., Tensor], given: Sequence[Any]) -> None:
+        self.function, self.given = function, clone_tensors([*given], {})
         self.output: Tensor | None = None
-        self.work = CapturedFunction(self._work, inputs[0].device)
+        device = next(old.device for old, _ in paired_tensors(self.given, self.given))
+        self.work = CapturedFunction(self._work, device)
 
     def _work(self) -> None:
-        found = self.function(*self.inputs)
+        found = self.function(*self.given)
         self.output = torch.empty_like(found) if self.output is None else self.output
         self.output.copy_(found)
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        torch._foreach_copy_(self.inputs, [*inputs])
+    def __call__(self, given: Sequence[Any]) -> Tensor:
+        copy_into(given, self.given)
         self.work()
         assert self.output is not None
         return self.output.clone()
 
-    def close(self) -> None:
-        self.work.close()
-
 
 class CapturedCalls:
-    """Calls of a function that reads the weights of `module`, captured for each of the last few shapes of its
-    arguments. It takes no gradients and never synchronises with the device."""
+    """Calls of a function, captured for each of the last few keys of its arguments. It takes no gradients and never
+    synchronises with the device. The networks that it reads are among its arguments."""
 
-    def __init__(self, function: Callable[..., Tensor], module: nn.Module, capacity: int = 16) -> None:
-        self.function, self.module = function, module
+    def __init__(self, function: Callable[..., Tensor], capacity: int = 16) -> None:
+        self.function = function
         self.pool: GraphPool[CapturedCall] = GraphPool(capacity)
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def __call__(self, *given: Any) -> Tensor:
         if is_capturing():  # as part of another graph, in which no graph can be replayed
-            return self.function(*inputs)
-        key = storage_addresses(self.module), *((one.shape, one.dtype, one.device) for one in inputs)
-        with self.pool.acquire(key, partial(CapturedCall, self.function, inputs)) as call:
-            return call(*inputs)
+            return self.function(*given)
+        with self.pool.acquire(capture_key(given), partial(CapturedCall, self.function, given)) as call:
+            return call(given)
 
-    def clear_recorded(self) -> None:
-        """Free what was captured; the next calls capture again."""
-        self.pool.clear()
 
+class CapturedLengths(CapturedCalls):
+    """`read_lengths` of a length policy, captured if the denoiser's network allows it."""
+
+    def __init__(self, policy: LengthPredictor) -> None:
+        super().__init__(LengthPredictor.read_lengths)
+        self.policy = policy
+
+    def __call__(self, denoiser: Denoiser, source: Tensor, mask: Tensor) -> Tensor:
+        read = super().__call__ if denoiser.network.capturable else self.function
+        return read(self.policy, denoiser, source, mask)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
 
 Gradients = Callable[[Batch], Losses]  # gradients are left in .grad
 
@@ -302,40 +363,3 @@ class CapturedSteps:
             other = next(iter(self._graphs.values()), None)
             self._graphs[batch.key] = CapturedGradients(self.gradients, self.weights, batch, self.sums or None, other)
         return self._graphs[batch.key]
-
-
-class CapturedLengths:
-    """`read_lengths` of a length policy, captured for the denoiser that was asked last if its network allows it."""
-
-    def __init__(self, policy: LengthPredictor) -> None:
-        self.policy = policy
-        self.reader: tuple[Denoiser, CapturedCalls] | None = None
-
-    def __call__(self, denoiser: Denoiser, source: Tensor, mask: Tensor) -> Tensor:
-        read = partial(LengthPredictor.read_lengths, self.policy, denoiser)
-        if not denoiser.network.capturable:
-            return read(source, mask)
-        found = self.reader  # other threads may replace it
-        if found is None or found[0] is not denoiser:
-            found = denoiser, CapturedCalls(read, nn.ModuleList((denoiser, self.policy)))
-            self.reader = found
-        return found[1](source, mask)
-
-    def clear_recorded(self) -> None:
-        found, self.reader = self.reader, None
-        if found is not None:
-            found[1].clear_recorded()
-
-    def __getstate__(self) -> dict[str, object]:
-        """What copies and pickles have: not what was captured, which would bring the denoiser with it."""
-        return {**self.__dict__, "reader": None}
-
-
-def capture_lengths(model: LanguageModel) -> CapturedLengths | None:
-    """Let the length policy of a model read sources by captured passes; None if it reads none."""
-    policy = model.lengths if model.capabilities.denoises else None
-    if not isinstance(policy, LengthPredictor):
-        return None
-    if not isinstance(policy.read_lengths, CapturedLengths):
-        policy.read_lengths = CapturedLengths(policy)  # type: ignore[method-assign]
-    return policy.read_lengths

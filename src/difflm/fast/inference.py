@@ -19,14 +19,20 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Frame, RowStates, SamplerInputs, Steering
 from difflm.fast.accelerate import accelerate
 from difflm.fast.cpu_layers import pack_layers, use_eight_bits
-from difflm.fast.cuda_graphs import CapturedCalls, CapturedFunction, GraphPool, capture_lengths, is_capturing
+from difflm.fast.cuda_graphs import (
+    CapturedCalls,
+    CapturedFunction,
+    CapturedLengths,
+    GraphPool,
+    capture_key,
+    is_capturing,
+)
 from difflm.fast.recorded import (
     JoinableSampler,
     RecordedDecoder,
     RecordedSampler,
     ask_few_places,
     can_capture,
-    capture_key,
     recorder_of,
 )
 from difflm.fast.repairs import GROWTH, Repairs, expect_nearby, unwritten_log_probs
@@ -34,6 +40,7 @@ from difflm.machine import is_on
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import DenoisingModel, LanguageModel, PrefixModel, Runner, Sampling, TextBatch
 from difflm.models.batching import WIDTH
+from difflm.models.length_predictor import LengthPredictor
 from difflm.networks.transformer import Transformer
 from difflm.runtime.tensors import module_tensors, storage_addresses
 
@@ -63,15 +70,19 @@ class Inference(Runner):
     ) -> None:
         accelerate(model)
         self.model, self.dtype, self.compiled, self.record = model, dtype, compiled, record
-        self._lengths = capture_lengths(model)
+        self._lengths: CapturedLengths | None = None
+        if model.capabilities.denoises and isinstance(policy := model.lengths, LengthPredictor):
+            if not isinstance(policy.read_lengths, CapturedLengths):
+                policy.read_lengths = CapturedLengths(policy)  # type: ignore[method-assign]
+            self._lengths = policy.read_lengths
         self._copy: DenoiserCopy | None = None
         self._recorded: GraphPool[RecordedSampler] = GraphPool(MAX_RECORDED)
         self._joinable: GraphPool[JoinableSampler] = GraphPool(MAX_RECORDED)
         self._decoder_copies: dict[tuple[torch.dtype | None, bool, torch.device], Autoregressive] = {}
         self._decoders: GraphPool[RecordedDecoder] = GraphPool(MAX_DECODERS)
-        self._read_nats = CapturedCalls(lambda *own: cast(Autoregressive, model).nats(Batch(*own)), model)
+        self._read_nats = CapturedCalls(Autoregressive.nats)
         self._repairs: GraphPool[Repairs] = GraphPool(MAX_DECODERS)
-        self._expectations: CapturedCalls | None = None  # of the copy
+        self._expectations = CapturedCalls(unwritten_log_probs, MAX_DECODERS)
         self._lock = threading.Lock()
 
     @property
@@ -117,9 +128,7 @@ class Inference(Runner):
     def _renew(self, source: Denoiser, dtype: torch.dtype | None) -> None:
         self._recorded.clear()
         self._joinable.clear()
-        if self._expectations is not None:
-            self._expectations.clear_recorded()
-        self._expectations = None
+        self._expectations.pool.clear()
         self._copy = DenoiserCopy(source, dtype, self.compiled)
 
     @torch.no_grad()  # as a decorator it applies while a frame is computed, not while the caller reads it
@@ -138,16 +147,15 @@ class Inference(Runner):
         return self.denoiser
 
     def denoise(self, model: DenoisingModel, batch: TextBatch) -> Iterator[Frame]:
-        inputs = model.sampler_inputs(self.denoiser, batch)
+        inputs, watched = model.sampler_inputs(self.denoiser, batch), batch.steering.watched_steps
         recorder = recorder_of(inputs) if self.records_steps(inputs.mask.device) else None
-        return inputs.frames() if recorder is None else self._replay(recorder, inputs, batch.steering)
-
-    def _replay(self, recorder: type[RecordedSampler], inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
-        compiled = self.compiled and inputs.mask.is_cuda
-        inputs = inputs if steering.watched_steps is None else ask_few_places(inputs)
-        create = partial(recorder, inputs, compiled, self._recorded.latest)
+        if recorder is None:
+            yield from inputs.frames()
+            return
+        inputs = inputs if watched is None else ask_few_places(inputs)
+        create = partial(recorder, inputs, self.compiled and inputs.mask.is_cuda, self._recorded.latest)
         with self._recorded.acquire(capture_key(inputs), create) as recorded:
-            yield from recorded.frames(inputs, steering.watched_steps)
+            yield from recorded.frames(inputs, watched)
 
     @torch.no_grad()
     def join(self, batch: TextBatch, rows: RowStates | None, order: Sequence[int], watched: bool) -> Generator[Frame]:
@@ -239,8 +247,7 @@ class Inference(Runner):
         model, padded = cast(Autoregressive, self.model), self._pad(batch)
         if model.training:
             model.eval()
-        given = padded.ids, padded.lengths, padded.source, padded.source_lengths
-        nats = self._read_nats(*(one for one in given if one is not None))
+        nats = self._read_nats(model, Batch(padded.ids, padded.lengths, padded.source, padded.source_lengths))
         return nats, torch.zeros_like(nats)
 
     @torch.no_grad()
@@ -276,11 +283,9 @@ class Inference(Runner):
         denoiser, device = self.denoiser, model.denoiser.codec.bias.device
         tensors = batch.ids, batch.lengths, batch.source, batch.source_lengths
         given = [one.to(device) for one in tensors if one is not None]
-        call = partial(unwritten_log_probs, denoiser, model.lengths)
-        if not self.records_steps(device) or denoiser is model.denoiser:
-            return call(*given)
-        calls = self._expectations = self._expectations or CapturedCalls(call, denoiser, MAX_DECODERS)
-        return calls(*given)
+        recorded = self.records_steps(device) and denoiser is not model.denoiser
+        call = self._expectations if recorded else unwritten_log_probs
+        return call(denoiser, model.lengths, *given)
 
     def _can_capture(self, batch: Batch) -> bool:
         """Whether a left-to-right model reads these texts by a captured pass: not too many at a time."""
@@ -298,9 +303,8 @@ class Inference(Runner):
         """Free what was captured for earlier requests; the next one captures again."""
         for pool in (self._recorded, self._joinable, self._decoders, self._repairs):
             pool.clear()
-        for calls in (self._read_nats, self._expectations, self._lengths):
-            if calls is not None:
-                calls.clear_recorded()
+        for calls in filter(None, (self._read_nats, self._expectations, self._lengths)):
+            calls.pool.clear()
 
 
 def pad_width(ids: Tensor, most: int) -> Tensor:
@@ -329,7 +333,7 @@ class DenoiserCopy:
             self.denoiser.network = prepare_network(source.network, dtype, compiled)
             if is_on_gpu(source.network) and source.network.encodes_sources:
                 network: Any = self.denoiser.network  # encoding a source is a single replay, too
-                network.encode = CapturedCalls(network.encode, network)
+                network.encode = partial(CapturedCalls(type(network).encode), network)
         self.denoiser.precision = None if dtype is torch.int8 else dtype
         self._copying: tuple[tuple[int, ...], CapturedFunction] | None = None
         self.versions = read_versions(source)

@@ -1,12 +1,12 @@
 """Sampling that is captured once and replayed, over tensors that stay in place: on a GPU a denoising step, or one word
 from left to right, is one replay of a CUDA graph."""
 
-from collections.abc import Container, Generator, Hashable, Iterator
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, cast
+from collections.abc import Container, Generator, Iterator
+from dataclasses import is_dataclass, replace
+from typing import cast
 
 import torch
-from torch import Tensor, nn, zeros_like
+from torch import Tensor, zeros_like
 
 from difflm.data.tokenizers import PAD
 from difflm.diffusion.base import Belief, Levels, stack_levels
@@ -26,7 +26,14 @@ from difflm.diffusion.samplers.loop import (
     SamplerInputs,
     Temperature,
 )
-from difflm.fast.cuda_graphs import CapturedFunction, compile_whole
+from difflm.fast.cuda_graphs import (
+    CapturedFunction,
+    Capturing,
+    clone_tensors,
+    compile_whole,
+    copy_into,
+    paired_tensors,
+)
 from difflm.machine import avoid_onednn
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Sampling
@@ -36,7 +43,6 @@ from difflm.networks.cache import Slots
 from difflm.networks.head import WordHead
 from difflm.networks.rotary import compute_rotations
 from difflm.networks.transformer import Transformer
-from difflm.runtime.tensors import storage_addresses
 
 FEWEST = 8  # positions at a time: with fewer, their number would differ between batches more often
 MAX_DRAWN = 2**24  # random numbers that are drawn at once
@@ -98,8 +104,6 @@ def write_places(
 
 MAX_PREDRAWN = 2**24  # random numbers that may be drawn ahead: enough for 50 texts and 50 steps
 
-# Sampler inputs are a tree of values: dataclasses and lists of them, with tensors and networks for leaves.
-
 
 def can_capture(inputs: SamplerInputs) -> bool:
     """Whether sampling steps can be captured: everything that takes part in them is a value whose tensors can be found,
@@ -111,56 +115,7 @@ def can_capture(inputs: SamplerInputs) -> bool:
     return known and (network is None or network.capturable)
 
 
-def capture_key(value: object, seen: dict[int, int] | None = None) -> Hashable:
-    """What two inputs must have in common to share a captured step: all but the contents of tensors, also which places
-    share one. Networks are identified by the addresses of their weights, which a capture refers to."""
-    seen = {} if seen is None else seen
-    if isinstance(value, nn.Module):
-        return id(value), storage_addresses(value)
-    if isinstance(value, nn.Parameter):
-        return value.data_ptr(), value.shape
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.device, seen.setdefault(id(value), len(seen))
-    if is_dataclass(value) and not isinstance(value, type):
-        return type(value), *(capture_key(getattr(value, f.name), seen) for f in fields(value))
-    if isinstance(value, list | tuple):
-        return tuple(capture_key(one, seen) for one in value)
-    return (value.start, value.stop) if isinstance(value, slice) else value
-
-
-def clone_tensors(thing: Any, copies: dict[int, Tensor]) -> Any:
-    """A copy with its own tensors; a tensor that occurs in several places still does."""
-    if isinstance(thing, nn.Parameter):
-        return thing
-    if isinstance(thing, Tensor):
-        return copies.setdefault(id(thing), thing.contiguous().clone())
-    if is_dataclass(thing) and not isinstance(thing, type):
-        return replace(thing, **{f.name: clone_tensors(getattr(thing, f.name), copies) for f in fields(thing)})
-    if isinstance(thing, list | tuple):
-        return type(thing)(clone_tensors(one, copies) for one in thing)
-    return thing
-
-
-def copy_into(new: object, old: object) -> None:
-    """Copy every tensor of `new` into its counterpart in `old`, also those that `old` has computed and cached."""
-    apart = {id(to): (to, value) for to, value in paired_tensors(new, old) if value.data_ptr() != to.data_ptr()}
-    if apart:
-        torch._foreach_copy_([to for to, _ in apart.values()], [value for _, value in apart.values()])
-
-
-def paired_tensors(new: Any, old: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tensors of `old`, each with its counterpart in `new`."""
-    if isinstance(old, Tensor):
-        yield old, new
-    elif is_dataclass(old):
-        for name in vars(old):
-            yield from paired_tensors(getattr(new, name), getattr(old, name))
-    elif isinstance(old, list | tuple):
-        for one, other in zip(new, old, strict=True):
-            yield from paired_tensors(one, other)
-
-
-class RecordedSampler:
+class RecordedSampler(Capturing):
     """A sampler whose steps all do the same work on the same tensors; the steps and the start are captured, and
     compiled as one if requested. Temporary memory is shared with `other`, which never runs at the same time."""
 
@@ -227,10 +182,6 @@ class RecordedSampler:
         self.last_level.copy_(here)
         counter.add_(1)
 
-    def close(self) -> None:
-        self.step.close()
-        self.begin.close()
-
     def frames(self, inputs: SamplerInputs, watched_steps: Container[int] | None = None) -> Iterator[Frame]:
         """Yield the frames of other inputs with the same capture key; those neither watched nor last are no copies."""
         copy_into(inputs, self.inputs)
@@ -248,7 +199,7 @@ class RecordedSampler:
             before = tokens if watched else None
 
 
-class JoinableSampler:
+class JoinableSampler(Capturing):
     """`SamplerInputs.join` with a captured step, over tensors that stay in place."""
 
     def __init__(
@@ -285,11 +236,8 @@ class JoinableSampler:
             shown = rows.tokens, self.sure, self.inputs.mask, None if before is None else rows.tokens != before
             yield Frame(0, self.times, *shown, rows.x, rows.calls, rows.clean, rows=rows)
 
-    def close(self) -> None:
-        self.step.close()
 
-
-class RecordedDecoder:
+class RecordedDecoder(Capturing):
     """Decodes batches of one shape in tensors that stay in place. Keys and values have a slot for every position; those
     of later positions are masked, so nothing need be cleared between two batches. A `memory` of sources is copied to
     where the step reads it."""
@@ -326,9 +274,6 @@ class RecordedDecoder:
             for slots in self.caches:
                 slots.keys.copy_(slots.keys.index_select(0, parents))
                 slots.values.copy_(slots.values.index_select(0, parents))
-
-    def close(self) -> None:
-        self.step.close()
 
 
 def recorder_of(inputs: SamplerInputs) -> type[RecordedSampler] | None:

@@ -12,8 +12,7 @@ from difflm.data.tokenizers import END, PAD
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.samplers.loop import Memory
-from difflm.fast.cuda_graphs import CapturedFunction, compile_whole
-from difflm.fast.recorded import clone_tensors, copy_into
+from difflm.fast.cuda_graphs import CapturedFunction, Capturing, clone_tensors, compile_whole, copy_into
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.lengths import LengthPolicy
 from difflm.runtime.delayed_flag import DelayedFlag
@@ -24,7 +23,7 @@ NEARBY = 2  # places before and behind a word at which the writer may have expec
 WEIGHT = 0.3  # of the writer's log-probabilities beside those of the model that repairs: docs/log
 
 
-class Repairs:
+class Repairs(Capturing):
     """Repairs batches of one shape in tensors that stay in place, so that a reading can be captured.
 
     A word is doubted if its probability is less than `doubt` times that of the likeliest word at its place. The first
@@ -172,11 +171,6 @@ class Repairs:
         for kept, new in ((self.own, own), (self.tokens, tokens), (self.others, others), (self.gains, gains)):
             torch.where(better.unsqueeze(1), new, kept, out=kept)
         return better
-
-    def close(self) -> None:
-        for part in (self.encode, self.step):
-            if isinstance(part, CapturedFunction):
-                part.close()
 
 
 def repair_rows(
