@@ -19,11 +19,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.app.studio.binder import Binder
-from difflm.app.studio.costs import Costs
 from difflm.app.studio.engine import LOOPS
 from difflm.app.studio.job import Box, Done, Frames, Post, Text
 from difflm.app.studio.limits import Limits
+from difflm.app.studio.turns import Binder, Costs
 from difflm.controls import Length
 from difflm.controls.base import Check
 from difflm.generation.loops import Loop, LoopShape, Seat
@@ -223,7 +222,7 @@ def test_those_who_left_do_not_fill_the_queue(asking: Any, gate: Gate) -> None:
 
 def test_the_time_of_a_call_follows_the_median_and_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("difflm.app.studio.costs.time.monotonic", lambda: now)
+    monkeypatch.setattr("difflm.app.studio.turns.time.monotonic", lambda: now)
     model = SimpleNamespace(calls=lambda sampling, words: sampling.steps)
     shape = LoopShape("a", 16, 2, True)
     loop: Any = SimpleNamespace(lm=SimpleNamespace(model=model), shape=shape)
@@ -391,7 +390,7 @@ def test_the_time_limit_holds_while_texts_are_checked(lm: TextDiffusion, monkeyp
 def test_clients_take_turns_at_the_binder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty patterns of one client were bound before a short request of another one, which waited for 17 s."""
     now, bound, begun, first = [0.0], list[str](), threading.Event(), threading.Event()
-    monkeypatch.setattr("difflm.app.studio.binder.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("difflm.app.studio.turns.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def bind(name: str, seconds: float) -> None:
         begun.set()
@@ -399,19 +398,24 @@ def test_clients_take_turns_at_the_binder(monkeypatch: pytest.MonkeyPatch) -> No
         now[0] += seconds
         bound.append(name)
 
-    binder = Binder("binder")
-    tasks = [binder.submit(partial(bind, "a1", 2), "a", True)]
+    def asking(client: str = "", heavy: bool = False) -> Any:
+        return SimpleNamespace(client=client, heavy=heavy, over=False)
+
+    binder = Binder()
+    tasks = [binder.submit(partial(bind, "a1", 2), asking("a", True))]
     begun.wait(PATIENCE)
     asked = [("a2", "a", 2, True), ("a3", "a", 2, True), ("a, light", "a", 0, False)]
     asked += [("b1", "b", 5, True), ("b2", "b", 0, True), ("c", "c", 0, True)]
-    tasks += [binder.submit(partial(bind, name, seconds), client, heavy) for name, client, seconds, heavy in asked]
+    tasks += [
+        binder.submit(partial(bind, name, seconds), asking(client, heavy)) for name, client, seconds, heavy in asked
+    ]
     tasks[2].cancel()
     first.set()
     wait_for(lambda: all(task.done() for task in tasks))
     assert bound == ["a1", "b1", "c", "a, light", "a2", "b2"]
     with pytest.raises(ZeroDivisionError):
-        binder.submit(lambda: 1 // 0).result(PATIENCE)
-    assert binder.submit(lambda: "it goes on").result(PATIENCE) == "it goes on"
+        binder.submit(lambda: 1 // 0, asking()).result(PATIENCE)
+    assert binder.submit(lambda: "it goes on", asking()).result(PATIENCE) == "it goes on"
     binder.close()
 
 

@@ -197,12 +197,12 @@ def test_a_deadline_that_passes_before_a_request_is_read_is_no_failure(lm: TextD
     engine = Engine(lm, Limits())
 
     async def make_job() -> Job:
-        return Job(lm, {"n": 1}, Limits(seconds=1), False, engine.metrics, Post())
+        return Job(lm, {"n": 1}, Limits(seconds=1), engine.metrics, Post())
 
     job = asyncio.run(make_job())
     job.deadline = job.begun - 1
     with pytest.raises(Unavailable, match="the time limit of 1 s passed"):
-        engine._prepare(lambda: job.bind(lm, engine._move), job)
+        engine._binder.submit(lambda: pytest.fail("it is worked for"), job).result(PATIENCE)
     engine.close()
 
 

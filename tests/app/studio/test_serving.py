@@ -15,7 +15,7 @@ import torch
 
 from difflm.app.cli import main
 from difflm.app.studio.limits import Limits
-from difflm.app.studio.metrics import BOUNDS, Metrics
+from difflm.app.studio.log import BOUNDS, Metrics
 from difflm.app.studio.served import Models, Served
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion

@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 from difflm.app.studio import schemas
 from difflm.app.studio.engine import Engine
 from difflm.app.studio.job import Done, Frames, Job, Text
-from difflm.app.studio.metrics import TYPE
+from difflm.app.studio.log import METRICS_TYPE
 from difflm.app.studio.schemas import check_size, describe_route
 from difflm.app.studio.served import Models, Served
 from difflm.errors import DifflmError, say_in_request
-from difflm.generation.jobs import Generation, Watch
+from difflm.generation.jobs import Watch
 from difflm.generation.requests import generation_to_json
 from difflm.player.frames import Draft, spaces
 from difflm.player.page import Recording, page
@@ -54,12 +54,6 @@ def address_of(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-async def texts_of(job: Job) -> list[Generation]:
-    """Collect all texts of a job in the order of their numbers."""
-    texts = {text.number: text.generation async for text in job.texts() if text}
-    return [texts[number] for number in range(job.n)]
-
-
 def routes(serving: Models, engine: Engine) -> APIRouter:
     router, limits = APIRouter(), engine.limits
 
@@ -90,7 +84,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
     @router.get("/metrics", **describe_route("/metrics"))
     async def metrics() -> Any:
         """Counts of requests, errors and texts, and how long requests take, as Prometheus reads them."""
-        return PlainTextResponse(engine.metrics.render(engine.gauges()), media_type=TYPE)
+        return PlainTextResponse(engine.metrics.render(engine.gauges()), media_type=METRICS_TYPE)
 
     @router.get("/api/controls", **describe_route("/api/controls"))
     async def controls(served: Chosen) -> Json:
@@ -117,7 +111,8 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
     @router.post("/api/generate", **describe_route("/api/generate"))
     async def generate(request: Request, asked: schemas.Asked, served: Chosen) -> Json:
         """Generate texts and return them all when they are finished."""
-        return {"texts": [*map(generation_to_json, await texts_of(await begin(request, asked, served)))]}
+        job = await begin(request, asked, served)
+        return {"texts": [*map(generation_to_json, await job.texts())]}
 
     @router.post("/api/infill", **describe_route("/api/infill"))
     async def infill(request: Request, asked: schemas.InfillAsked, served: Chosen) -> Json:
@@ -140,7 +135,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         asked.check(limits)
         frames = served.lm.frames(asked.controls(), **asked.settings())
         recording = Recording(asked.n, frames, served.lm.settle(asked).each)
-        made = await texts_of(await begin(request, asked, served, recording.frame))
+        made = await (await begin(request, asked, served, recording.frame)).texts()
         about = {"model": served.name, "command": asked.command(served.name)}
         headers = {"content-disposition": 'attachment; filename="difflm.html"', "content-security-policy": "sandbox"}
         return HTMLResponse(await asyncio.to_thread(page, recording.texts(made), about), headers=headers)

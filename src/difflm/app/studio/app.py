@@ -1,13 +1,20 @@
-"""The whole application: page, assets, API, and error responses."""
+"""The whole application: page, assets, API and the page about it, and error responses."""
 
+import json
+import re
+import shlex
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import yaml
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, Response
+from jinja2 import Environment
 from starlette.exceptions import HTTPException
 
 from difflm.app.studio import api, completions
@@ -15,7 +22,6 @@ from difflm.app.studio.engine import Engine
 from difflm.app.studio.guard import error_response
 from difflm.app.studio.job import Unavailable
 from difflm.app.studio.limits import Limits
-from difflm.app.studio.reference import render_reference
 from difflm.app.studio.schemas import TABLE
 from difflm.app.studio.served import Models
 from difflm.errors import DifflmError, UsageError, explain_faults, say_in_request
@@ -26,6 +32,7 @@ from difflm.version import __version__
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 HERE = Path(__file__).parent
+REFERENCE = (HERE / "reference.html.jinja").read_text(encoding="utf-8")
 ASSETS = {path.name: path for path in sorted([*HERE.iterdir(), *PLAYER.iterdir()]) if path.suffix in KINDS}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -93,6 +100,30 @@ def add_pages(app: FastAPI) -> None:
             raise HTTPException(404, "there is no such asset.")
         headers = {"cache-control": "no-cache"}
         return Response(path.read_bytes(), media_type=KINDS[path.suffix], headers=headers)
+
+
+def render_reference(document: Json, address: str) -> str:
+    """FastAPI's OpenAPI document as plain HTML, without a script: every operation with an example for the server at
+    `address`, and every schema as YAML."""
+
+    def list_contents(operation: Json) -> list[tuple[str, Json]]:
+        """The body of an operation, and each response by its status."""
+        body = {"body": operation["requestBody"]} if "requestBody" in operation else {}
+        return [*body.items(), *sorted(operation["responses"].items())]
+
+    def link_schemas(text: str) -> str:
+        return re.sub(r"(?:&#x27;)?#/components/schemas/(\w+)(?:&#x27;)?", r'<a href="#\1">\1</a>', escape(text))
+
+    tools = {
+        "contents": list_contents,
+        "link": link_schemas,
+        "quote": shlex.quote,
+        "spell": partial(json.dumps, ensure_ascii=False),
+        "dump": partial(yaml.safe_dump, sort_keys=False),
+    }
+    return (
+        Environment(autoescape=True, trim_blocks=True).from_string(REFERENCE).render(document, address=address, **tools)
+    )
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,11 +11,11 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from difflm.app.studio.api import EventStream, address_of, event, texts_of
+from difflm.app.studio.api import EventStream, address_of, event
 from difflm.app.studio.engine import Engine
 from difflm.app.studio.formats import ResponseFormat, log_probabilities, read_drafts, to_message
 from difflm.app.studio.guard import error_object
-from difflm.app.studio.job import Job
+from difflm.app.studio.job import Job, Text
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.schemas import Asked, check_size, describe_route, shown
 from difflm.app.studio.served import Models, Served
@@ -38,8 +38,6 @@ NO_EFFECT: dict[str, tuple[object, ...]] = {  # unsupported keys of the OpenAI A
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
     include_usage: bool = False
 
 
@@ -96,10 +94,6 @@ class CompletionAsked(SharedKeys):
     @property
     def prompts(self) -> list[str]:
         return self.prompt or [""] if isinstance(self.prompt, list) else [self.prompt or ""]
-
-    @property
-    def stops(self) -> list[str]:
-        return [text for text in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if text]
 
     def gaps(self) -> "list[Gap]":
         if self.infill is not None:
@@ -203,7 +197,7 @@ class Completion:
     gaps: Sequence[Gap]
     jobs: Sequence[Job]
     about: Json  # the answer without its choices
-    shape: Callable[[Json, str], Json]  # a choice, and the key of its message, in the format that clients expect
+    is_chat: bool
     recording: Recording | None  # of the drafts, if log probabilities of their tokens alone are requested
     whole_words: bool  # whether tokens are words
 
@@ -214,8 +208,8 @@ class Completion:
         most = None if gap.whole or gap.template is not None else gap.most
         if most and len(words := split_words(text)) > most:
             text, reason = join_words(words[:most]), "length"
-        ends = [text.index(stop) for stop in self.asked.stops if stop in text]
-        text, told = text[: min(ends)] if ends else text, None
+        stops = [self.asked.stop] if isinstance(self.asked.stop, str) else self.asked.stop or ()
+        text, told = text[: min((text.index(stop) for stop in stops if stop and stop in text), default=None)], None
         if self.asked.logprobs is not None:
             beliefs = read_drafts(self.recording.drafts_of(number, made)) if self.recording else made.alternatives
             told = log_probabilities(beliefs, made.text, text, gap.answer_start(made), self.whole_words)
@@ -234,10 +228,13 @@ class Completion:
         made = sum(len(split_words(choice["text"])) for choice in choices)
         return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
 
+    def shape(self, choice: Json, key: str) -> Json:
+        """A choice in the format that clients expect; of a chat, its message has this key."""
+        return to_message(choice, key) if self.is_chat else choice
+
     async def whole(self) -> Json:
-        choices = []
-        for place, job in enumerate(self.jobs):
-            choices += [self.choice(place, k, made) for k, made in enumerate(await texts_of(job))]
+        made = [await job.texts() for job in self.jobs]
+        choices = [self.choice(place, k, one) for place, texts in enumerate(made) for k, one in enumerate(texts)]
         formatted = [self.shape(choice, "message") for choice in choices]
         return {**self.about, "choices": formatted, "usage": self.usage(choices)}
 
@@ -246,12 +243,13 @@ class Completion:
         choices = []
         try:
             for place, job in enumerate(self.jobs):
-                async for text in job.texts():
-                    if text is None:
-                        yield None
-                    else:
-                        choices.append(self.choice(place, *text))
-                        yield event({**self.about, "choices": [self.shape(choices[-1], "delta")]})
+                async for happened in job.events():
+                    match happened:
+                        case Text(number, made):
+                            choices.append(self.choice(place, number, made))
+                            yield event({**self.about, "choices": [self.shape(choices[-1], "delta")]})
+                        case None:
+                            yield None
         except DifflmError as error:
             yield event(error_object(say_in_request(error)))
             return
@@ -286,12 +284,11 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
         if len(gaps) * one.n * one.each > limits.rows:
             raise UsageError(f"{len(gaps)} prompts × {one.n} choices: this server writes {limits.rows} texts at most.")
         one = served.lm.settle(one)
-        job = one.job()
-        steered = served.lm.model.capabilities.denoises and one.edit is None and one.infill is None
-        words = served.whole_words
-        found = [{**job, **more, "controls": [*gap.controls(steered, words), *job["controls"]]} for gap in gaps]
-        for own in found if one.candidates > 1 else ():  # with nothing else to choose by, the likeliest is the best
-            chooses = "messages" in own or any(one.head or isinstance(one, Infill) for one in own["controls"])
+        job, steered = one.job(), served.lm.model.capabilities.denoises and one.edit is None and one.infill is None
+        asked = [[*gap.controls(steered, served.whole_words), *job["controls"]] for gap in gaps]
+        found = [{**job, **more, "controls": controls} for controls in asked]
+        for own in found if one.candidates > 1 and not more else ():  # with nothing else to choose by, the likeliest
+            chooses = any(control.head or isinstance(control, Infill) for control in own["controls"])
             own |= {} if chooses else {"rank": "bound"}
         return found
 
@@ -306,17 +303,15 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
             if asked.logprobs:
                 served.lm.check_reads_tokens()
             if asked.logprobs == 0:
-                recording = Recording(
-                    one.n, served.lm.frames(arguments[0]["controls"], **one.settings()), served.lm.settle(one).each
-                )
+                steps = served.lm.frames(arguments[0]["controls"], **one.settings())
+                recording = Recording(one.n, steps, served.lm.settle(one).each)
             watch = recording.frame if recording else False
             jobs = await engine.submit(arguments, watch, served.lm, address_of(request), asked.logprobs or 0)
         except UsageError as error:  # what clients expect of a format that cannot be followed
             raise HTTPException(400, say_in_request(error)) if asked.response_format else error from None
-        name, shape = ("chatcmpl", to_message) if more else ("cmpl", lambda choice, _: choice)
-        about = {"id": f"{name}-{secrets.token_hex(12)}", "object": kind, "created": int(time.time())}
-        about |= {"model": served.name, "seed": seed}
-        completion = Completion(asked, gaps, jobs, about, shape, recording, served.whole_words)
+        name = f"{'chatcmpl' if more else 'cmpl'}-{secrets.token_hex(12)}"
+        about = {"id": name, "object": kind, "created": int(time.time()), "model": served.name, "seed": seed}
+        completion = Completion(asked, gaps, jobs, about, bool(more), recording, served.whole_words)
         if asked.stream:
             return EventStream(completion.pieces(), jobs)
         try:
@@ -333,10 +328,10 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
     @router.post("/v1/chat/completions", **describe_route("/v1/chat/completions"))
     async def chat(request: Request, asked: ChatAsked) -> Any:
         """Answer the messages of a chat; for models that have a chat template."""
-        plain = asked.as_completion()
-        check_size("messages", [one.content for one in asked.messages], limits)
-        messages = [one.model_dump() for one in asked.messages]
-        kind = "chat.completion.chunk" if asked.stream else "chat.completion"
-        return await answer(request, plain, kind, messages=messages)
+        plain, messages = asked.as_completion(), [one.model_dump() for one in asked.messages]
+        check_size("messages", [one["content"] for one in messages], limits)
+        return await answer(
+            request, plain, "chat.completion.chunk" if asked.stream else "chat.completion", messages=messages
+        )
 
     return router

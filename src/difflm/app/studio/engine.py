@@ -6,7 +6,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from math import ceil
@@ -14,19 +14,16 @@ from typing import cast
 
 import torch
 
-from difflm.app.studio.binder import Binder
-from difflm.app.studio.costs import LONGEST_WAIT, Costs
 from difflm.app.studio.job import Job, Post, Unavailable
 from difflm.app.studio.limits import Limits
-from difflm.app.studio.log import describe_error, log_event
-from difflm.app.studio.metrics import Metrics
+from difflm.app.studio.log import Metrics, log_event
+from difflm.app.studio.turns import LONGEST_WAIT, Binder, Costs
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.jobs import GenerationJob, Watch
-from difflm.generation.loops import Loop, Progress, Seat
+from difflm.generation.loops import Loop, Progress
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.scheduler import Scheduler
 from difflm.runtime.threads import use_one_core
-from difflm.runtime.work import interrupt_work
 
 FAILED = "the server could not make this text; its log says why."
 LOOPS = 4  # of different shapes that run in turns; more if there are more cores; and one for short requests
@@ -34,26 +31,21 @@ LOOPS = 4  # of different shapes that run in turns; more if there are more cores
 
 class Engine:
     def __init__(self, lm: TextDiffusion, limits: Limits) -> None:
-        self.lm, self.limits, self.metrics = lm, limits, Metrics()
-        self.scheduler = Scheduler(LOOPS)
+        self.lm, self.limits, self.metrics, self.scheduler = lm, limits, Metrics(), Scheduler(LOOPS)
         self._change = self.scheduler.change
         self._stopped = self._draining = False
-        self._binding = Counter[str]()  # how many requests of each client are being bound
         self._ending = Unavailable("stopping", "the server is stopping.")
+        self._binder, self._binding = Binder(), Counter[str]()  # how many requests of each client are being bound
         self._moved = time.monotonic()  # when the model last made progress
-        self._bound: float | None = None  # when the request that is being bound last moved; None: no request is
         self._pace, self._promised = 1.0, 0.0  # seconds per request under load; when the last refused client may retry
         self._post: Post | None = None  # to the event loop
         self._ended: float | None = None  # when the last request finished, if others were waiting
-        self._binder = Binder("difflm-binder")
         self._cores = torch.get_num_threads()
         count = self._cores if lm.device.type == "cpu" else 1
+        self._costs, self._closed = Costs(count), threading.Event()
         self._threads = [threading.Thread(target=self._run, name=f"difflm-{k}", daemon=True) for k in range(count)]
-        self._costs = Costs(count)
-        for thread in self._threads:
+        for thread in (*self._threads, threading.Thread(target=self._watch, name="difflm-watchdog", daemon=True)):
             thread.start()
-        self._closed = threading.Event()
-        threading.Thread(target=self._watch, name="difflm-watchdog", daemon=True).start()
 
     @property
     def jobs(self) -> list[Job]:
@@ -81,23 +73,18 @@ class Engine:
         client: str = "",
         likely: int = 0,
     ) -> list[Job]:
-        """Submit all requests or none; each is the arguments of `TextDiffusion.make_job`. Errors in one are raised.
-        `watched`: their events hold frames, or a function gets these in a model's thread. `lm`: another model.
-        `client`: the address that the request comes from. `likely`: how many tokens are read for each place of a
-        text."""
+        """Submit all requests or none, as a `Job` says; errors in one are raised. `lm`: another model."""
         if self._draining:
             raise self._ending
         waits = client in self._binding or any(job.client == client and not job.over for job in self._waiting)
-        if self.queue + len(asked) > self.limits.queue * (1 if waits else 2):  # others may not keep a client out
-            raise self._full()
-        own = Counter({client: len(asked)})
+        self._check_queue(len(asked), self.limits.queue * (1 if waits else 2))  # others may not keep a client out
+        own, jobs, post = Counter({client: len(asked)}), list[Job](), self._post or Post()
+        self._post = post
         self._binding += own
-        jobs = list[Job]()
         try:
-            post = self._post = Post() if self._post is None or self._post.is_foreign else self._post
-            jobs = [Job(lm or self.lm, one, self.limits, watched, self.metrics, post, client) for one in asked]
+            for one in asked:
+                jobs.append(Job(lm or self.lm, one, self.limits, self.metrics, post, watched, client, likely))
             for job in jobs:
-                job.likely = likely
                 await self._ask_binder(partial(job.bind, self._move), job)
         except BaseException:
             for job in jobs:
@@ -120,17 +107,26 @@ class Engine:
             raise refused[0]
         return jobs
 
+    async def answer(self, question: Callable[[], object], client: str = "") -> object:
+        """Answer a quick question that does not run the model; questions are answered one at a time."""
+        self._check_queue(1, self.limits.queue)
+        self._binding[""] += 1
+        job = Job(self.lm, {"n": 1}, self.limits, self.metrics, Post(), client=client)
+        try:
+            return await self._ask_binder(question, job)
+        finally:
+            job.leave()
+            self._binding[""] -= 1
+
     async def _ask_binder(self, work: Callable[[], object], job: Job) -> object:
         """Have the binder do some work for a job, such as to bind it to its model, until its time is up."""
-        bound, made = asyncio.Event(), self._binder.submit(partial(self._prepare, work, job), job.client, job.heavy)
-        made.add_done_callback(partial(job.box.post.call_on_loop, bound.set))
+        made = asyncio.wrap_future(self._binder.submit(work, job))
         try:
-            async with asyncio.timeout(max(0, job.deadline - time.monotonic())):
-                await bound.wait()
-        except TimeoutError:
-            raise job.late from None
+            finished, _ = await asyncio.wait((made,), timeout=max(0, job.deadline - time.monotonic()))
         finally:
             made.cancel()
+        if not finished:
+            raise job.late
         if made.cancelled():  # by `close`
             raise self._ending
         return made.result()
@@ -146,17 +142,17 @@ class Engine:
         self.scheduler.requests, self.scheduler.news = [*sorted(jobs, key=lambda job: job.turn)], True
         return late
 
-    async def answer(self, question: Callable[[], object], client: str = "") -> object:
-        """Answer a quick question that does not run the model; questions are answered one at a time."""
-        if self.queue + 1 > self.limits.queue:
-            raise self._full()
-        self._binding[""] += 1
-        asked = Job(self.lm, {"n": 1}, self.limits, False, self.metrics, Post(), client)
-        try:
-            return await self._ask_binder(question, asked)
-        finally:
-            asked.leave()
-            self._binding[""] -= 1
+    def _check_queue(self, more: int, most: int) -> None:
+        """Refuse what a full queue has no room for; each client is told to wait a little longer than the one before."""
+        if self.queue + more > most:
+            now = time.monotonic()
+            self._promised = min(max(self._promised, now) + self._pace, now + LONGEST_WAIT)
+            wait = max(1, ceil(self._promised - now))
+            raise Unavailable("busy", f"the queue is full. Try again in {wait} s.", 429, wait)
+
+    def ahead(self, job: Job) -> int:
+        """The number of requests that wait before this one."""
+        return next((k for k, other in enumerate(self._waiting) if other is job), 0)
 
     def gauges(self) -> dict[str, tuple[str, int]]:
         """Current values by name, each with its description."""
@@ -172,10 +168,8 @@ class Engine:
     @property
     def still_seconds(self) -> float:
         """Seconds without progress although there is work."""
-        now = time.monotonic()
-        since = [self._moved] if self.scheduler.loops or any(not job.over for job in self._waiting) else []
-        since += [self._bound] if self._bound is not None else []
-        return now - min(since, default=now)
+        now, busy = time.monotonic(), self.scheduler.loops or any(not job.over for job in self._waiting)
+        return now - min(self._moved if busy else now, self._binder.moved or now)
 
     def check_health(self) -> None:
         """Raise an error if work has made no progress for too long, or if no thread is left to do it."""
@@ -201,37 +195,12 @@ class Engine:
             if (stuck := still > self.limits.stuck_seconds) != reported:
                 frames = sys._current_frames()
                 found = [frames[one.ident] for one in self._threads if one.ident in frames]
-                doing = {"stack": "".join("".join(traceback.format_stack(frame)[-12:]) for frame in found)}
-                log_event("stuck" if stuck else "moving", seconds=round(still, 1), queue=self.queue, **doing)
+                stack = "".join("".join(traceback.format_stack(frame)[-12:]) for frame in found)
+                log_event("stuck" if stuck else "moving", seconds=round(still, 1), queue=self.queue, stack=stack)
                 reported = stuck
 
     def _move(self) -> None:
         self._moved = time.monotonic()
-
-    def _prepare(self, work: Callable[[], object], job: Job) -> object:
-        """Do some work for a job; it ends early if nobody waits for it any more."""
-
-        def check() -> None:
-            self._bound = time.monotonic()  # work that can be interrupted is not stuck
-            job.check()
-
-        try:
-            check()
-            with interrupt_work(check):
-                return work()
-        finally:
-            self._bound = None
-
-    def ahead(self, job: Job) -> int:
-        """The number of requests that wait before this one."""
-        return next((k for k, other in enumerate(self._waiting) if other is job), 0)
-
-    def _full(self) -> Unavailable:
-        """Return the error for a full queue; each client is told to wait a little longer than the one before."""
-        now = time.monotonic()
-        self._promised = min(max(self._promised, now) + self._pace, now + LONGEST_WAIT)
-        wait = max(1, ceil(self._promised - now))
-        return Unavailable("busy", f"the queue is full. Try again in {wait} s.", 429, wait)
 
     def drain(self) -> None:
         """Accept no further requests, and finish those that are here."""
@@ -262,15 +231,19 @@ class Engine:
                     try:
                         self._deliver(found)
                     except BaseException as error:
-                        self._end(error, [job for job, _ in found.parts])
+                        self._fail("the model's loop failed and goes on", error, (job for job, _ in found.parts))
             except BaseException as error:
-                self._end(error, [job.generation for job in self._waiting])
+                waiting = [job.generation for job in self._waiting]
+                self._fail("the model's loop failed and goes on", error, waiting)
 
-    def _end(self, error: BaseException, generations: Sequence[GenerationJob]) -> None:
-        log_event("error", message="the model's loop failed and goes on", traceback=describe_error(error))
+    def _fail(self, message: str, error: BaseException, generations: Iterable[GenerationJob]) -> None:
+        """End the requests of these jobs with an error; the log tells what it was, unless the request was wrong."""
+        if not isinstance(error, UsageError):
+            log_event("error", error, message=message)
+            error = DifflmError(FAILED)
         for job in map(self._find, generations):
             if job is not None:
-                job.end(DifflmError(FAILED))
+                job.end(error)
 
     def _find(self, generation: GenerationJob) -> Job | None:
         """The request of a job, if somebody still waits for it."""
@@ -279,39 +252,34 @@ class Engine:
     def _step(self, loop: Loop) -> Progress | None:
         """Take a step, and note how long it took. If it fails, each of its requests is made again alone, so that one
         of them does not fail the others."""
-        seats = loop.holders
+        seats, steps = loop.holders, loop.steps
         try:
-            if not loop.steps:
+            if not steps:
                 loop.lm.inference.sync_weights()
             with use_one_core(self._cores) if loop.shape.on_cpu else nullcontext():
-                return self._measure_step(loop, seats)
+                begun = time.monotonic()
+                found = loop.step()
+            loop.seconds += (took := time.monotonic() - begun)
+            # The first step of a loop, which may prepare things, does not count; of a closed batch all steps do.
+            whole = found is not None and not loop.shape.joinable and not loop.holders
+            moved = whole or (loop.shape.joinable and steps and loop.steps > steps)
+            if moved and self._costs.measure(loop, seats, loop.seconds if whole else took):
+                with self._change:
+                    self._judge()
+            return found
         except Exception as error:
             with self._change:
                 seats = [*{id(seat): seat for seat in (*seats, *loop.holders)}.values()]
                 loop.close()
-            jobs = {id(job): job for seat in seats if (job := self._find(seat.job))}
-            for job in jobs.values():
-                if len(jobs) == 1:
-                    self._fail(job, error)
-                else:
-                    with self._change:
-                        job.alone = True
-                        job.wait([seat.row for seat in seats if seat.job is job.generation])
+                jobs = {id(job): job for seat in seats if (job := self._find(seat.job))}
+                for job in jobs.values() if len(jobs) > 1 else ():
+                    job.alone = True
+                    job.wait([seat.row for seat in seats if seat.job is job.generation])
+            if len(jobs) == 1:
+                self._fail("a text could not be made", error, [job.generation for job in jobs.values()])
             return None
         finally:
             self._move()
-
-    def _measure_step(self, loop: Loop, seats: Sequence[Seat]) -> Progress | None:
-        """The first step of a loop, which may prepare things, does not count; of a closed batch all steps do."""
-        steps, begun = loop.steps, time.monotonic()
-        found = loop.step()
-        loop.seconds += (took := time.monotonic() - begun)
-        whole = found is not None and not loop.shape.joinable and not loop.holders
-        moved = whole or (loop.shape.joinable and steps and loop.steps > steps)
-        if moved and self._costs.measure(loop, seats, loop.seconds if whole else took):
-            with self._change:
-                self._judge()
-        return found
 
     def _deliver(self, found: Progress) -> None:
         """Deliver drafts and finished texts; an error in decoding those of a request ends only this request."""
@@ -325,15 +293,7 @@ class Engine:
                 try:
                     job.deliver(job.lm.finish_rows(generation, *found.read(generation, part)))
                 except Exception as error:
-                    self._fail(job, error)
+                    self._fail("a text could not be made", error, [generation])
             if job.over:  # the pace counts while others wait
                 last, self._ended = self._ended, time.monotonic() if self._waiting else None
                 self._pace += 0 if last is None else 0.2 * (time.monotonic() - last - self._pace)
-
-    def _fail(self, job: Job, error: Exception) -> None:
-        if job.over:
-            return
-        if not isinstance(error, UsageError):
-            log_event("error", message="a text could not be made", traceback=describe_error(error))
-            error = DifflmError(FAILED)
-        job.end(error)

@@ -84,24 +84,20 @@ def to_nats(probability: float) -> float:
     return round(log(max(probability, UNLIKELY)), 4)
 
 
-def chat_probabilities(found: dict[str, Any]) -> dict[str, Any]:
-    """The same in the form of chats."""
-    tops = found["top_logprobs"] or [{}] * len(found["tokens"])
-    parts = zip(found["tokens"], found["token_logprobs"], tops, strict=True)
-    return {
-        "content": [
-            {**likely_token(token, nats), "top_logprobs": [likely_token(*one) for one in top.items()]}
-            for token, nats, top in parts
-        ]
-    }
-
-
 def to_message(choice: dict[str, Any], key: str) -> dict[str, Any]:
-    """A choice as a message, under its key."""
-    told = choice["logprobs"] and chat_probabilities(choice["logprobs"])
+    """A choice as the message of a chat, under its key."""
+
+    def likely(token: str, nats: float) -> dict[str, object]:
+        return {"token": token, "logprob": nats, "bytes": [*token.encode("utf-8", "replace")]}
+
+    if found := choice["logprobs"]:
+        tops = found["top_logprobs"] or [{}] * len(found["tokens"])
+        parts = zip(found["tokens"], found["token_logprobs"], tops, strict=True)
+        found = {
+            "content": [
+                {**likely(token, nats), "top_logprobs": [likely(*one) for one in top.items()]}
+                for token, nats, top in parts
+            ]
+        }
     rest = {key: value for key, value in choice.items() if key != "text"}
-    return {**rest, "logprobs": told, key: {"role": "assistant", "content": choice["text"]}}
-
-
-def likely_token(token: str, nats: float) -> dict[str, object]:
-    return {"token": token, "logprob": nats, "bytes": [*token.encode("utf-8", "replace")]}
+    return {**rest, "logprobs": found, key: {"role": "assistant", "content": choice["text"]}}

@@ -19,8 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from difflm.app.studio.limits import Limits
-from difflm.app.studio.log import log_event
-from difflm.app.studio.metrics import Metrics
+from difflm.app.studio.log import Metrics, log_event
 
 PUBLIC = ("/", "/health", "/ready", "/docs", "/openapi.json")  # need no token: they reveal nothing and cost nothing
 LOGGED = 200  # characters of a path in the log
@@ -59,7 +58,7 @@ def error_response(
 
 @dataclass
 class Guard:
-    """ASGI middleware around the whole application."""
+    """ASGI middleware around the whole application. `hosts` and the origins `cors` are in lower case."""
 
     app: ASGIApp
     limits: Limits
@@ -69,14 +68,10 @@ class Guard:
     cors: Collection[str]
     metrics: Metrics
 
-    def __post_init__(self) -> None:
-        self.hosts, self.cors = {host.lower() for host in self.hosts}, {origin.lower() for origin in self.cors}
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-
         begun, status, asked = time.monotonic(), CLIENT_CLOSED_REQUEST, Headers(scope=scope)
         added = HEADERS
         if self.allows(asked):
@@ -118,17 +113,21 @@ class Guard:
         except ClientDisconnect:
             return
         except TimeoutError:
-            refused = error_response(408, "the body did not arrive in time.", CLOSE)
+            await error_response(408, "the body did not arrive in time.", CLOSE)(scope, receive, send)
         except HTTPException as error:
             refused = error_response(error.status_code, error.detail, {**CLOSE, **(error.headers or {})})
+            await refused(scope, receive, send)
         else:
             await self.run_app(scope, body, receive, send)
-            return
-        await refused(scope, receive, send)
 
     async def run_app(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Give the request to the application, whose work is cancelled when the client disconnects."""
-        task = asyncio.ensure_future(self.app(scope, replay_body(body, receive), send))
+        whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return whole.pop() if whole else await receive()
+
+        task = asyncio.ensure_future(self.app(scope, replay, send))
         left = asyncio.ensure_future(receive())  # after the body, only a disconnection is received
         try:
             await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
@@ -140,7 +139,13 @@ class Guard:
 
     def check(self, path: str, headers: Headers) -> None:
         host = headers.get("host", "")
-        if not self.is_known_host(host):
+        # A name can be made to point here (DNS rebinding), an address cannot; where there is a token, it decides.
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+            is_known = bool(self.token) or name in self.hosts or ipaddress.ip_address(name) is not None
+        except ValueError:
+            is_known = bool(self.token)
+        if not is_known:
             raise HTTPException(403, "this server does not accept that host name.")
         origin = headers.get("origin")
         is_foreign = origin is not None and origin.partition("://")[2].lower() != host.lower()
@@ -154,37 +159,15 @@ class Guard:
                 bearer = {"www-authenticate": "Bearer"}
                 raise HTTPException(401, "give the token: Authorization: Bearer …", bearer)
 
-    def is_known_host(self, host: str) -> bool:
-        """Whether a page under this host may be ours. A name can be made to point here (DNS rebinding), an address
-        cannot; where there is a token, the token decides."""
-        if self.token:
-            return True
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-            return name in self.hosts or ipaddress.ip_address(name) is not None
-        except ValueError:
-            return False
-
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """Return the body; of one that is too large, nothing more is read."""
-    chunks, size = list[bytes](), int(request.headers.get("content-length", 0))
-    if size <= max_bytes:
-        size = 0
+    body = bytearray()
+    if int(request.headers.get("content-length", 0)) <= max_bytes:
         async for chunk in request.stream():
-            chunks.append(chunk)
-            if (size := size + len(chunk)) > max_bytes:
+            body += chunk
+            if len(body) > max_bytes:
                 break
-    if size > max_bytes:
-        raise HTTPException(413, f"this server takes bodies of at most {max_bytes:,} bytes.")
-    return b"".join(chunks)
-
-
-def replay_body(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the whole body once, then the client's further messages."""
-    whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def again() -> Message:
-        return whole.pop() if whole else await receive()
-
-    return again
+        else:
+            return bytes(body)
+    raise HTTPException(413, f"this server takes bodies of at most {max_bytes:,} bytes.")

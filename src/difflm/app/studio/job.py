@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from difflm.app.studio.limits import Limits
-from difflm.app.studio.metrics import Metrics
+from difflm.app.studio.log import Metrics
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.jobs import Generation, Watch
 from difflm.generation.loops import Seat, loop_shape
@@ -59,13 +59,8 @@ class Post:
         self._loop = asyncio.get_running_loop()
         self._calls, self._woken = deque[Callable[[], None]](), False
 
-    @property
-    def is_foreign(self) -> bool:
-        """Whether it belongs to another event loop than the one that runs."""
-        return self._loop is not asyncio.get_running_loop()
-
-    def call_on_loop(self, function: Callable[[], None], *_: object) -> None:
-        """Have the event loop call it, in order; further arguments are what a `Future` gives its callbacks."""
+    def call_on_loop(self, function: Callable[[], None]) -> None:
+        """Have the event loop call it, in order."""
         self._calls.append(function)
         if not self._woken:
             self._woken = True
@@ -83,11 +78,11 @@ class Box:
     the end, which are few, are never dropped."""
 
     def __init__(self, frames: int, post: Post) -> None:
-        self.post, self._ready = post, asyncio.Event()
+        self._post, self._ready = post, asyncio.Event()
         self._events, self._most = list[Event | DifflmError](), frames
 
     def put(self, event: Event | DifflmError) -> None:
-        self.post.call_on_loop(partial(self._add, event))
+        self._post.call_on_loop(partial(self._add, event))
 
     def _add(self, event: Event | DifflmError) -> None:
         self._events.append(event)
@@ -108,27 +103,32 @@ class Box:
 
 
 class Job(Request):
-    """One request in progress."""
+    """One request in progress. `asked` are arguments of `make_job`; `watched`: its events hold frames, or a function
+    gets these in a model's thread; `client` is the address that it comes from; `likely` tokens are read for each place
+    of a finished text."""
 
     def __init__(
         self,
         lm: TextDiffusion,
         asked: dict[str, Any],
         limits: Limits,
-        watched: Watch | bool,
         metrics: Metrics,
         post: Post,
+        watched: Watch | bool = False,
         client: str = "",
+        likely: int = 0,
     ) -> None:
         super().__init__(lm)
         self.lm: TextDiffusion = lm
-        self.asked, self.n, self.metrics = asked, asked["n"], metrics
-        self.begun, self.seconds, self.transitions = time.monotonic(), limits.seconds, limits.transitions
-        self.deadline, self.client = self.begun + limits.seconds, client
+        self.asked, self.n, self.limits, self.metrics = asked, asked["n"], limits, metrics
+        self.watched, self.client, self.likely = watched, client, likely
+        # Whether preparing it may take seconds.
+        self.heavy = any(control.needs_automaton for control in asked.get("controls") or ())
+        self.begun = time.monotonic()
+        self.deadline = self.begun + limits.seconds
         self.turn = self.begun  # the job with the earliest one comes first
         self.work: float | None = None  # estimated seconds of one core
-        self.likely = 0  # tokens that are read for each place of a finished text
-        self.watched, self.box = watched, Box(limits.frames, post)
+        self.box = Box(limits.frames, post)
         self.lock = threading.RLock()  # two threads may handle rows of one job in different loops
         self._left, self._made = False, set[int]()
 
@@ -139,17 +139,11 @@ class Job(Request):
 
     @property
     def late(self) -> Unavailable:
-        return Unavailable("timeout", f"the time limit of {self.seconds:g} s passed: ask for less.")
+        return Unavailable("timeout", f"the time limit of {self.limits.seconds:g} s passed: ask for less.")
 
     @property
-    def heavy(self) -> bool:
-        """Whether preparing it may take seconds: it needs an automaton."""
-        return any(control.needs_automaton for control in self.asked.get("controls") or ())
-
-    def check(self) -> None:
-        """Raise an error if no client is waiting for it any more."""
-        if self.over:
-            raise self.late
+    def work_left(self) -> float:
+        return (self.work or 0.0) * (1 - len(self._made) / self.n)
 
     def bind(self, moved: Callable[[], None]) -> None:
         """Check the request, and find out which loops it can join. `moved` is called at every step."""
@@ -162,10 +156,11 @@ class Job(Request):
         self.generation.wanted, self.jobs = wanted, [self.generation]
         rows, plan = self.generation.make_rows(self.lm.model), self.generation.plan
         work = plan.transitions * sum(row.layout.positions for row in rows) if plan else 0
-        if plan and work > self.transitions and self.lm.device.type == "cpu":
+        if plan and work > self.limits.transitions and self.lm.device.type == "cpu":
             raise UsageError(
                 f"{', '.join(dict.fromkeys(c.name for c in plan.controls))}: each step would go through {work:,} "
-                f"transitions, at most {self.transitions:,} here. Make it simpler, or ask for fewer or shorter texts."
+                f"transitions, at most {self.limits.transitions:,} here. Make it simpler, or ask for fewer or shorter "
+                "texts."
             )
         self.wait(rows)
         self.all_rows = [(shape, seat.row) for shape, seats in self.rows.items() for seat in seats]
@@ -174,10 +169,6 @@ class Job(Request):
         """Wait for seats for these rows."""
         for row in rows:
             self.rows[loop_shape(self.lm, self.generation, row)].append(Seat(self.generation, row))
-
-    @property
-    def work_left(self) -> float:
-        return (self.work or 0.0) * (1 - len(self._made) / self.n)
 
     def leave(self) -> None:
         self._left = True
@@ -195,8 +186,7 @@ class Job(Request):
         for number, generation in made.items():
             if number not in self._made and not self.over:
                 if self.likely and generation.read is not None:  # here, since it calls the network
-                    beliefs = generation.read(k=self.likely)
-                    generation = replace(generation, read=partial(list, beliefs))
+                    generation = replace(generation, read=partial(list, generation.read(k=self.likely)))
                 self._made.add(number)
                 self.metrics.count("texts_total", model=self.lm.name)
                 self.box.put(Text(number, generation))
@@ -209,12 +199,6 @@ class Job(Request):
 
     # -- on the event loop --------------------------------------------------------------------------------------
 
-    async def texts(self) -> AsyncIterator[Text | None]:
-        """Yield the finished texts, or None if nothing happened for a while."""
-        async for event in self.events():
-            if event is None or isinstance(event, Text):
-                yield event
-
     async def events(self) -> AsyncIterator[Event | None]:
         """Yield events up to and including `Done`, or None if nothing happened for a while; errors are raised. When the
         reader stops, the job is cancelled."""
@@ -224,7 +208,7 @@ class Job(Request):
                 found = await self.box.get(min(left, IDLE))
                 if not found and left <= 0:
                     raise self.late
-                for event in (*found,) or (None,):
+                for event in found or (None,):
                     if isinstance(event, DifflmError):
                         raise event
                     yield event
@@ -235,3 +219,8 @@ class Job(Request):
             raise
         finally:
             self.leave()
+
+    async def texts(self) -> list[Generation]:
+        """Collect all texts in the order of their numbers."""
+        texts = {event.number: event.generation async for event in self.events() if isinstance(event, Text)}
+        return [texts[number] for number in range(self.n)]

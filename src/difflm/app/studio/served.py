@@ -32,16 +32,12 @@ class Models:
     """The models that one server serves; a request that names none gets the first."""
 
     def __init__(self, served: "Sequence[Served]") -> None:
-        self.all = {one.name: one for one in served}
+        self.all, self.first = {one.name: one for one in served}, served[0]
         if len(self.all) < len(served):
             names = [one.name for one in served]
             raise UsageError(f"two models are called {max(names, key=names.count)!r}: rename one of them.")
-        self.first = served[0]
+        self.names = ", ".join(self.all)
         self.has_spare_core = torch.get_num_threads() > 1  # for a student that writes beside its teacher
-
-    @property
-    def names(self) -> str:
-        return ", ".join(self.all)
 
     def find(self, name: str | None) -> "Served":
         if name is not None and name not in self.all:
@@ -53,10 +49,14 @@ class Models:
         return [{**one.facts(), "preview": self.find_preview(one)} for one in self.all.values()]
 
     def find_preview(self, served: "Served") -> str | None:
-        """The student of a model that writes in the fewest steps: its text can be read while its teacher still writes.
-        None on a GPU, where nobody waits, and none where both would share a core: the teacher would take longer."""
-        helps = served.lm.device.type == "cpu" and self.has_spare_core
-        students = [one for one in self.all.values() if helps and one.is_student_of(served)]
+        """The student of a model, with the same words, that writes in the fewest steps: its text can be read while its
+        teacher still writes. None on a GPU, where nobody waits, and none where both would share a core: the teacher
+        would take longer."""
+        if served.lm.device.type != "cpu" or not self.has_spare_core:
+            return None
+        words, others = served.lm.config.get("tokenizer"), self.all.values()
+        students = [one for one in others if one.lm.config.get("teacher") == served.name]
+        students = [one for one in students if one.lm.config.get("tokenizer") == words]
         fastest = min(students, key=lambda one: one.steps, default=served)
         return fastest.name if fastest.steps < served.steps else None
 
@@ -65,44 +65,35 @@ class Served:
     def __init__(self, lm: TextDiffusion, name: str) -> None:
         self.lm, self.name = lm, Path(name).name or name  # for a run its name, not its path
         self.labellings = lm.labellings  # loads the classifiers before the first request
+        self.steps = lm.model.sampling.steps
+        # Whether positions are words, not pieces of words or characters of a picture.
+        self.whole_words = lm.tokenizer.whole_words and not lm.model.pieces
+
+    def known(self, kind: Kind) -> dict[str, list[str]]:
+        """The labels of this kind that the model's classifiers know."""
+        found = self.labellings.values()
+        return {one.name: [value for value in one.values if value != NONE] for one in found if one.kind == kind}
 
     def facts(self) -> Json:
-        lm = self.lm
+        lm, model = self.lm, self.lm.model
+        # The examples of `e2e` suit every other model that knows restaurants, too, and those of `english` every other
+        # one of English.
+        alike = "e2e" if "food" in self.known("text") else "english" if lm.config.get("language") == "en" else ""
+        examples = EXAMPLES.get(self.name) or EXAMPLES.get(alike, {})
         return {
             "name": self.name,
             "method": lm.config["method"],
             "parameters": lm.config["parameters"],
-            "longest": lm.model.max_words,
+            "longest": model.max_words,
             "steps": self.steps,
-            "temperature": lm.model.sampling.temperature,
+            "temperature": model.sampling.temperature,
             "whole_words": self.whole_words,
             "device": str(lm.device),
             "learned": describe_training(lm.config),
             "vocabulary": len(lm.tokenizer.pieces),
-            "left_to_right": "diffusion" not in lm.model.capabilities.settings,
-            "examples": [{"name": name, "request": request} for name, request in self.examples.items()],
+            "left_to_right": "diffusion" not in model.capabilities.settings,
+            "examples": [{"name": name, "request": request} for name, request in examples.items()],
         }
-
-    @property
-    def steps(self) -> int:
-        return self.lm.model.sampling.steps
-
-    def is_student_of(self, other: "Served") -> bool:
-        """Whether its config names the other one as its teacher, and it has the same words."""
-        own, others = self.lm.config, other.lm.config
-        return own.get("teacher") == other.name and own.get("tokenizer") == others.get("tokenizer")
-
-    @property
-    def examples(self) -> dict[str, Json]:
-        """Example requests by name; those of `e2e` suit every other model that knows restaurants, too, and those of
-        `english` every other one of English."""
-        alike = "e2e" if "food" in self.known("text") else "english" if self.lm.config.get("language") == "en" else ""
-        return EXAMPLES.get(self.name) or EXAMPLES.get(alike, {})
-
-    @property
-    def whole_words(self) -> bool:
-        """Whether positions are words, not pieces of words or characters of a picture."""
-        return self.lm.tokenizer.whole_words and not self.lm.model.pieces
 
     def controls(self, limits: Limits) -> Json:
         """What may be asked of each control, by its name; null if this model does not support it."""
@@ -132,23 +123,18 @@ class Served:
             "limits": {"n": limits.n, "steps": limits.steps, "candidates": limits.candidates, "rows": limits.rows},
         }
 
-    @property
-    def info(self) -> ModelInfo:
-        return ModelInfo(self.lm.tokenizer, self.lm.model.max_words, first=0)
-
     def judge_pattern(self, pattern: str) -> Json:
         """The lengths of texts that can match the pattern, or the error in it."""
-        model = self.lm.model
-        found: Json = {"message": None, "lengths": [], "unit": self.lm.tokenizer.unit}
+        model, unit = self.lm.model, self.lm.tokenizer.unit
         try:
             if not model.capabilities.position_beliefs:
                 raise UsageError("pattern: this model cannot follow one.")
-            asked = [Pattern(pattern)]
-            with prepare_together(asked, self.info):
-                bound = join_patterns(asked, self.info, None, 1, model.denoiser.codec.bias)
+            asked, info = [Pattern(pattern)], ModelInfo(self.lm.tokenizer, model.max_words, first=0)
+            with prepare_together(asked, info):
+                bound = join_patterns(asked, info, None, 1, model.denoiser.codec.bias)
         except UsageError as error:
-            return {**found, "message": say_in_request(error)}
-        return {**found, "lengths": [*bound.lengths]}
+            return {"message": say_in_request(error), "lengths": [], "unit": unit}
+        return {"message": None, "lengths": [*bound.lengths], "unit": unit}
 
     @property
     def weighs_words(self) -> bool:
@@ -169,8 +155,3 @@ class Served:
             own = round(belief.probability, 4) if belief.token else None
             words.append({"word": belief.token or None, "p": own, "likely": likely})
         return {"words": words}
-
-    def known(self, kind: Kind) -> dict[str, list[str]]:
-        """The labels of this kind that the model's classifiers know."""
-        found = self.labellings.values()
-        return {one.name: [value for value in one.values if value != NONE] for one in found if one.kind == kind}

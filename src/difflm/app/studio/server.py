@@ -68,14 +68,15 @@ def stall_limited_protocol(limits: Limits) -> type[H11Protocol]:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.conn = StrictConnection(h11.SERVER)
-            self.timers: dict[str, asyncio.TimerHandle] = {}
             self.since = self.loop.time()  # when the client could begin to send its request
-            if self.make_room():
-                self.start_timer("header", HEADER_SECONDS)
-            else:
+            self.header = self.stall = self.abort_after(HEADER_SECONDS)
+            if not self.make_room():
                 log_event("refused", connections=len(self.connections))
                 transport.write(CROWDED)
                 transport.close()
+
+        def abort_after(self, seconds: float) -> asyncio.TimerHandle:
+            return self.loop.call_later(seconds, self.transport.abort)
 
         def make_room(self) -> bool:
             """Whether there is room for one more connection, if need be by closing the one whose request has been
@@ -94,24 +95,17 @@ def stall_limited_protocol(limits: Limits) -> type[H11Protocol]:
                 self.transport.write(INVALID)
             self.transport.close()
 
-        def start_timer(self, name: str, seconds: float) -> None:
-            self.timers[name] = self.loop.call_later(seconds, self.transport.abort)
-
-        def cancel_timer(self, name: str) -> None:
-            if timer := self.timers.pop(name, None):
-                timer.cancel()
-
         def connection_lost(self, exc: Exception | None) -> None:
-            for name in list(self.timers):
-                self.cancel_timer(name)
+            self.header.cancel()
+            self.stall.cancel()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
-                self.cancel_timer("header")
-            elif "header" not in self.timers:  # the beginning of the next request
-                self.start_timer("header", HEADER_SECONDS)
+                self.header.cancel()
+            elif self.header.cancelled():  # the beginning of the next request
+                self.header = self.abort_after(HEADER_SECONDS)
 
         def on_response_complete(self) -> None:
             if self.conn.their_state is h11.SEND_BODY:  # nobody wants the rest of the body
@@ -121,14 +115,14 @@ def stall_limited_protocol(limits: Limits) -> type[H11Protocol]:
 
         def timeout_keep_alive_handler(self) -> None:
             super().timeout_keep_alive_handler()
-            self.start_timer("stall", limits.stall_seconds)  # in case the connection does not close
+            self.stall = self.abort_after(limits.stall_seconds)  # in case the connection does not close
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self.start_timer("stall", limits.stall_seconds)
+            self.stall = self.abort_after(limits.stall_seconds)
 
         def resume_writing(self) -> None:
-            self.cancel_timer("stall")
+            self.stall.cancel()
             super().resume_writing()
 
     return StallLimitedProtocol
@@ -180,10 +174,11 @@ def make_server(
 ) -> Server:
     serving = Models(served)
     engine = Engine(serving.first.lm, limits)
-    own = () if host in LOOPBACK else (socket.gethostname(), f"{socket.gethostname()}.local")
-    app, hosts = build_app(serving, engine, token), ("localhost", host, *own)
+    own = [] if host in LOOPBACK else [socket.gethostname(), f"{socket.gethostname()}.local"]
+    hosts = {name.lower() for name in ("localhost", host, *own)}
+    app = build_app(serving, engine, token)
     config = uvicorn.Config(
-        Guard(app, limits, token, hosts, log_requests, cors, engine.metrics),
+        Guard(app, limits, token, hosts, log_requests, {origin.lower() for origin in cors}, engine.metrics),
         http=stall_limited_protocol(limits),
         ws="none",
         log_config=None,
