@@ -26,7 +26,7 @@ from difflm import (
 )
 from difflm.diffusion.processes import Absorbing
 from difflm.errors import rename_options, say_in_request, speak_command
-from difflm.generation.settings import Settings
+from difflm.generation.jobs import Settings
 from difflm.models.sampling import SETTINGS
 from difflm.models.word_nats import masked_logits
 from tests.support.oracles import JOINT

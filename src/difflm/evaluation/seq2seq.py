@@ -21,9 +21,9 @@ from difflm.evaluation.corpora import PairSet, pairs_for, read_pair_set
 from difflm.evaluation.options import Options, Watcher, say
 from difflm.evaluation.reports import SEQ2SEQ, Report, Row
 from difflm.generation.checks import check_device
-from difflm.generation.jobs import Chosen, Decode, Generation, Ids
+from difflm.generation.jobs import Chosen, Decode, Generation, Ids, Rank
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.ranking import Rank, Ranking, check_repairs, make_ranking
+from difflm.generation.ranking import Ranking, check_repairs, make_ranking
 from difflm.generation.reading import Reader
 from difflm.runtime.files import Json
 

@@ -1,28 +1,41 @@
-"""Jobs: requests that are checked and bound to their model, and how their texts are chosen among candidates."""
+"""Jobs: what is asked of a model, checked and bound to it, and how texts are chosen among candidates.
 
+The arguments of the generating methods are defined here, once: editors complete them, and `help` lists them."""
+
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 import torch
 
+from difflm.controls import CONTROLS, Control, Infill
+from difflm.controls.gaps import Edit
+from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.plan import ControlPlan, check_text
+from difflm.data.chat import Message
 from difflm.data.words import Given
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED
 from difflm.diffusion.timesteps import StepSpan
+from difflm.errors import UsageError, suggest
+from difflm.generation.reading import Reader
 from difflm.generation.texts import Generation as Generation
 from difflm.methods.rivals import ControlDecoder
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.batching import Layout, Row, source_condition
+from difflm.models.sampling import SETTINGS, Projection, Start
 from difflm.player.frames import Draft
 from difflm.runtime.files import Json
 
 LABEL_WEIGHT = 30.0  # of a label's nats beside those of all words, where candidates are compared by both (docs/log)
 
+F = TypeVar("F", bound=Callable[..., Any])
 Watch = Callable[[list[Draft]], None]
 Ids = list[int]
+Rank = Literal["bound"] | Reader  # the writer's own likelihood or bound, or another model's
 
 
 @dataclass(frozen=True)
@@ -43,28 +56,102 @@ Decode = Callable[..., Generation]  # decodes one finished row, or other ids in 
 Choice = Callable[[Sequence[int], list[list[Ids]], list[list[Decode]]], list[Chosen]]
 
 
+class Settings(TypedDict, total=False):
+    """The settings of `Sampling`; None keeps the model's value."""
+
+    sampler: str | None
+    steps: int | None
+    temperature: float | None
+    noise_temperature: float | None
+    noise_top_p: float | None
+    clamp: bool | None
+    clamp_below: float | None
+    stop_at: float | None
+    told_time: float | None
+    length_beam: int | None
+    draw: bool | None
+    projection: Projection | None
+    projection_top_p: float | None
+    contrast: float | None
+    block: int | None
+    sure: float | None
+    top_k: int | None
+    top_p: float | None
+    beams: int | None
+    length_penalty: float | None
+    start: Start | None
+    revisions: int | None
+
+
+class Asked(Settings, total=False):
+    """Arguments of a request other than its controls; `TextDiffusion.make_job` describes them."""
+
+    mbr: int
+    candidates: int
+    rank: "Rank | None"  # by name, as the reference shows it
+    repairs: int
+    guidance: GuidanceSettings | float | None
+    method: str | None
+    messages: Sequence[Message] | None
+    watch: Watch | None
+
+
+class Written(Asked, total=False):
+    """Also the arguments of methods that return whole lists of texts; `TextDiffusion.generate` describes them."""
+
+    controls: Control | Sequence[Control]
+    progress: bool | Callable[[int, int], None]
+    frames: bool
+
+
+class WrittenFrom(Written, total=False):
+    """Also the source, for methods that may be given one."""
+
+    source: str | Sequence[str] | None
+
+
 @dataclass
 class GenerationJob:
-    """One request, checked and bound to its model."""
+    """One request: what is asked for, which `TextDiffusion.generate` describes, and what is known once it is bound to
+    its model."""
 
     n: int
     seed: int
     sampling: Sampling
+    mbr: int = 1
+    candidates: int = 1
+    usual: bool = False  # whether there are as many candidates as the model says
+    controls: Sequence[Control] = ()
+    edit: Edit | None = None
+    guidance: GuidanceSettings | None = None
+    watch: Watch | None = None
+    source: str | Sequence[str] | None = None
+    rank: Rank | None = None
+    repairs: int = 0
+    method: str | None = None
+    messages: Sequence[Message] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)  # those of `Sampling`
+
+    told: list[Ids] = field(default_factory=list)  # the sources
+    sources: Sequence[Ids] = ()  # one for each text: its source, or the messages
+    template: Infill | None = None  # the text whose gaps are filled by denoising
+    edited: str = ""  # the text that is edited, or said in other words: for the latter, `edit` is None
+    begin: Ids = field(default_factory=list)  # the same for a model that edits texts directly
+    by_fit: bool = False  # whether the model itself compares candidates: how they read, fill gaps, answer messages
     plan: ControlPlan | ControlDecoder | None = None
     each: int = 1  # candidates per text, of which one is kept
-    watch: Watch | None = None
     choose: Choice | None = None
     wanted: Callable[[], bool] = lambda: True  # called at every step and text: an unwanted job is left unfinished
     on_step: Callable[[int], None] | None = None  # called with the number of its rows that took a denoising step
     warnings: list[str] = field(default_factory=list)  # for all of its texts
-    sources: Sequence[Ids] = ()  # one per text, if texts are written from sources
     first: int = 0  # the number of the first text, if a long list is written in pieces
-    begin: Ids = field(default_factory=list)  # the text that every text is edited from
-    edited: str = ""  # the same as it was given
     hides: int = 0  # tokens before the answer of a text that is said in other words: no draft shows them
     given: dict[int, Given] = field(default_factory=dict)  # what is given, by sample
-    waiting: dict[int, tuple["FinishedRow", Decode]] = field(default_factory=dict)  # finished candidates by sample
-    cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # seconds by text
+    # Finished candidates by text and sample, and the seconds of each text.
+    waiting: defaultdict[int, dict[int, tuple["FinishedRow", Decode]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    cost: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
 
     def make_rows(self, model: LanguageModel) -> list[Row]:
         """A row for every sample, with the tokens that its controls determine."""
@@ -91,26 +178,27 @@ class GenerationJob:
     def choose_texts(self, made: "Sequence[tuple[FinishedRow, Decode]]", seconds: float) -> dict[int, Generation]:
         """Choose the best candidate of each text whose candidates are all finished; its cost includes all of them."""
         assert self.choose is not None
-        self.waiting |= {row.sample: (row, decode) for row, decode in made}
+        for row, decode in made:
+            self.waiting[row.sample // self.each][row.sample] = row, decode
         for k in {row.sample // self.each for row, _ in made}:
             self.cost[k] += seconds  # texts of a batch share its time
-        samples = {k: range(k * self.each, (k + 1) * self.each) for k in sorted(self.cost)}
-        ready = [k for k, own in samples.items() if all(sample in self.waiting for sample in own)]
-        groups = [[self.waiting.pop(sample) for sample in samples[k]] for k in ready]
+        ready = sorted(k for k, own in self.waiting.items() if len(own) == self.each)
+        groups = [[one for _, one in sorted(self.waiting.pop(k).items())] for k in ready]
         ids = [[row.ids for row, _ in group] for group in groups]
-        best = self.choose(ready, ids, [[decode for _, decode in group] for group in groups])
-        found = {}
-        for k, own, chosen in zip(ready, groups, best, strict=True):
-            text = own[chosen.index][1](ids=chosen.ids)
-            checks = [*chosen.checks]
+        best, texts = self.choose(ready, ids, [[decode for _, decode in group] for group in groups]), {}
+        for k, group, chosen in zip(ready, groups, best, strict=True):
+            text, checks = group[chosen.index][1](ids=chosen.ids), [*chosen.checks]
             if self.plan and not self.hides:
                 checks = check_text(self.plan.controls, text.text, self.plan.unknown_words)
-            calls = sum(row.calls for row, _ in own) + chosen.calls
-            seconds = self.cost.pop(k) + chosen.seconds
-            asked = sum(row.classifier_calls for row, _ in own) + chosen.classifier_calls
-            text = replace(text, controls=checks, warnings=[*text.warnings, *chosen.said])
-            found[k] = replace(text, denoiser_calls=calls, classifier_calls=asked, seconds=seconds)
-        return found
+            texts[k] = replace(
+                text,
+                controls=checks,
+                warnings=[*text.warnings, *chosen.said],
+                denoiser_calls=sum(row.calls for row, _ in group) + chosen.calls,
+                classifier_calls=sum(row.classifier_calls for row, _ in group) + chosen.classifier_calls,
+                seconds=self.cost.pop(k) + chosen.seconds,
+            )
+        return texts
 
 
 def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
@@ -143,3 +231,34 @@ class FinishedRow:
     ids: Ids
     calls: int  # of the network
     classifier_calls: int = 0
+
+
+DEFAULTS: dict[str, Any] = {
+    "progress": False,
+    "frames": False,
+    **{one.name: one.default for one in fields(GenerationJob)},
+}
+ARGUMENTS = DEFAULTS.keys() & {*Asked.__annotations__, "controls", "edit", "source", "usual"}  # what is asked of a job
+
+
+def list_arguments(method: F) -> F:
+    """Show the arguments that `**asked` stands for in a method's signature. The method itself is not wrapped."""
+    signature = inspect.signature(method)
+    *own, rest = signature.parameters.values()
+    (kind,) = get_args(rest.annotation)
+    hints = {name: hint for name, hint in kind.__annotations__.items() if name not in signature.parameters}
+    more = [  # first those that methods add, last the settings
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS.get(name), annotation=hints[name])
+        for name in sorted(hints, key=lambda name: (name in SETTINGS, name in Asked.__annotations__))
+    ]
+    method.__signature__ = signature.replace(parameters=own + more)  # type: ignore[attr-defined]
+    return method
+
+
+def explain_setting(name: str) -> UsageError:
+    """The error for an unknown argument, with a similar name or what to give instead."""
+    if name in CONTROLS:
+        return UsageError(f"{name} is a control: give controls=[{CONTROLS[name].__name__}(…)].")
+    known = [*SETTINGS, *WrittenFrom.__annotations__, "n", "seed", "edit"]
+    hint = suggest(name, known) or f"Known: {', '.join(SETTINGS)}."
+    return UsageError(f"unknown setting {name!r}. {hint}".strip())

@@ -22,22 +22,25 @@ from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.fast.inference import Inference
 from difflm.generation import checks
-from difflm.generation.jobs import Choice, Chosen, FinishedRow, GenerationJob, Ids, choose_by_classifiers
+from difflm.generation.jobs import (
+    ARGUMENTS,
+    Asked,
+    Choice,
+    Chosen,
+    FinishedRow,
+    GenerationJob,
+    Settings,
+    Written,
+    WrittenFrom,
+    choose_by_classifiers,
+    explain_setting,
+    list_arguments,
+)
 from difflm.generation.ranking import GapFit, check_repairs, make_ranking, read_in_order
 from difflm.generation.reading import Reader, list_texts
 from difflm.generation.requests import Request
 from difflm.generation.rewriting import restate
 from difflm.generation.scheduler import run_list
-from difflm.generation.settings import (
-    DEFAULTS,
-    Asked,
-    Settings,
-    Task,
-    Written,
-    WrittenFrom,
-    explain_setting,
-    list_arguments,
-)
 from difflm.generation.texts import Generation, Texts
 from difflm.generation.watching import Progress, Watcher
 from difflm.methods.rivals import DECODERS, ControlDecoder, choose_decoder
@@ -196,11 +199,8 @@ class TextDiffusion(Reader):
         texts that are said in other words."""
         if "candidates" in request.model_fields_set or request.each > 1 or request.source or request.method:
             return request
-        if not self.gaps and not self.model.capabilities.reads_in_order:
-            return request
         edit, controls = request.edited(), request.controls()
-        usual = 1 if edit else self._count_candidates(request.n, controls)
-        usual = WHOLE if self._restates(edit, controls) else usual
+        usual = WHOLE if self._restates(edit, controls) else 1 if edit else self._count_candidates(request.n, controls)
         return request.model_copy(update={"candidates": usual}) if usual > 1 else request
 
     def _restates(self, edit: Edit | None, others: Sequence[object]) -> bool:
@@ -211,7 +211,8 @@ class TextDiffusion(Reader):
 
     def _count_candidates(self, n: int, controls: Sequence[Control]) -> int:
         """How many candidates a text alone has, which the model itself can compare."""
-        if n > 1:
+        ordered = self.model.capabilities.reads_in_order
+        if n > 1 or not (self.gaps or ordered):
             return 1
         info = ModelInfo(self.tokenizer, self.model.max_words, first=0)
         bound = [control.bind(info) for control in controls]
@@ -220,7 +221,7 @@ class TextDiffusion(Reader):
             return 1
         if template is not None and template.parts[-1]:
             return int(self.gaps.get("candidates", 1))
-        if not self.model.capabilities.reads_in_order:
+        if not ordered:
             return 1
         if template is None and any(one.counts is not None for one in bound):
             return LAID_OUT
@@ -262,111 +263,108 @@ class TextDiffusion(Reader):
 
     def make_job(self, n: int, seed: int = 0, **asked: Any) -> GenerationJob:
         """Check a request and bind it to this model; raises an error if it is wrong. Arguments as for `generate`."""
-        task = self._parse(n, seed, asked)
-        begin, prompt, plan = list[int](), len(task.sources[0]) if task.sources else 0, None
-        edit, capable = task.edit, self.model.capabilities
-        if edit and "edits" in self.model.capabilities.settings:
-            if edit.keep or edit.strength is not None:
-                raise UsageError("this model edits the text directly: leave --keep and --strength out.")
-            (begin,), edit = self.encode([edit.text]), None
-        controls = [task.rewriting.template] if task.rewriting else task.controls
-        if controls or edit or task.method or capable.always_planned or capable.reads_in_order:
-            plan = self.plan_controls(controls, edit, task.guidance, task.method, prompt)
-        sampling = self._settle_sampling(task, plan)
-        if plan and sampling.beams and not plan.searches:
-            raise UsageError(f"{task.method} chooses words one by one: leave --beams out.")
-        if plan and plan.sampler:
-            sampling = replace(sampling, sampler=plan.sampler)
-        if sampling.contrast and not task.sources and not (plan and (plan.infill or (edit and edit.keep))):
-            raise UsageError("--contrast needs known words: give some with --infill, or with --edit and --keep.")
-        each = max(task.mbr, task.candidates)
-        chosen = each > 1 or task.rank is not None or task.rewriting is not None
-        choose = self._choose_ranking(task, plan) if chosen else None
-        job = GenerationJob(task.n, seed, sampling, plan, each, task.watch, choose, sources=task.sources, begin=begin)
-        job.edited, job.hides = task.edited, task.rewriting.before if task.rewriting else 0
-        if task.controls or task.edited or task.told:
-            job.warnings = self._warn(task, plan, begin)
+        job = self._parse(n, seed, asked)
+        self._bind(job)
+        job.each = max(job.mbr, job.candidates)
+        if job.choose is None and (job.each > 1 or job.rank is not None):
+            job.choose = self._choose_ranking(job)
+        if job.controls or job.edited or job.told:
+            job.warnings = self._warn(job)
         return job
 
-    def _settle_sampling(self, task: Task, plan: ControlPlan | ControlDecoder | None) -> Sampling:
-        """How texts are sampled, where the task says nothing else: in order if the model can and nothing is given
-        behind a gap; a model may have settings of its own for gaps."""
-        told, usual = task.settings, dict[str, object]()
-        sampler, ordered = told.get("sampler"), self.model.capabilities.reads_in_order
-        behind = (task.template is not None and task.template.parts[-1]) or (plan is not None and plan.laid_out)
-        if behind and sampler != IN_ORDER:
-            usual = {key: value for key, value in self.gaps.items() if key in SETTINGS}
-        elif ordered and sampler in (None, IN_ORDER) and plan is not None and plan.ordered is not None:
-            usual, plan.sampler = {**WHOLE_SAMPLING}, IN_ORDER
-        elif ordered and sampler == IN_ORDER:
-            raise UsageError("the sampler in-order is for texts in which nothing is given behind a gap: leave it out.")
-        told = usual | {key: value for key, value in told.items() if value is not None} if usual else told
-        return self.sampling(**told) if told else self.model.sampling
-
-    def _parse(self, n: int, seed: int, asked: dict[str, Any]) -> Task:
+    def _parse(self, n: int, seed: int, asked: dict[str, Any]) -> GenerationJob:
         """What is asked for, with its sources as ids; wrong numbers and contradictions are rejected."""
-        task = Task(n, seed, **{key: asked.pop(key) for key in [*asked] if key in DEFAULTS}, settings=asked)
-        if not isinstance(task.guidance, GuidanceSettings | None):
-            task.guidance = checks.parse_guidance(task.guidance, self.usual_guidance)
-        task.controls = [task.controls] if isinstance(task.controls, Control | str) else task.controls or ()
-        if task.watch is not None and not callable(task.watch):
-            raise UsageError(f"watch must be a function that takes a list of drafts, not {task.watch!r}.")
-        if self.chat is not None and isinstance(task.source, str):
-            task.messages, task.source = [{"role": "user", "content": task.source}], None
-        if task.messages is not None:
-            task.sources = [encode_messages(self.chat, task.messages)] * n
-        if task.source is not None or self.model.capabilities.source_limit:
-            task.told = self.encode_sources(task.source)
-            task.sources = [row for row in task.told for _ in range(n)]
-            task.n = len(task.sources)
-        if task.repairs:
-            check_repairs(task.repairs, task.rank, [*task.controls, *([] if task.edit is None else [task.edit])])
-        if task.edit is not None:
-            task.edited = task.edit.text
-            others = (task.controls, task.method, task.sources, task.mbr > 1, task.rank, task.messages)
-            if self._restates(task.edit, others):
-                task.rewriting, task.edit = restate(task.edit, self.gaps["restates"], self), None
-        free = task.controls if task.method is None and not task.sources else ()
-        task.template = next((control for control in free if isinstance(control, Infill)), None)
-        task.judged = self.model.capabilities.reads_in_order and task.edit is None
-        if task.usual and task.chooses_by_fit:
-            task.candidates = WHOLE if task.rewriting else self._count_candidates(n, task.controls)
-        chosen_by = None if task.rank or (task.candidates > 1 and task.chooses_by_fit) else task.controls
-        checks.check_request(task.n, seed, task.mbr, task.candidates, chosen_by, bool(task.told))
-        return task
+        known = {key: asked.pop(key) for key in [*asked] if key in ARGUMENTS}
+        job, able = GenerationJob(n, seed, self.model.sampling, **known, settings=asked), self.model.capabilities
+        if not isinstance(job.guidance, GuidanceSettings | None):
+            job.guidance = checks.parse_guidance(job.guidance, self.usual_guidance)
+        job.controls = [job.controls] if isinstance(job.controls, Control | str) else job.controls or ()
+        if job.watch is not None and not callable(job.watch):
+            raise UsageError(f"watch must be a function that takes a list of drafts, not {job.watch!r}.")
+        if self.chat is not None and isinstance(job.source, str):
+            job.messages, job.source = [{"role": "user", "content": job.source}], None
+        if job.messages is not None:
+            job.sources = [encode_messages(self.chat, job.messages)] * n
+        if job.source is not None or able.source_limit:
+            job.told = self.encode_sources(job.source)
+            job.sources = [row for row in job.told for _ in range(n)]
+            job.n = len(job.sources)
+        if job.repairs:
+            check_repairs(job.repairs, job.rank, [*job.controls, *([] if job.edit is None else [job.edit])])
+        if job.edit is not None:
+            job.edited = job.edit.text
+            others = (job.controls, job.method, job.sources, job.mbr > 1, job.rank, job.messages)
+            if self._restates(job.edit, others):
+                job.choose = rewriting = restate(job.edit, self.gaps["restates"], self)
+                job.template, job.hides, job.edit = rewriting.template, rewriting.before, None
+        if not job.hides and job.method is None and not job.sources:
+            job.template = next((control for control in job.controls if isinstance(control, Infill)), None)
+        judges = job.template is not None or job.messages is not None or (able.reads_in_order and job.edit is None)
+        job.by_fit = judges and not any(isinstance(one, Control) and one.head for one in job.controls)
+        if job.usual and job.by_fit:
+            job.candidates = WHOLE if job.hides else self._count_candidates(n, job.controls)
+        chosen_by = None if job.rank or (job.candidates > 1 and job.by_fit) else job.controls
+        checks.check_request(job.n, seed, job.mbr, job.candidates, chosen_by, bool(job.told))
+        return job
 
-    def _warn(self, task: Task, plan: ControlPlan | ControlDecoder | None, begin: Ids) -> list[str]:
+    def _bind(self, job: GenerationJob) -> None:
+        """Bind the controls to this model, and settle how texts are sampled, where the request says nothing else: in
+        order if the model can and nothing is given behind a gap; a model may have settings of its own for gaps."""
+        able, edit, plan = self.model.capabilities, job.edit, None
+        if edit and "edits" in able.settings:
+            if edit.keep or edit.strength is not None:
+                raise UsageError("this model edits the text directly: leave --keep and --strength out.")
+            (job.begin,), edit = self.encode([edit.text]), None
+        controls = [job.template] if job.hides and job.template else job.controls
+        if controls or edit or job.method or able.always_planned or able.reads_in_order:
+            prompt = len(job.sources[0]) if job.sources else 0
+            job.plan = plan = self.plan_controls(controls, edit, job.guidance, job.method, prompt)
+        sampler, usual = job.settings.get("sampler"), dict[str, object]()
+        if ((job.template and job.template.parts[-1]) or (plan and plan.laid_out)) and sampler != IN_ORDER:
+            usual = {key: value for key, value in self.gaps.items() if key in SETTINGS}
+        elif able.reads_in_order and sampler in (None, IN_ORDER) and plan and plan.ordered is not None:
+            usual, plan.sampler = {**WHOLE_SAMPLING}, IN_ORDER
+        elif able.reads_in_order and sampler == IN_ORDER:
+            raise UsageError("the sampler in-order is for texts in which nothing is given behind a gap: leave it out.")
+        if told := usual | {key: value for key, value in job.settings.items() if not usual or value is not None}:
+            job.sampling = self.sampling(**told)
+        if plan and job.sampling.beams and not plan.searches:
+            raise UsageError(f"{job.method} chooses words one by one: leave --beams out.")
+        if plan and plan.sampler:
+            job.sampling = replace(job.sampling, sampler=plan.sampler)
+        if job.sampling.contrast and not job.sources and not (plan and (plan.infill or (edit and edit.keep))):
+            raise UsageError("--contrast needs known words: give some with --infill, or with --edit and --keep.")
+
+    def _warn(self, job: GenerationJob) -> list[str]:
         """One sentence for each reason why texts may not be as requested, such as unknown words."""
-        unknown = plan.unknown_words if plan else []
-        if plan is None and UNK in begin:
-            unknown = [word for word in split_words(task.edited) if UNK in self.tokenizer.encode(word)]
+        unknown = job.plan.unknown_words if job.plan else []
+        if job.plan is None and UNK in job.begin:
+            unknown = [word for word in split_words(job.edited) if UNK in self.tokenizer.encode(word)]
         data = self.config.get("recipe", {}).get("data")  # a model composed by hand has no recipe
         warnings = checks.explain_unknown(unknown, self.name, self.tokenizer, data) if unknown else []
-        if given := " ".join(filter(None, (*(control.given() for control in task.controls), task.edited))):
+        if given := " ".join(filter(None, (*(control.given() for control in job.controls), job.edited))):
             warnings += self.warn_of_language(given)
-        if task.edit and "restates" in self.gaps:
+        if job.edit and "restates" in self.gaps:
             warnings += [NOISED]
-        if len(task.told) == 1:
-            (source,) = list_texts(task.source, "source")
-            warnings += [*checks.warn_of_sources(task.told), *self.warn_of_language(source, source=True)]
+        if len(job.told) == 1 and job.source is not None:
+            (source,) = list_texts(job.source, "source")
+            warnings += [*checks.warn_of_sources(job.told), *self.warn_of_language(source, source=True)]
         return warnings
 
-    def _choose_ranking(self, task: Task, plan: ControlPlan | ControlDecoder | None) -> Choice | None:
+    def _choose_ranking(self, job: GenerationJob) -> Choice | None:
         """How the best candidate of a text is chosen; None: they cannot be told apart."""
-        if task.rewriting is not None:
-            return task.rewriting
-        if task.rank is not None:
-            return make_ranking(self, task.rank, task.candidates, task.told, task.n, task.seed, task.repairs)
-        if task.mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
+        if job.rank is not None:
+            return make_ranking(self, job.rank, job.candidates, job.told, job.n, job.seed, job.repairs)
+        if job.mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
             return lambda _, __, made: [Chosen(most_central([one().tokens for one in group])) for group in made]
-        if plan is None:
+        if job.plan is None:
             return None
-        if not task.chooses_by_fit:
-            return choose_by_classifiers(plan)
+        if not job.by_fit:
+            return choose_by_classifiers(job.plan)
         self.check_reads_tokens()
-        left, *_, right = task.template.known(plan.info).parts if task.template else ([], [])
-        given = " ".join(control.given() or "" for control in task.controls)
-        return GapFit(self, len(left), len(right), () if task.messages is None else task.sources[0], given)
+        left, *_, right = job.template.known(job.plan.info).parts if job.template else ([], [])
+        given = " ".join(control.given() or "" for control in job.controls)
+        return GapFit(self, len(left), len(right), () if job.messages is None else job.sources[0], given)
 
     def run_jobs(self, jobs: Sequence[GenerationJob]) -> Iterator[tuple[int, dict[int, Generation]]]:
         """Yield the texts of several jobs as they are finished: the job's index in the list, and its texts by number.

@@ -4,19 +4,17 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from difflm.errors import UsageError
-from difflm.generation.jobs import Chosen, Ids
+from difflm.generation.jobs import Chosen, Ids, Rank
 from difflm.generation.reading import Reader
 from difflm.generation.texts import Repaired
 from difflm.models.batching import pad_token_rows
 from difflm.models.word_nats import A_TOKEN, nats_in_order
 
-Rank = Literal["bound"] | Reader  # the writer's own likelihood or bound, or another model's
 VECTOR_DRAWS, TOKEN_DRAWS = 4, 8  # of a bound, per candidate: docs/log, "Ranking candidates"
 MOST_REPAIRS = 100
 DOUBT = 0.1  # a word with less than this share of the likeliest one's probability is repaired: docs/log
