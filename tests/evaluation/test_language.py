@@ -24,6 +24,7 @@ from difflm.evaluation.reports import LANGUAGE
 from difflm.evaluation.shared import load_judge, ratio, score
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities, LanguageModel, Sampling
+from difflm.models.lengths import LengthPolicy
 from tests.support.corpora import DATA, needs_e2e
 from tests.support.tiny import tiny_run, write_grammar
 
@@ -35,12 +36,12 @@ class FixedTexts(LanguageModel):
 
     def __init__(self, rows, longest=32, likelihood=None, cost=lambda ids, lengths: lengths.float()):
         super().__init__()
-        self.rows, self.longest, self.cost = rows, longest, cost
+        self.rows, self.lengths, self.longest, self.cost = rows, LengthPolicy(longest), longest, cost
         self.capabilities = Capabilities(likelihood=likelihood)
         self.sampling, self.vocabulary = Sampling(steps=7), 100
         self.weight = torch.nn.Parameter(torch.zeros(1))
 
-    def draw_lengths(self, noise, condition=None):
+    def draw_lengths(self, noise, condition=None, ranks=None):
         return torch.tensor([max(1, len(self.rows[k])) for k in noise.samples.tolist()])
 
     def forbid_tokens(self, ids):

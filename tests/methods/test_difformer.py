@@ -134,7 +134,8 @@ def test_reversed_sequences_in_fifteen_calls(factor):
     assert (generate(model, source) == source.flip(1)).all(1).float().mean() >= 0.95
     assert (generate(model, source.roll(1, 0)) == source.flip(1)).all(1).float().mean() <= 0.1
     condition = Condition(source=source, source_mask=torch.ones_like(source, dtype=torch.bool))
-    assert bool((model.rank_lengths(torch.zeros(64, dtype=torch.int64), condition) == LENGTH).all())
+    first = torch.zeros(64, dtype=torch.int64)
+    assert bool((model.draw_lengths(Noise(0, first), condition, first) == LENGTH).all())
     batch = replace(reversals(64, 10_000), index=None)
     nats, _ = model.nats_and_error(batch, Noise(0, torch.arange(64)), 16)
     assert 0 < nats.mean().item() < LENGTH * 2.08  # a bound that is below log 8 a word: it reads the source

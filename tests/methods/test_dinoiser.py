@@ -135,7 +135,8 @@ def test_reversed_sequences_in_twenty_calls():
     assert (generate(model, source, told_time=0.0) == source.flip(1)).all(1).float().mean() >= 0.9
     assert (generate(model, source.roll(1, 0)) == source.flip(1)).all(1).float().mean() <= 0.1
     condition = Condition(source=source, source_mask=torch.ones_like(source, dtype=torch.bool))
-    assert bool((model.rank_lengths(torch.zeros(64, dtype=torch.int64), condition) == LENGTH).all())
+    first = torch.zeros(64, dtype=torch.int64)
+    assert bool((model.draw_lengths(Noise(0, first), condition, first) == LENGTH).all())
     lengths = torch.full((64,), LENGTH)
     nats, _ = model.nats_and_error(Batch(source.flip(1), lengths, source, lengths), Noise(0, torch.arange(64)), 16)
     assert 0 < nats.mean().item() < 0.1 * LENGTH * 2.08  # a bound far below log 8 a word: it reads the source

@@ -18,6 +18,7 @@ from difflm.data.prompts import HIDDEN, cut_span
 from difflm.data.texts import Example
 from difflm.data.tokenfile import Limits, TokenFile, select_texts
 from difflm.data.tokenizers import Words
+from difflm.diffusion.noise import Noise
 from difflm.errors import UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.batching import source_condition
@@ -120,7 +121,8 @@ def test_any_method_with_sources_learns_from_spans_and_its_lengths_from_what_fol
     run = train(tmp_path / "run", task="span-denoising", data=str(tmp_path / "my.txt"), **sizes)
     tuned = train(tmp_path / "tuned", init=str(run), task="seq2seq", data=str(tmp_path / "pairs.jsonl"), **sizes)
     before, after = (load_run(path)[0] for path in (run, tuned))
-    likeliest = [int(model.rank_lengths(torch.tensor([0]), source_condition([[5, 6, 7]]))) for model in (before, after)]
+    told, rank = source_condition([[5, 6, 7]]), torch.tensor([0])
+    likeliest = [int(model.draw_lengths(Noise(0, rank), told, rank)) for model in (before, after)]
     assert likeliest[0] < 5 == likeliest[1]  # words and a full stop
     if lengths == "drawn":
         counts, pairs = before.lengths.by_source, after.lengths.by_source

@@ -67,7 +67,9 @@ def test_lengths_have_the_probability_that_the_head_gives_their_offsets(seed, so
         nats = policy.nats(torch.full((len(sources),), length), condition)
         smoothed = (1 - UNSEEN) * expected[:, length - 1] + UNSEEN / LONGEST
         assert nats.double() == pytest.approx(-smoothed.log(), abs=1e-5)
-    ranked = [policy.rank_between(torch.full((len(sources),), k), 1, LONGEST, condition) for k in range(LONGEST)]
+    ranked = [
+        policy.rank_words(torch.full((len(sources),), k), range(1, LONGEST + 1), condition) for k in range(LONGEST)
+    ]
     assert torch.equal(torch.stack(ranked, 1), expected.argsort(-1, descending=True) + 1)
 
 
@@ -81,12 +83,17 @@ def test_drawn_lengths_follow_the_head_and_stay_between_what_is_asked():
     drawn = policy.draw(u, condition)
     assert (drawn == 4).double().mean() == pytest.approx(0.75, abs=2 / n + UNSEEN)
     assert (drawn == 7).double().mean() == pytest.approx(0.25, abs=2 / n + UNSEEN)
-    between = policy.draw_between(u, 5, 7, condition)
+    between = policy.draw_words(u, range(5, 8), condition)
     assert (between == 7).double().mean() > 0.999 and int(between.min()) >= 5
     ranks = torch.tensor([0, 1, 2, 9])
     few = told(logits.expand(4, -1), [5] * 4)
-    assert policy.rank_between(ranks, 1, LONGEST, few)[:2].tolist() == [4, 7]
-    assert policy.rank_between(ranks, 5, 6, few).tolist() == [5, 6, 6, 6]  # a beam wider than the lengths there are
+    assert policy.rank_words(ranks, range(1, LONGEST + 1), few)[:2].tolist() == [4, 7]
+    assert policy.rank_words(ranks, range(5, 7), few).tolist() == [
+        5,
+        6,
+        6,
+        6,
+    ]  # a beam wider than the lengths there are
 
 
 def test_a_histogram_of_pairs_has_a_beam_too():
@@ -96,7 +103,7 @@ def test_a_histogram_of_pairs_has_a_beam_too():
     policy.observe(counts.sum(0))
     policy.observe_pairs(counts)
     mask = torch.arange(20) < torch.tensor([[5], [5], [15]])
-    assert policy.rank_between(torch.tensor([0, 1, 0]), 1, 20, Condition(source_mask=mask)).tolist() == [6, 7, 16]
+    assert policy.rank_words(torch.tensor([0, 1, 0]), range(1, 21), Condition(source_mask=mask)).tolist() == [6, 7, 16]
 
 
 def length_pairs(count: int, seed: int) -> Batch:
@@ -124,8 +131,9 @@ def test_the_head_reads_what_the_source_says_and_not_how_long_it_is():
     learn_lengths(model)
     batch = length_pairs(64, 0)
     condition = source_condition(batch.source.tolist())
-    assert torch.equal(model.rank_lengths(torch.zeros(64, dtype=torch.int64), condition), batch.lengths)
-    drawn = model.draw_lengths(Noise(0, torch.arange(64)), condition)
+    noise, first = Noise(0, torch.arange(64)), torch.zeros(64, dtype=torch.int64)
+    assert torch.equal(model.draw_lengths(noise, condition, first), batch.lengths)
+    drawn = model.draw_lengths(noise, condition)
     assert (drawn == batch.lengths).float().mean() > 0.9
     likely = model.lengths.nats(batch.lengths, model.lengths.predict(model.denoiser, condition))
     assert float(likely.mean()) < 0.3  # log 8 = 2.08 without reading
@@ -284,7 +292,8 @@ def lengths_of(lm: TextDiffusion, n: int = 1, **asked) -> list[int]:
 
 def test_candidates_spread_over_the_likeliest_lengths(lm):
     """`d` is the fourth word: texts of four. The next lengths are whatever the head finds next."""
-    ranked = [int(lm.model.rank_lengths(torch.tensor([k]), source_condition([[7, 4, 4, 4]]))) for k in range(3)]
+    ranks = torch.arange(3)
+    ranked = lm.model.draw_lengths(Noise(0, ranks), source_condition([[7, 4, 4, 4]])[[0] * 3], ranks).tolist()
     assert ranked[0] == 4 and len({*ranked}) == 3
     assert lengths_of(lm, mbr=5, length_beam=3) == [*ranked, *ranked[:2]]
     assert lengths_of(lm, n=2, mbr=2, length_beam=2) == ranked[:2] * 2
@@ -306,4 +315,5 @@ def test_a_model_that_writes_its_own_end_has_no_beam(tiny_runs):
             TextDiffusion.from_pretrained(tiny_runs[method]).generate(length_beam=2)
     drawn = TextDiffusion.from_pretrained(tiny_runs["difflm"])
     (text,) = drawn.generate(mbr=3, length_beam=2, steps=2)
-    assert len(text.tokens) in {int(drawn.model.rank_lengths(torch.tensor([k]))) for k in range(2)}
+    ranks = torch.arange(2)
+    assert len(text.tokens) in drawn.model.draw_lengths(Noise(0, ranks), ranks=ranks)

@@ -21,7 +21,7 @@ def test_lengths_are_drawn_without_asking_the_device_again(monkeypatch):
     to = torch.Tensor.to
     monkeypatch.setattr(torch.Tensor, "to", lambda t, *a, **k: (copies.append(t is policy.counts), to(t, *a, **k))[1])
     assert all(policy.draw(u).tolist() == [1, 2, 4] for _ in range(5)) and sum(copies) == 1
-    assert policy.draw_among(u, [1, 4], [1.0, 1.0]).tolist() == [1, 4, 4] and sum(copies) == 1
+    assert policy.draw_words(u, [1, 4], shares=[1.0, 1.0]).tolist() == [1, 4, 4] and sum(copies) == 1
     policy.observe(torch.tensor([0, 0, 5, 0, 0]))  # what is learned later counts
     assert policy.draw(u).tolist() == [2, 2, 2]
     policy.counts = torch.tensor([1.0, 1.0, 9.0, 1.0])  # and what is loaded

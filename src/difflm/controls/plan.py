@@ -242,7 +242,7 @@ class ControlPlan:
         if infill:
             (glued, _), *_ = infill.misfits(tokenizer)
             return Ordered(automaton, given, 0.0, min(most, len(given) + SENTENCE), glued)
-        long = self.model.lengths.draw_between(torch.tensor([LONG]), 1, most)
+        long = self.model.lengths.draw_words(torch.tensor([LONG]), range(1, most + 1))
         return Ordered(automaton, given, 0.5, int(long))
 
     # -- before sampling ----------------------------------------------------------------------------------------
@@ -293,11 +293,11 @@ class ControlPlan:
         if self.pattern:
             own = self.pattern.lengths
             own = {n: ways for n, ways in own.items() if n <= max(most, min(own))}
-            drawn = lengths.draw_among(u, [*own], [*own.values()], condition)
+            drawn = lengths.draw_words(u, [*own], condition, [*own.values()])
         elif ranks is None or self.infill:
-            drawn = lengths.draw_between(u, least, most, condition)
+            drawn = lengths.draw_words(u, range(least, most + 1), condition)
         else:
-            drawn = lengths.rank_between(ranks, least, most, condition)
+            drawn = lengths.rank_words(ranks, range(least, most + 1), condition)
         return [int(n) for n in drawn.tolist()]
 
     @cached_property

@@ -163,10 +163,9 @@ class GenerationJob:
             layouts, given = plan.layouts(samples, self.seed, condition, ranks)
             self.given = dict(enumerate(given, first))
         else:
-            noise = Noise(self.seed, samples)
-            drawn = model.draw_lengths(noise, condition) if ranks is None else model.rank_lengths(ranks, condition)
-            alike = {n: Layout(n, begin=self.begin) for n in {*drawn.tolist()}}
-            layouts = [alike[n] for n in drawn.tolist()]
+            drawn = model.draw_lengths(Noise(self.seed, samples), condition, ranks).tolist()
+            alike = {n: Layout(n, begin=self.begin) for n in {*drawn}}
+            layouts = [alike[n] for n in drawn]
         guided, edit = plan is not None and plan.guided, plan.edit if plan else None
         steps, told = self.sampling.steps, sources or [[]] * count
         if self.sampling.sampler in ORDERED and plan is not None and plan.gap_sizes:

@@ -33,7 +33,7 @@ from difflm.models.base import (
     source_of,
     start_from_frequencies,
 )
-from difflm.models.lengths import put_between_ends
+from difflm.models.lengths import LengthPolicy, put_between_ends
 from difflm.networks import EncoderDecoder
 from difflm.networks.cache import Memory
 from difflm.runtime.delayed_flag import DelayedFlag
@@ -179,7 +179,8 @@ class LevenshteinModel(EditModel):
         self.network, self.hole = network, vocabulary
         self.embedding = nn.Embedding(vocabulary + 1, hidden)
         self.deletion, self.insertion = nn.Linear(hidden, 1), nn.Linear(2 * hidden, longest + 1)
-        self.vocabulary, self.longest, self.sampling = vocabulary, longest, sampling
+        self.lengths, self.longest = LengthPolicy(longest), longest
+        self.vocabulary, self.sampling = vocabulary, sampling
         self.capabilities = Capabilities(
             state="edits",
             step_rules=("edits",),

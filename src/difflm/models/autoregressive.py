@@ -16,7 +16,7 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
 from difflm.machine import avoid_onednn
 from difflm.models.base import Capabilities, Losses, Runner, TextBatch, WordModel, source_of, start_from_frequencies
-from difflm.models.lengths import words_before_end
+from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Sampling
 from difflm.networks import EncoderDecoder, Sizes, SourceSizes, Transformer
 from difflm.networks.documents import NOTHING, document_ends
@@ -54,7 +54,8 @@ class Autoregressive(WordModel):
         if network is None and source is not None and source.layers:
             network = EncoderDecoder(*own, source, time="none", causal=True)
         self.network = network or Transformer(*own, time="none", causal=True)
-        self.longest, self.vocabulary, self.sampling = longest, vocabulary, sampling
+        self.lengths, self.longest = LengthPolicy(longest), longest
+        self.vocabulary, self.sampling = vocabulary, sampling
         self.label_smoothing = label_smoothing
         self.capabilities = Capabilities(
             step_rules=("autoregressive",),
@@ -178,9 +179,6 @@ class Autoregressive(WordModel):
 
     def write(self, batch: TextBatch, runner: Runner) -> Iterator[Frame]:
         return runner.decode(self, batch)
-
-    def words(self, row: list[int]) -> list[int]:
-        return words_before_end(row)
 
 
 def start_words(ids: Tensor) -> Tensor:

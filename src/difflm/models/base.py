@@ -179,14 +179,14 @@ class LanguageModel(Trainable):
     longest: int  # positions
     vocabulary: int
     sampling: Sampling
-    denoiser: Denoiser  # these three if it denoises
     lengths: LengthPolicy
+    denoiser: Denoiser  # these two if it denoises
     times: TimeSampler
 
     @property
     def max_words(self) -> int:
         """The most words a text may have."""
-        return self.longest
+        return self.lengths.max_words
 
     def nats_and_error(self, batch: Batch, noise: Noise, draws: int) -> tuple[Tensor, Tensor]:
         """`nats`, and its standard error over draws, both [B]: 0 if it is exact, NaN for a single draw."""
@@ -204,24 +204,21 @@ class LanguageModel(Trainable):
     @property
     def pieces(self) -> Sequence[str]:
         """What its positions show, if they are not tokens."""
-        return ()
+        return self.lengths.pieces
 
     @property
     def room(self) -> Room | None:
         """The room of a picture, if texts are drawn."""
-        return None
+        return self.lengths.room
 
     @abstractmethod
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
         """Run the network in `dtype`; weights stay as they are."""
 
     @abstractmethod
-    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """The number of positions of each sample, [B]."""
-
-    def rank_lengths(self, ranks: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """The same by rank [B], where 0 is the likeliest number of positions: for models that have a length beam."""
-        raise TypeError("this model has no length beam")
+    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL, ranks: Tensor | None = None) -> Tensor:
+        """The number of positions of each sample, [B]; with `ranks` [B], 0 the likeliest number, for models that have a
+        length beam."""
 
     def stream(
         self, noise: Noise, lengths: Tensor, width: int, sampling: Sampling, steering: Steering | None = None
@@ -233,9 +230,9 @@ class LanguageModel(Trainable):
     def write(self, batch: TextBatch, runner: Runner) -> Iterator[Frame]:
         """Yield the frames of a batch."""
 
-    @abstractmethod
     def words(self, row: list[int]) -> list[int]:
         """The word ids of one finished row."""
+        return self.lengths.words(row)
 
     def calls(self, sampling: Sampling, words: int) -> int:
         """The number of network calls for a text of this many words."""
@@ -285,7 +282,7 @@ class WordModel(LanguageModel):
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:
         self.precision = dtype
 
-    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
+    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL, ranks: Tensor | None = None) -> Tensor:
         return torch.full_like(noise.samples, self.longest)
 
     def ban_tokens(self, ids: Sequence[int]) -> None:

@@ -55,20 +55,14 @@ class BlockLengths(DrawnLength):
     def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         return torch.full(u.shape, self.widest, device=u.device)
 
-    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """Observed lengths, unless more words are needed."""
-        if low > self.longest:
-            return torch.full(u.shape, low, device=u.device)
-        return super().draw_between(u, low, min(high, self.longest), condition)
-
-    def draw_among(
-        self, u: Tensor, lengths: Sequence[int], shares: Sequence[float], condition: Condition = UNCONDITIONAL
+    def draw_words(
+        self, u: Tensor, words: Sequence[int], condition: Condition = UNCONDITIONAL, shares: Sequence[float] = ()
     ) -> Tensor:
         """Observed lengths, unless more words are needed."""
-        if lengths[0] > self.longest:
-            return torch.full(u.shape, lengths[0], device=u.device)
-        seen = sum(n <= self.longest for n in lengths)
-        return super().draw_among(u, lengths[:seen], shares[:seen], condition)
+        if words[0] > self.longest:
+            return torch.full(u.shape, words[0], device=u.device)
+        seen = sum(n <= self.longest for n in words)
+        return super().draw_words(u, words[:seen], condition, shares[:seen])
 
     @property
     def seen_back(self) -> Tensor:

@@ -1,6 +1,6 @@
 """One model for every diffusion method: a denoiser and the parts around it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NotRequired, TypedDict, cast
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from difflm.data.batches import Batch
-from difflm.data.tokenfile import Room
 from difflm.data.tokenizers import END, PAD
 from difflm.diffusion.base import Belief, Levels, Order, Process, State
 from difflm.diffusion.bounds import Bound, ScoredTexts, standard_error
@@ -138,18 +137,6 @@ class DiffusionModel(DenoisingModel):
             whole_canvas=True,
             syncs_with_device=codec.holds_tokens,
         )
-
-    @property
-    def pieces(self) -> Sequence[str]:
-        return self.lengths.pieces
-
-    @property
-    def room(self) -> Room | None:
-        return self.lengths.room
-
-    @property
-    def max_words(self) -> int:
-        return self.lengths.max_words
 
     @property
     def process(self) -> Process:
@@ -389,12 +376,12 @@ class DiffusionModel(DenoisingModel):
 
     # -- generation ---------------------------------------------------------------------------------------------
 
-    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL) -> Tensor:
-        return self.lengths.draw(noise.uniform(0, stream=1), self.lengths.predict(self.denoiser, condition))
-
-    def rank_lengths(self, ranks: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
-        predicted = self.lengths.predict(self.denoiser, condition)
-        return self.lengths.rank_between(ranks, 1, self.lengths.max_words, predicted)
+    def draw_lengths(self, noise: Noise, condition: Condition = UNCONDITIONAL, ranks: Tensor | None = None) -> Tensor:
+        if condition is not UNCONDITIONAL:
+            condition = self.lengths.predict(self.denoiser, condition)
+        if ranks is not None:
+            return self.lengths.rank_words(ranks, range(1, self.max_words + 1), condition)
+        return self.lengths.draw(noise.uniform(0, stream=1), condition)
 
     def calls(self, sampling: Sampling, words: int) -> int:
         if sampling.sampler == IN_ORDER:
@@ -514,9 +501,6 @@ class DiffusionModel(DenoisingModel):
             yield replace(frame, calls=calls)
             if may_end and all_written(~waiting.any()):
                 return
-
-    def words(self, row: list[int]) -> list[int]:
-        return self.lengths.words(row)
 
     def draw_pictures(self, frame: loop.Frame) -> Tensor | None:
         return None if frame.clean is None else self.denoiser.codec.picture(frame.clean[:, : self.longest])

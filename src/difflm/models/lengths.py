@@ -3,7 +3,6 @@
 The length of a text is drawn before denoising, or the model writes padding as tokens.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -15,8 +14,6 @@ from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.left_to_right import draw_by_inverse_cdf
-from difflm.errors import UsageError
 
 FEW = 8  # words by which a text may exceed the shortest, for a policy without counts
 PADS = 30  # the random stream of inserted pads
@@ -39,9 +36,9 @@ class LengthPolicy(nn.Module):
         self.longest = longest
         self.max_words = longest if max_words is None else max_words  # the most words a text may have
 
-    @abstractmethod
     def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids of every position [B, L], and the mask of those that are not padding."""
+        """Ids of every position [B, L], and the mask of those that are not padding; for a model that denoises."""
+        raise NotImplementedError
 
     def training_canvas(self, ids: Tensor, lengths: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         """The same for training, where a policy may place words at random."""
@@ -59,21 +56,28 @@ class LengthPolicy(nn.Module):
         """The word ids of one finished row."""
         return words_before_end(row)
 
-    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """Draw numbers of words from `low` to `high`, [B], by uniform numbers [B]; if the policy has no counts, among
-        the FEW + 1 smallest."""
-        return (low + (u * (min(high, low + FEW) - low + 1)).long()).clamp(max=high)
+    def chances(self, words: Sequence[int], condition: Condition) -> Tensor:
+        """How likely each of these numbers of words is, in ascending order, up to a factor, [1 or B, N]; if the policy
+        has no counts, the FEW + 1 smallest are equally likely."""
+        return (torch.arange(len(words), dtype=torch.float64) <= FEW).double().unsqueeze(0)
 
-    def draw_among(
-        self, u: Tensor, lengths: Sequence[int], shares: Sequence[float], condition: Condition = UNCONDITIONAL
+    def draw_words(
+        self, u: Tensor, words: Sequence[int], condition: Condition = UNCONDITIONAL, shares: Sequence[float] = ()
     ) -> Tensor:
-        """Draw one of the given numbers of words, [B], in proportion to `shares` and to how likely the policy finds
-        each; if it has no counts, among the FEW + 1 smallest."""
-        return draw_one(lengths[: FEW + 1], torch.tensor([shares[: FEW + 1]], dtype=torch.float64), u)
+        """Draw one of these numbers of words, [B], by uniform numbers [B], in proportion to `chances` and to `shares`,
+        if there are any; uniformly if all are impossible."""
+        chances = self.chances(words, condition).to(u.device)
+        chances = chances * torch.tensor(shares).to(chances) if shares else chances
+        upto = torch.where(chances.sum(-1, keepdim=True) > 0, chances, 1.0).double().cumsum(-1)
+        place = torch.searchsorted(upto, (u.double() * upto[:, -1]).view(len(upto), -1)).view(-1)
+        return torch.tensor(words, device=u.device)[place.clamp(max=len(words) - 1)]
 
-    def rank_between(self, ranks: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """Numbers of words from `low` to `high` by their rank [B], 0 the likeliest: a beam of lengths."""
-        raise UsageError("this model writes the end of its texts itself: it has no beam of lengths.")
+    def rank_words(self, ranks: Tensor, words: range, condition: Condition = UNCONDITIONAL) -> Tensor:
+        """The numbers of words of these ranks [B], 0 the likeliest: a beam of lengths. Of equally likely ones, the
+        shorter comes first."""
+        order = self.chances(words, condition).to(ranks.device).sort(stable=True, dim=-1, descending=True).indices
+        best = order.expand(len(ranks), -1).gather(1, ranks.clamp(max=len(words) - 1).unsqueeze(1)).squeeze(1)
+        return best + words[0]
 
     def fit_loss(self, lengths: Tensor, condition: Condition) -> Tensor | None:
         """A loss for the policy's own parameters, given the lengths of texts; `weight` is its weight in training."""
@@ -104,16 +108,7 @@ class DrawnLength(LengthPolicy):
     def __init__(self, longest: int, max_words: int | None = None) -> None:
         super().__init__(longest, max_words)
         self.register_buffer("counts", torch.ones(longest))  # counts[i]: texts of i + 1 words
-        self._copied: tuple[tuple[int, int], Tensor, Tensor] | None = None
-
-    def _copy(self) -> tuple[Tensor, Tensor]:
-        """The counts on the host, where lengths are drawn, and the shares of texts up to each length. They are copied
-        once: a copy from a GPU waits until the GPU has finished all queued work."""
-        version = self.counts.data_ptr(), self.counts._version
-        if self._copied is None or self._copied[0] != version:
-            counts = self.counts.to("cpu", torch.float64, copy=True)
-            self._copied = version, counts, cumulative_shares(counts)
-        return self._copied[1:]
+        self._copied: tuple[tuple[int, int], Tensor] | None = None  # the counts on the host, where lengths are drawn
 
     def observe(self, counts: Tensor) -> None:
         self.counts.copy_(counts[1 : self.longest + 1].to(self.counts) + 1)
@@ -122,40 +117,23 @@ class DrawnLength(LengthPolicy):
         return ids, torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
 
     def draw(self, u: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
-        return self.draw_between(u, 1, self.longest, condition)
+        return self.draw_words(u, range(1, self.longest + 1), condition)
 
     def chances_given(self, condition: Condition, overall: Tensor) -> Tensor | None:
         """p(length), [B, longest], given sources and the counts of all texts; None: sources say nothing."""
         return None
 
-    def draw_between(self, u: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        if condition.source_mask is not None:  # the counts of a source are drawn from where they are
-            chances = self.chances_given(condition, observed_counts(self.counts.double()))
-            if chances is not None:
-                return draw_by_inverse_cdf(chances[:, low - 1 : high], u) + low
-        counts, shares = self._copy()
-        if (low, high) != (1, len(counts)):
-            shares = cumulative_shares(counts[low - 1 : high])
-        return (torch.searchsorted(shares.to(u.device), u.double()) + low).clamp(max=high)
-
-    def rank_between(self, ranks: Tensor, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        chances = self.chances_between(low, high, condition).to(ranks.device)
-        order = chances.sort(stable=True, dim=-1, descending=True).indices + low  # of equally likely ones, the shorter
-        return order.expand(len(ranks), -1).gather(1, ranks.clamp(max=high - low).unsqueeze(1)).squeeze(1)
-
-    def draw_among(
-        self, u: Tensor, lengths: Sequence[int], shares: Sequence[float], condition: Condition = UNCONDITIONAL
-    ) -> Tensor:
-        chances = self.chances_between(lengths[0], lengths[-1], condition).double()
-        chances = chances[:, [n - lengths[0] for n in lengths]] * torch.tensor(shares).to(chances)
-        return draw_one(lengths, chances, u)
-
-    def chances_between(self, low: int, high: int, condition: Condition = UNCONDITIONAL) -> Tensor:
-        """p(length) up to a factor, for every length from `low` to `high`, [1 or B, high − low + 1]."""
-        chances = self.chances_given(condition, observed_counts(self.counts.double()))
-        if chances is not None:
-            return chances[:, low - 1 : high]
-        return observed_counts(self._copy()[0][low - 1 : high]).unsqueeze(0)
+    def chances(self, words: Sequence[int], condition: Condition) -> Tensor:
+        if condition is not UNCONDITIONAL:
+            given = self.chances_given(condition, observed_counts(self.counts.double()))
+            if given is not None:
+                return given[:, words[0] - 1 : words[-1]][:, [n - words[0] for n in words]]
+        # They are copied once: a copy from a GPU waits until the GPU has finished all queued work.
+        version = self.counts.data_ptr(), self.counts._version
+        if self._copied is None or self._copied[0] != version:
+            self._copied = version, self.counts.to("cpu", torch.float64, copy=True)
+        seen = observed_counts(self._copied[1][words[0] - 1 : words[-1]])
+        return seen[[n - words[0] for n in words]].unsqueeze(0)
 
     def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
         if (chances := self.chances_given(condition, self.counts.double())) is not None:
@@ -165,19 +143,6 @@ class DrawnLength(LengthPolicy):
     def words(self, row: list[int]) -> list[int]:
         """A text that is written in order may end before its canvas does."""
         return row[: row.index(END)] if END in row else row
-
-
-def draw_one(lengths: Sequence[int], chances: Tensor, u: Tensor) -> Tensor:
-    """Draw one of the lengths for every u [B], with chances [1 or B, N] up to a factor; uniformly if all are 0."""
-    chances = chances.to(u.device)
-    chances = torch.where(chances.sum(-1, keepdim=True) > 0, chances, 1.0)
-    return torch.tensor(lengths, device=u.device)[draw_by_inverse_cdf(chances, u)]
-
-
-def cumulative_shares(smoothed: Tensor) -> Tensor:
-    """The share of texts up to each length."""
-    counts = observed_counts(smoothed)
-    return counts.cumsum(0) / counts.sum()
 
 
 def observed_counts(smoothed: Tensor) -> Tensor:
