@@ -252,16 +252,16 @@ def test_a_run_is_locked_while_it_trains(grammar, tmp_path, monkeypatch):
     from difflm.training import fit, texts
     from difflm.training.texts import Setup
 
-    read, refused = texts.read_splits, []
+    read, refused = texts.choose_texts, []
     recipe = load_recipe("own-text", [f"data={grammar}", *TINY])
 
     def meanwhile(*args):
-        monkeypatch.setattr(texts, "read_splits", read)
+        monkeypatch.setattr(texts, "choose_texts", read)
         with pytest.raises(DifflmError, match=f"process {os.getpid()} "):
             fit.train_run(Setup(recipe, tmp_path / "run", torch.device("cpu"), lambda *_: None), Silent())
         refused.append(True)
         return read(*args)
 
-    monkeypatch.setattr(texts, "read_splits", meanwhile)
+    monkeypatch.setattr(texts, "choose_texts", meanwhile)
     fit.train_run(Setup(recipe, tmp_path / "run", torch.device("cpu"), lambda *_: None), Silent())
     assert refused and read_config(tmp_path / "run")["trained"]["steps"] == 2

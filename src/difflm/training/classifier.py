@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from difflm.controls import guidance
 from difflm.controls.guidance import Classifier, Guided, LabelReader
 from difflm.controls.sentence_classifier import load_sentence_classifier
-from difflm.data.batches import Batch, split
+from difflm.data.batches import Batch
 from difflm.data.corpora import corpus_path
 from difflm.data.labels import NONE, NOTHING, Labelling, Labels, check_places, read_labels
 from difflm.data.texts import file_kind
-from difflm.data.tokenfile import Ints, Limits, TokenFile, select_texts
+from difflm.data.tokenfile import Ints, Limits, TokenFile
 from difflm.data.tokenizers import PAD, Tokenizer
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
@@ -29,7 +29,7 @@ from difflm.runtime.tensors import SkipInit, load_into, load_tensors
 from difflm.training.checkpoints import advise_resume
 from difflm.training.recipe import Recipe
 from difflm.training.run import FORMATS, NOT_A_MODEL, load_run, resolve_run
-from difflm.training.texts import Prepared, Setup, count_left_out, make_batches, read_tokens, report_left_out
+from difflm.training.texts import Prepared, Setup, choose_texts, make_batches, read_tokens
 
 TIMES = 5  # the random stream of times
 SPANS = 6  # that of pairs of positions
@@ -158,24 +158,23 @@ def prepare_classifier(setup: Setup) -> Prepared:
     view: Guided = guided.denoiser if guided.capabilities.denoises else cast(Autoregressive, guided)
     limits = Limits(min(guided.max_words, guided.longest))  # blocks may generate more than they were trained on
     tokens = read_tokens(setup, tokenizer, "train")
-    selection = select_texts(tokens, limits, recipe.distinct)
-    labels = read_labellings(setup, tokens, selection.kept)
+    chosen = choose_texts(setup, tokenizer, tokens, limits)
+    kept = np.union1d(chosen.training[1], chosen.held_out[1])
+    labels = read_labellings(setup, tokens, kept)
     if guided.capabilities.state == "prefix":  # every text has a length, which is one more label
         if any(one.labelling.name == LENGTH for one in labels):
             raise UsageError(f"no label may be called {LENGTH!r} here: lengths are learned without labels. Rename it.")
         lengths = Labelling(LENGTH, "text", (NONE, *map(str, range(1, guided.longest + 1))))
         labels = [*labels, Labels(lengths, np.minimum(tokens.lengths, guided.longest).tolist())]
-    kept, held = split(selection.kept, len(tokens), recipe.seed)
     begun = read_checked(setup.out / "config.json") if setup.resume else None
     if begun is not None and not guidance.matches_model(view, begun.get("signature", [])):
         raise DifflmError(f"the model that {setup.out} guides has changed: train the classifier again.")
-    report_left_out(setup, selection, held)
     torch.manual_seed(recipe.seed)
     labellings = [one.labelling for one in labels]
     classifier = build_classifier(labellings, view, guided.longest, method)
-    count_words(classifier, tokens, selection.kept, labels)
+    count_words(classifier, tokens, kept, labels)
     columns = {one.labelling.name: one.batch for one in labels}
-    batches, validation = make_batches(setup, guided.longest, (tokens, kept), (tokens, held), labels=columns)
+    batches, validation = make_batches(setup, guided.longest, chosen.training, chosen.held_out, labels=columns)
     config = {
         "format": FORMAT,
         "method": "classifier",
@@ -186,8 +185,7 @@ def prepare_classifier(setup: Setup) -> Prepared:
         "parameters": sum(p.numel() for p in classifier.parameters() if p.requires_grad),
         "model": method,
         "tokenizer": tokenizer.fingerprint(),
-        "texts": len(kept),
-        **count_left_out(recipe, selection),
+        **chosen.counts,
     }
     kind = PrefixLearner if guided.capabilities.state == "prefix" else Learner
     learner = kind(classifier, guided, method.get("low_noise", 2.0))
@@ -195,31 +193,27 @@ def prepare_classifier(setup: Setup) -> Prepared:
 
 
 def read_labellings(setup: Setup, tokens: TokenFile, kept: Ints) -> list[Labels]:
-    """Read all labellings of the recipe's texts; at least one must have two values."""
+    """Read all labellings of the recipe's texts; at least one must have two values. A text has one tag per token, and
+    no more spans than a tree, each once, within its end."""
     path = corpus_path(setup.recipe.data, setup.root)
     found = read_labels(path, setup.recipe.column or "text")
-    for one in found:
-        check_label_positions(one, tokens, kept, path)
+    for labels in found:
+        name, kind = labels.labelling.name, labels.labelling.kind
+        for number in () if kind == "text" else kept.tolist():
+            row, length = labels.rows[number], int(tokens.lengths[number])
+            where = f"text {number + 1} of {path} has {length} tokens"
+            check_places(labels.labelling, row, length, where)
+            if kind == "spans" and len({(first, last) for first, last, _ in row}) < len(row):
+                raise UsageError(f"text {number + 1} of {path} has two labels for one span under {name!r}. Give one.")
+            if kind == "spans" and len(row) > 2 * length:
+                more = f"more than a tree: at most {2 * length}"
+                raise UsageError(f"{where} and {len(row)} spans under {name!r}, {more}.")
     same = [one.labelling.name for one in found if not one.tells]
     if len(same) == len(found):
         raise UsageError(f"each label of {path} has only one value: a classifier needs texts of at least two.")
     for name in same:
         setup.report(f"{name!r} is the same in every text: asking for it will change nothing")
     return found
-
-
-def check_label_positions(labels: Labels, tokens: TokenFile, kept: Ints, path: Path) -> None:
-    """Check that a text has one tag per token, and no more spans than a tree, each once, within its end."""
-    name, kind = labels.labelling.name, labels.labelling.kind
-    if kind == "text":
-        return
-    for number, length in zip(kept.tolist(), tokens.lengths[kept].tolist(), strict=True):
-        row, where = labels.rows[number], f"text {number + 1} of {path} has {length} tokens"
-        check_places(labels.labelling, row, length, where)
-        if kind == "spans" and len({(first, last) for first, last, _ in row}) < len(row):
-            raise UsageError(f"text {number + 1} of {path} has two labels for one span under {name!r}. Give one.")
-        if kind == "spans" and len(row) > 2 * length:
-            raise UsageError(f"{where} and {len(row)} spans under {name!r}, more than a tree: at most {2 * length}.")
 
 
 def build_classifier(labellings: list[Labelling], guided: Guided, longest: int, method: Json) -> Classifier:

@@ -3,7 +3,8 @@
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,31 +12,35 @@ from typing import cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from difflm.data.batches import PackedBatches, PackedRows, held_out, split
-from difflm.data.corpora import NAMES, corpus_path, resolve_data
+from difflm.data.chat import ChatSources
+from difflm.data.corpora import NAMES, corpus_examples, corpus_path, resolve_data
+from difflm.data.open_tokenizer import TokenizerFiles
 from difflm.data.pairs import read_pairs
 from difflm.data.prompts import labels_told
 from difflm.data.remote import fetch_remote, is_remote
-from difflm.data.tokenfile import Ints, Limits, TokenFile, select_texts
+from difflm.data.tokenfile import Ints, Limits, TokenFile, tokens_that_hold_most
 from difflm.data.tokenizers import UNK, Tokenizer
 from difflm.diffusion.noise import Noise
 from difflm.errors import DifflmError, UsageError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel
+from difflm.models.open_models import OpenModel, load_open_model
+from difflm.networks.low_rank import adapt_linears
 from difflm.runtime.distributed import current
-from difflm.runtime.files import Json, append_line, locked, refuse_links, write_checked
+from difflm.runtime.files import append_line, locked, refuse_links, write_checked
 from difflm.runtime.threads import check_process
 from difflm.training import texts
-from difflm.training.adapt import add_adapters, prepare_open
 from difflm.training.checkpoints import newest_checkpoint, read_whole_config, write_config
 from difflm.training.classifier import prepare_classifier, resolve_guided
 from difflm.training.model_card import finish_run
 from difflm.training.pace import set_pace
 from difflm.training.recipe import Recipe, check, check_init, read_recipe
 from difflm.training.run import WRITTEN, load_run, refuse_broken, resolve_run
-from difflm.training.texts import Prepared, Setup, Split
+from difflm.training.texts import Prepared, Setup
 from difflm.training.timing import time_run
 from difflm.training.trainer import Outcome, Trainer, Watcher
 from difflm.training.validation import Figure
@@ -93,7 +98,7 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
             if resume:
                 trainer.resume(setup.note)
             if processes.first:
-                record_changes(changes, trainer.step, ready.recipe.steps, out, setup.note)
+                record_changes(changes, trainer.step, ready.recipe.steps, setup)
                 write_checked(out / "recipe.json", ready.recipe.model_dump())
                 write_config(out, ready.config)
         outcome = trainer.fit(ready.batches, time_run(trainer, ready.batches, ready.held_out), watcher)
@@ -103,174 +108,6 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
                 ready.tokenizer.save(out / "tokenizer.json")
                 setup.note(f"{out}/tokenizer.json was removed during training; it is written again", texts.WARN)
         return outcome
-
-
-def prepare_model(setup: Setup) -> Prepared:
-    """Read the texts of a recipe, and build the tokenizer and the model."""
-    if setup.recipe.init or not setup.resume:
-        doing = f"loading {Path(setup.recipe.init).name}" if setup.recipe.init else "learning a tokenizer"
-        setup.note(doing, texts.DOING)
-    initial: Initial | None = None
-    if setup.recipe.init:
-        check_init(setup.recipe)
-        initial = load_run(setup.recipe.init)[:2]
-    if not setup.resume:
-        learned = initial[1] if initial else texts.build_tokenizer(setup.recipe, setup.root, setup.note)
-        learned.save(setup.out / "tokenizer.json")
-    tokenizer = Tokenizer.load(setup.out / "tokenizer.json")
-    own = tokenizer.fingerprint()
-    if setup.resume and read_whole_config(setup.out).get("tokenizer", own) != own:
-        raise DifflmError(f"{setup.out}/tokenizer.json is damaged: the run was started with another. Copy it again.")
-    tokens = texts.read_tokens(setup, tokenizer, "train")
-    setup = replace(setup, recipe=texts.choose_sizes(setup, tokenizer, tokens))
-    recipe, method = setup.recipe, setup.recipe.build_method()
-    torch.manual_seed(recipe.seed)
-    sources = tokenizer.for_sources.size if recipe.source_words == "own" else 0
-    model = method.build(TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, sources, tokenizer))
-    refuse_broken(model)
-    prepare = prepare_packed if recipe.rows == "packed" else prepare_rows
-    return prepare(setup, model, tokenizer, tokens, initial)
-
-
-def prepare_rows(
-    setup: Setup, model: LanguageModel, tokenizer: Tokenizer, tokens: TokenFile, initial: Initial | None
-) -> Prepared:
-    """Choose the texts that fit, a row each; hold some out; count what the model begins with, and make batches."""
-    recipe = setup.recipe
-    limits = Limits(min(model.max_words, recipe.longest), recipe.source_longest, model.room)
-    selection = select_texts(tokens, limits, recipe.distinct)
-    training, held_out = texts.read_splits(setup, tokenizer, tokens, selection)
-    subset = training[1]
-    advice = texts.advise_longest(recipe, recipe.longest - limits.target, tokens)
-    texts.report_left_out(setup, selection, held_out[1], advice)
-    overlap = texts.count_overlap(*training, *held_out)
-    if overlap:
-        advice = "" if recipe.distinct or recipe.data in NAMES else "; distinct=true trains on each text once"
-        setup.report(f"{overlap:,} of {len(held_out[1]):,} held-out texts also occur in training{advice}")
-    lengths, words = texts.histograms(tokens, subset, recipe.longest, tokenizer.size)
-    if not (initial and isinstance(model, type(initial[0]))):
-        for part in model.pair_readers:
-            part.read_pairs(texts.count_neighbours(tokens, subset, recipe.longest, tokenizer.size))
-    start_weights(setup, model, tokenizer, lengths, words, initial)
-    if tokens.sources is not None:
-        model.observe_pairs(texts.pair_lengths(tokens, subset, recipe.longest, recipe.source_longest))
-    origin: Origin | None = None
-    if model.capabilities.coupled:
-        if not initial:
-            raise UsageError("a coupled model starts from its teacher: give init=MODEL, which wrote the texts.")
-        origin = read_pairs(corpus_path(recipe.data, setup.root), recipe.column or "text")
-        report_odd_pairs(setup, origin, (tokens, selection.kept), initial[0])
-    batches, validation = texts.make_batches(setup, recipe.longest, training, held_out, origin=origin)
-    counts: Json = {
-        "texts": len(subset),
-        "held_out": len(held_out[1]),
-        "held_out_seen": overlap,
-        **({"whole_texts_held_out": True} if tokens.holds_pieces else {}),
-        **texts.count_left_out(recipe, selection),
-        **(
-            {"labels": labels_told(corpus_path(recipe.data, setup.root), recipe.column)}
-            if recipe.task == "prompts"
-            else {}
-        ),
-    }
-    config = texts.describe_run(recipe, model, tokenizer, counts)
-    noisy = {"vectors", "simplex"} & {*model.capabilities.settings} or model.capabilities.whole_text
-    others: Figure = "round_nats" if METHODS[recipe.method].family == "edits" else "masked_nats"
-    unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else others
-    figure: Figure = "nats_per_token" if model.capabilities.likelihood else unlikely
-    return Prepared(recipe, model, batches, validation, figure, config, tokenizer)
-
-
-def prepare_packed(
-    setup: Setup, model: LanguageModel, tokenizer: Tokenizer, tokens: TokenFile, initial: Initial | None
-) -> Prepared:
-    """The same for rows that hold several documents. Those that are held out are packed separately: the corpus's own
-    split, or a hundredth of a file that has none."""
-    recipe, total = setup.recipe, len(tokens)
-    if recipe.data in NAMES:
-        valid = texts.read_tokens(setup, tokenizer, "valid")
-        rows, checked = PackedRows(tokens, recipe.longest), PackedRows(valid, recipe.longest)
-        learned, held = total, len(valid)
-        overlap = texts.count_overlap(tokens, range(total), valid, range(held))
-    else:
-        chosen = held_out(total, recipe.seed)
-        if tokens.holds_pieces:
-            _, chosen = split(np.arange(total), total, recipe.seed, tokens.texts)
-        rows, checked = PackedRows(tokens, recipe.longest, chosen), PackedRows(tokens, recipe.longest, only=chosen)
-        learned, held, few = total - len(chosen), len(chosen), set(chosen.tolist())
-        rest: Iterable[int] = (number for number in range(total) if number not in few)
-        overlap = texts.count_overlap(tokens, rest, tokens, chosen.tolist())
-    if overlap:
-        setup.report(f"{overlap:,} of {held:,} held-out texts also occur in training")
-    setup.report(f"{learned:,} texts of {rows.total:,} tokens in {len(rows):,} rows of {recipe.longest}")
-    counts = {"texts": learned, "held_out": held, "held_out_seen": overlap, "left_out": 0, "rows": len(rows)}
-    counts |= {"whole_texts_held_out": True} if tokens.holds_pieces else {}
-    lengths, words = map(torch.from_numpy, rows.count(tokenizer.size))
-    start_weights(setup, model, tokenizer, lengths, words, initial)
-    size = min(recipe.batch_size, len(checked))
-    fixed = PackedBatches(checked, size, recipe.seed)
-    validation = [fixed.batch(step) for step in range(min(texts.VALIDATION_BATCHES, len(checked) // size))]
-    config = texts.describe_run(recipe, model, tokenizer, counts)
-    batches = PackedBatches(rows, recipe.batch_size, recipe.seed)
-    return Prepared(recipe, model, batches, validation, "nats_per_token", config, tokenizer)
-
-
-def start_weights(
-    setup: Setup,
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    lengths: torch.Tensor,
-    words: torch.Tensor,
-    initial: Initial | None,
-) -> None:
-    """Initialise a model with the weights of another, or with statistics of the texts, and with pretrained weights if
-    its method has some."""
-    if initial and isinstance(model, type(initial[0])):
-        model.start_from(initial[0], lengths)
-    else:
-        model.observe(lengths, words)
-        if setup.recipe.lora or not newest_checkpoint(setup.out):  # its weights would replace these
-            setup.recipe.build_method().start(model, tokenizer)
-            if initial:
-                begin_with_twin(model, initial[0])
-    if initial:
-        init, unknown, total = str(setup.recipe.init), int(words[UNK]), int(words.sum())
-        if unknown == total:
-            raise DifflmError(f"{init} knows no word of {setup.recipe.data}. Train without init=.")
-        if unknown:
-            setup.report(f"{unknown:,} of {total:,} words are unknown to {Path(init).name} and count as unknown words")
-    add_adapters(setup.recipe, model)
-
-
-def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
-    """The recipe that a run is resumed with: the original one, with the sizes that were chosen from its texts, and
-    deliberate changes."""
-    before = check(read_recipe(out))
-    first, sizes = dict(before), {"longest": recipe.longest or before.longest}
-    sizes["source_longest"] = recipe.source_longest or before.source_longest
-    recipe = recipe.model_copy(update=sizes)
-    changes = {key: (first[key], now) for key, now in dict(recipe).items() if first[key] != now}
-    for key, (then, now) in changes.items():
-        if key not in CHANGEABLE or (key == "minutes" and before.steps):
-            allowed = f"{', '.join(CHANGEABLE[:-1])} and {CHANGEABLE[-1]}"
-            raise UsageError(f"{out} was started with {key}={then}, not {now}. Only {allowed} may change at --resume.")
-    return recipe, changes
-
-
-def record_changes(changes: Changes, step: int, steps: int, out: Path, note: Callable[[str, int], None]) -> None:
-    """Record in the metrics which settings apply from this step on, of `steps`. The recipe is written afterwards: if
-    the run is killed in between, it records them again."""
-    if 0 < steps < step:
-        raise UsageError(f"{out} is at step {step:,} already: give steps={step} or more.")
-    if "lr" in changes and steps == step:
-        raise UsageError(f"{out} has taken all of its {step:,} steps: with another lr, give more steps=N too.")
-    if changes:
-        append_line(out / "metrics.jsonl", json.dumps({"kind": "resumed", "step": step, **changes}))
-        said = ", ".join(f"{key}={now} instead of {then}" for key, (then, now) in changes.items())
-        note(f"from step {step:,} on: {said}", 0)
-
-
-# -- the start ---------------------------------------------------------------------------------------------------------
 
 
 def check_shares(processes: int, batch_size: int) -> None:
@@ -283,7 +120,7 @@ def check_shares(processes: int, batch_size: int) -> None:
 
 
 @contextmanager
-def remove_on_failure(out: Path, keep: bool = False) -> Iterator[None]:
+def remove_on_failure(out: Path, keep: bool) -> Iterator[None]:
     """Remove what was written to `out` when preparing a run fails, unless there was something to `keep`."""
     before = set(out.iterdir())
     try:
@@ -292,6 +129,156 @@ def remove_on_failure(out: Path, keep: bool = False) -> Iterator[None]:
         for path in set() if keep else set(out.iterdir()) - before:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         raise
+
+
+def check_same_recipe(recipe: Recipe, out: Path) -> tuple[Recipe, Changes]:
+    """The recipe that a run is resumed with: the original one, with the sizes that were chosen from its texts, and
+    deliberate changes."""
+    before = check(read_recipe(out))
+    first = dict(before)
+    sizes = {key: dict(recipe)[key] or first[key] for key in ("longest", "source_longest")}
+    recipe = recipe.model_copy(update=sizes)
+    changes = {key: (first[key], now) for key, now in dict(recipe).items() if first[key] != now}
+    for key, (then, now) in changes.items():
+        if key not in CHANGEABLE or (key == "minutes" and before.steps):
+            allowed = f"{', '.join(CHANGEABLE[:-1])} and {CHANGEABLE[-1]}"
+            raise UsageError(f"{out} was started with {key}={then}, not {now}. Only {allowed} may change at --resume.")
+    return recipe, changes
+
+
+def record_changes(changes: Changes, step: int, steps: int, setup: Setup) -> None:
+    """Record in the metrics which settings apply from this step on, of `steps`. The recipe is written afterwards: if
+    the run is killed in between, it records them again."""
+    if 0 < steps < step:
+        raise UsageError(f"{setup.out} is at step {step:,} already: give steps={step} or more.")
+    if "lr" in changes and steps == step:
+        raise UsageError(f"{setup.out} has taken all of its {step:,} steps: with another lr, give more steps=N too.")
+    if changes:
+        append_line(setup.out / "metrics.jsonl", json.dumps({"kind": "resumed", "step": step, **changes}))
+        said = ", ".join(f"{key}={now} instead of {then}" for key, (then, now) in changes.items())
+        setup.note(f"from step {step:,} on: {said}", texts.INFO)
+
+
+# -- a model of our own ------------------------------------------------------------------------------------------------
+
+
+def prepare_model(setup: Setup) -> Prepared:
+    """Read the texts of a recipe, and build the tokenizer and the model."""
+    recipe, out = setup.recipe, setup.out
+    initial: Initial | None = None
+    if recipe.init:
+        setup.note(f"loading {Path(recipe.init).name}", texts.DOING)
+        check_init(recipe)
+        initial = load_run(recipe.init)[:2]
+    elif not setup.resume:
+        setup.note("learning a tokenizer", texts.DOING)
+    if not setup.resume:
+        (initial[1] if initial else texts.build_tokenizer(setup)).save(out / "tokenizer.json")
+    tokenizer = Tokenizer.load(out / "tokenizer.json")
+    own = tokenizer.fingerprint()
+    if setup.resume and read_whole_config(out).get("tokenizer", own) != own:
+        raise DifflmError(f"{out}/tokenizer.json is damaged: the run was started with another. Copy it again.")
+    tokens = texts.read_tokens(setup, tokenizer, "train")
+    recipe = texts.choose_sizes(setup, tokenizer, tokens)
+    setup = replace(setup, recipe=recipe)
+    torch.manual_seed(recipe.seed)
+    sources = tokenizer.for_sources.size if recipe.source_words == "own" else 0
+    spec = TextSpec(tokenizer.size, recipe.longest, recipe.source_longest, sources, tokenizer)
+    model = recipe.build_method().build(spec)
+    refuse_broken(model)
+    prepare = prepare_packed if recipe.rows == "packed" else prepare_rows
+    return prepare(setup, model, tokenizer, tokens, initial)
+
+
+def prepare_rows(
+    setup: Setup, model: LanguageModel, tokenizer: Tokenizer, tokens: TokenFile, initial: Initial | None
+) -> Prepared:
+    """Choose the texts that fit, a row each; hold some out; count what the model begins with, and make batches."""
+    recipe, able, longest = setup.recipe, model.capabilities, setup.recipe.longest
+    limits = Limits(min(model.max_words, longest), recipe.source_longest, model.room)
+    advice = texts.advise_longest(recipe, longest - limits.target, tokens)
+    chosen = texts.choose_texts(setup, tokenizer, tokens, limits, advice)
+    subset, counts = chosen.training[1], chosen.counts
+    counts["held_out_seen"] = texts.count_overlap(setup, *chosen.training, *chosen.held_out)
+    if not (initial and isinstance(model, type(initial[0]))):
+        for part in model.pair_readers:
+            part.read_pairs(texts.count_neighbours(tokens, subset, longest, tokenizer.size))
+    start_weights(setup, model, tokenizer, *texts.histograms(tokens, subset, longest, tokenizer.size), initial)
+    if tokens.sources is not None:
+        lengths = tokens.sources.lengths[subset], tokens.lengths[subset]
+        model.observe_pairs(texts.count_pairs(*lengths, recipe.source_longest + 1, longest + 1))
+    origin: Origin | None = None
+    if able.coupled:
+        if not initial:
+            raise UsageError("a coupled model starts from its teacher: give init=MODEL, which wrote the texts.")
+        origin = read_pairs(corpus_path(recipe.data, setup.root), recipe.column or "text")
+        report_odd_pairs(setup, origin, tokens, np.union1d(subset, chosen.held_out[1]), initial[0])
+    batches, validation = texts.make_batches(setup, longest, chosen.training, chosen.held_out, origin=origin)
+    if tokens.holds_pieces:
+        counts["whole_texts_held_out"] = True
+    if recipe.task == "prompts":
+        counts["labels"] = labels_told(corpus_path(recipe.data, setup.root), recipe.column)
+    noisy = {"vectors", "simplex"} & {*able.settings} or able.whole_text
+    others: Figure = "round_nats" if METHODS[recipe.method].family == "edits" else "masked_nats"
+    unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else others
+    figure: Figure = "nats_per_token" if able.likelihood else unlikely
+    config = texts.describe_run(recipe, model, tokenizer, counts)
+    return Prepared(recipe, model, batches, validation, figure, config, tokenizer)
+
+
+def prepare_packed(
+    setup: Setup, model: LanguageModel, tokenizer: Tokenizer, tokens: TokenFile, initial: Initial | None
+) -> Prepared:
+    """The same for rows that hold several documents. Those that are held out are packed separately: the corpus's own
+    split, or a hundredth of a file that has none."""
+    recipe, total = setup.recipe, len(tokens)
+    valid, held = tokens, held_out(total, recipe.seed)
+    if recipe.data in NAMES:
+        valid = texts.read_tokens(setup, tokenizer, "valid")
+        held = np.arange(len(valid))
+        rows, checked = PackedRows(tokens, recipe.longest), PackedRows(valid, recipe.longest)
+    else:
+        if tokens.holds_pieces:
+            _, held = split(np.arange(total), total, recipe.seed, tokens.texts)
+        rows, checked = PackedRows(tokens, recipe.longest, held), PackedRows(tokens, recipe.longest, only=held)
+    few = frozenset(held.tolist() if valid is tokens else ())
+    overlap = texts.count_overlap(setup, tokens, (number for number in range(total) if number not in few), valid, held)
+    learned = total - len(few)
+    setup.report(f"{learned:,} texts of {rows.total:,} tokens in {len(rows):,} rows of {recipe.longest}")
+    counts = {"texts": learned, "held_out": len(held), "held_out_seen": overlap, "left_out": 0, "rows": len(rows)}
+    counts |= {"whole_texts_held_out": True} if tokens.holds_pieces else {}
+    lengths, words = map(torch.from_numpy, rows.count(tokenizer.size))
+    start_weights(setup, model, tokenizer, lengths, words, initial)
+    size = min(recipe.batch_size, len(checked))
+    fixed = PackedBatches(checked, size, recipe.seed)
+    validation = [fixed.batch(step) for step in range(min(texts.VALIDATION_BATCHES, len(checked) // size))]
+    batches = PackedBatches(rows, recipe.batch_size, recipe.seed)
+    config = texts.describe_run(recipe, model, tokenizer, counts)
+    return Prepared(recipe, model, batches, validation, "nats_per_token", config, tokenizer)
+
+
+def start_weights(
+    setup: Setup, model: LanguageModel, tokenizer: Tokenizer, lengths: Tensor, words: Tensor, initial: Initial | None
+) -> None:
+    """Initialise a model with the weights of another, or with statistics of the texts, and with pretrained weights if
+    its method has some."""
+    recipe = setup.recipe
+    if initial and isinstance(model, type(initial[0])):
+        model.start_from(initial[0], lengths)
+    else:
+        model.observe(lengths, words)
+        if recipe.lora or not newest_checkpoint(setup.out):  # its weights would replace these
+            recipe.build_method().start(model, tokenizer)
+            if initial:
+                begin_with_twin(model, initial[0])
+    if initial:
+        unknown, total = int(words[UNK]), int(words.sum())
+        if unknown == total:
+            raise DifflmError(f"{recipe.init} knows no word of {recipe.data}. Train without init=.")
+        if unknown:
+            name = Path(str(recipe.init)).name
+            setup.report(f"{unknown:,} of {total:,} words are unknown to {name} and count as unknown words")
+    add_adapters(recipe, model)
 
 
 @torch.no_grad()
@@ -309,12 +296,66 @@ def begin_with_twin(model: LanguageModel, twin: LanguageModel) -> None:
         own["places"].zero_()
 
 
-def report_odd_pairs(setup: Setup, origin: Origin, kept: Split, teacher: LanguageModel) -> None:
+def report_odd_pairs(setup: Setup, origin: Origin, tokens: TokenFile, kept: Ints, teacher: LanguageModel) -> None:
     """Report texts whose length does not match their noise: they come from another teacher, or are tokenized
     differently from how they were generated."""
-    tokens, chosen = kept
-    noise = Noise(torch.from_numpy(origin[0][chosen]), torch.from_numpy(origin[1][chosen]))
-    lengths = torch.from_numpy(tokens.lengths[chosen].astype(np.int64))
+    noise = Noise(torch.from_numpy(origin[0][kept]), torch.from_numpy(origin[1][kept]))
+    lengths = torch.from_numpy(tokens.lengths[kept].astype(np.int64))
     if odd := int((teacher.draw_lengths(noise) != lengths).sum()):
         name = Path(str(setup.recipe.init)).name
-        setup.report(f"{odd:,} of {len(chosen):,} texts do not have the length that {name} gives to their noise")
+        setup.report(f"{odd:,} of {len(kept):,} texts do not have the length that {name} gives to their noise")
+
+
+# -- somebody else's model, with adapters ------------------------------------------------------------------------------
+
+
+def add_adapters(recipe: Recipe, model: torch.nn.Module) -> None:
+    """Freeze a model but for the adapters that a recipe asks for, if it does."""
+    if recipe.lora:
+        if current().shards:
+            raise UsageError("lora: adapters are small; leave --shard out.")
+        torch.manual_seed(recipe.seed)
+        adapt_linears(model, recipe.lora, recipe.scaling, recipe.targets)
+
+
+def prepare_open(setup: Setup) -> Prepared:
+    """Load somebody else's diffusion model, add adapters, and read conversations or texts as it spells them."""
+    recipe, folder = setup.recipe, Path(setup.recipe.model["pretrained"])
+    if recipe.has_sources and not setup.resume:  # mistakes are found before the model is loaded
+        if TokenizerFiles(folder).template is None:
+            raise UsageError(f"{folder} has no chat template, in tokenizer_config.json or chat_template.jinja.")
+        deque(corpus_examples(recipe.data, setup.root, column=recipe.column, task=recipe.task), maxlen=0)
+    setup.note(f"loading {folder.name}", texts.DOING)
+    narrow = recipe.adapt_to(setup.device.type).precision == "bf16"
+    found = load_open_model(folder, setup.device, torch.bfloat16 if narrow else torch.float32)
+    model, tokenizer = found.model, found.tokenizer
+    if not model.process.masks:
+        raise UsageError(f"{folder}: adapters are learned for models that write by masks; this one does not.")
+    if found.chat is not None:
+        tokenizer.for_sources = ChatSources(found.chat)
+    tokens = texts.read_tokens(setup, tokenizer, "train")
+    recipe = choose_lengths(recipe, found, tokens)
+    # All canvases have room for the longest answer: what follows an answer depends on no other.
+    setup = replace(setup, recipe=recipe.model_copy(update={"widths": (recipe.longest,)}))
+    limits = Limits(recipe.longest, recipe.source_longest)
+    advice = "Give a larger longest or source_longest."
+    chosen = texts.choose_texts(setup, tokenizer, tokens, limits, advice)
+    add_adapters(recipe, model)
+    model.set_longest(recipe.longest)
+    if recipe.has_sources:
+        model.capabilities = replace(model.capabilities, likelihood=None)
+    figure: Figure = "masked_nats" if model.capabilities.likelihood is None else "nats_per_token"
+    batches, validation = texts.make_batches(setup, recipe.longest, chosen.training, chosen.held_out)
+    config = texts.describe_run(recipe, model, tokenizer, chosen.counts)
+    return Prepared(recipe, model, batches, validation, figure, config)
+
+
+def choose_lengths(recipe: Recipe, found: OpenModel, tokens: TokenFile) -> Recipe:
+    """The recipe with sizes that hold 99 % of the answers and prompts, within what the model reads."""
+    room, source = found.model.lengths.max_words, recipe.source_longest
+    longest = recipe.longest or min(texts.round_up(tokens_that_hold_most(tokens.lengths)), room // 2)
+    if tokens.sources is not None:
+        source = min(source or texts.round_up(tokens_that_hold_most(tokens.sources.lengths)), room - longest)
+    if longest > room or (tokens.sources is not None and source < 1):
+        raise UsageError(f"longest={longest} leaves no room for prompts: this model reads {room} tokens.")
+    return recipe.model_copy(update={"longest": longest, "source_longest": source})

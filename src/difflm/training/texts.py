@@ -17,7 +17,7 @@ from difflm.data.encoders import is_pretrained
 from difflm.data.known_corpora import Split as SplitName
 from difflm.data.prompts import prompt_words
 from difflm.data.texts import LONGEST, MOST_TOKENS, cut_text, split_long
-from difflm.data.tokenfile import HELD, Ints, Selection, TokenFile, tokens_that_hold_most
+from difflm.data.tokenfile import HELD, Ints, Limits, TokenFile, digest_key, select_texts, tokens_that_hold_most
 from difflm.data.tokenizers import Bpe, Characters, PretrainedTokenizer, Tokenizer, Words
 from difflm.errors import DifflmError
 from difflm.methods import METHODS, TextSpec
@@ -97,32 +97,48 @@ def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, cou
     }
 
 
-# -- texts that do not fit ---------------------------------------------------------------------------------------------
+# -- texts that fit ----------------------------------------------------------------------------------------------------
 
 
-def report_left_out(setup: Setup, selection: Selection, held_out: Ints, advice: str = "") -> None:
-    """Report which texts are left out; as a warning, with advice, if there are many."""
-    limits, _, total, too_long, source_too_long, repeated = selection
-    split_them = f"Split them into shorter texts.{'' if setup.recipe.has_sources else tokenfile.PACK}"
-    share = f"{too_long / total:.0%} of the data. {advice or split_them}"
-    many, text_too_long = too_long > WARN_SHARE * total, too_long - source_too_long
-    wide = " or are wider than a picture" if limits.room else ""
+@dataclass(frozen=True)
+class Texts:
+    """The texts of a run that fit its model, those that are held out, and their numbers for the config."""
+
+    training: Split
+    held_out: Split
+    counts: Json
+
+
+def choose_texts(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, limits: Limits, advice: str = "") -> Texts:
+    """Choose the texts that fit. Held-out ones are those of the corpus's own split, or a hundredth of a file, which has
+    none. Report what is left out; as a warning, with advice, if it is much."""
+    recipe, selection = setup.recipe, select_texts(tokens, limits, setup.recipe.distinct)
+    if recipe.data in NAMES:
+        valid = read_tokens(setup, tokenizer, "valid")
+        kept, held_out = selection.kept, (valid, select_texts(valid, limits).kept)
+    else:
+        kept, held = split(selection.kept, len(tokens), recipe.seed, tokens.texts)
+        held_out = tokens, held
+        if tokens.holds_pieces and tokens.texts is not None and len(held) > WARN_SHARE * len(tokens):
+            whole = f"{len(np.unique(tokens.texts[held])):,} of {tokens.texts[-1] + 1:,} texts"
+            setup.report(f"{len(held) / len(tokens):.0%} of the pieces are held out: all of {whole}")
+    _, _, total, too_long, source_too_long, repeated = selection
+    advice = advice or f"Split them into shorter texts.{'' if recipe.has_sources else tokenfile.PACK}"
+    many, wide = too_long > WARN_SHARE * total, " or are wider than a picture" if limits.room else ""
     for count, what, limit in (
-        (text_too_long, "texts", f"{limits.target} tokens{wide}"),
+        (too_long - source_too_long, "texts", f"{limits.target} tokens{wide}"),
         (source_too_long, "sources", f"{limits.source} tokens"),
     ):
         if count:
             said = f"{count:,} of {total:,} {what} have more than {limit} and are left out"
-            setup.report(f"{said}: {share}" if many else said, WARN if many else INFO)
+            said += f": {too_long / total:.0%} of the data. {advice}" * many
+            setup.report(said, WARN if many else INFO)
     if repeated:
         setup.report(f"{repeated:,} of {total:,} texts are repeated and are left out")
-    if not len(held_out):
+    if not len(held_out[1]):
         setup.report("no held-out text is left: the run goes without validation")
-
-
-def count_left_out(recipe: Recipe, selection: Selection) -> dict[str, int]:
-    """The number of texts that are not trained on, for the config; `repeated` if a recipe asks for each text once."""
-    return {"left_out": selection.too_long, **({"repeated": selection.repeated} if recipe.distinct else {})}
+    counts = {"texts": len(kept), "held_out": len(held_out[1]), "left_out": too_long}
+    return Texts((tokens, kept), held_out, counts | ({"repeated": repeated} if recipe.distinct else {}))
 
 
 def advise_longest(recipe: Recipe, extra: int, tokens: TokenFile) -> str:
@@ -145,39 +161,25 @@ def round_up(tokens: int) -> int:
 
 def choose_sizes(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile) -> Recipe:
     """The recipe with canvas sizes that hold 99 % of the texts and of their sources, if it does not give them."""
-    recipe, note = setup.recipe, setup.note
+    recipe, longest, source_longest = setup.recipe, setup.recipe.longest, setup.recipe.source_longest
     if recipe.rows == "packed":
-        return recipe.model_copy(update={"longest": recipe.longest or MOST_TOKENS})
-    if recipe.longest and (recipe.source_longest or not recipe.has_sources):
-        return recipe
-    longest, source_longest = recipe.longest, recipe.source_longest
-    most = MOST_TOKENS - (source_longest or MOST_TOKENS // 2) if recipe.has_sources else MOST_TOKENS
+        return recipe.model_copy(update={"longest": longest or MOST_TOKENS})
     if not longest:
         with SkipInit():
             smallest = TextSpec(tokenizer.size, LEAST_LONGEST, LEAST_LONGEST if recipe.has_sources else 0)
             extra = max(0, LEAST_LONGEST - recipe.build_method().build(smallest).max_words)
-        texts = int(tokens.lengths.max()) if recipe.split else tokens_that_hold_most(tokens.lengths)
-        longest = min(max(round_up(texts + extra), LEAST_LONGEST), most)
+        most = MOST_TOKENS - (source_longest or MOST_TOKENS // 2) if recipe.has_sources else MOST_TOKENS
+        needed = int(tokens.lengths.max()) if recipe.split else tokens_that_hold_most(tokens.lengths)
+        longest = min(max(round_up(needed + extra), LEAST_LONGEST), most)
         if longest > LEAST_LONGEST:
             held = "all" if recipe.split else f"{HELD:.0%} of the"
-            note(f"longest={longest}, since {held} texts have at most {texts:,} tokens", INFO)
+            setup.note(f"longest={longest}, since {held} texts have at most {needed:,} tokens", INFO)
     if tokens.sources and not source_longest:
-        sources = tokens_that_hold_most(tokens.sources.lengths)
-        source_longest = min(round_up(sources), MOST_TOKENS - longest)
-        note(f"source_longest={source_longest}, since {HELD:.0%} of the sources have at most {sources:,}", INFO)
+        needed = tokens_that_hold_most(tokens.sources.lengths)
+        source_longest = min(round_up(needed), MOST_TOKENS - longest)
+        said = f"source_longest={source_longest}, since {HELD:.0%} of the sources have at most {needed:,}"
+        setup.note(said, INFO)
     return recipe.model_copy(update={"longest": longest, "source_longest": source_longest})
-
-
-def read_splits(setup: Setup, tokenizer: Tokenizer, tokens: TokenFile, selection: Selection) -> tuple[Split, Split]:
-    """Training and held-out texts: the corpus's own split, or a hundredth of a file, which has none."""
-    if setup.recipe.data in NAMES:
-        valid = read_tokens(setup, tokenizer, "valid")
-        return (tokens, selection.kept), (valid, tokenfile.select_texts(valid, selection.limits).kept)
-    kept, held = split(selection.kept, len(tokens), setup.recipe.seed, tokens.texts)
-    if tokens.holds_pieces and tokens.texts is not None and len(held) > WARN_SHARE * len(tokens):
-        whole = f"{len(np.unique(tokens.texts[held])):,} of {tokens.texts[-1] + 1:,} texts"
-        setup.report(f"{len(held) / len(tokens):.0%} of the pieces are held out: all of {whole}")
-    return (tokens, kept), (tokens, held)
 
 
 def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFile:
@@ -202,10 +204,9 @@ def read_tokens(setup: Setup, tokenizer: Tokenizer, split: SplitName) -> TokenFi
     made = special or ("seq2seq" if recipe.has_sources else "language")
     examples = corpus_examples(recipe.data, setup.root, split, recipe.column, recipe.chunk, made)
     if recipe.split:
+        cut = ((example, split_long(example.target, recipe.split)) for example in examples)
         examples = (
-            replace(one, target=piece, continues=number > 0)
-            for one in examples
-            for number, piece in enumerate(split_long(one.target, recipe.split))
+            replace(one, target=piece, continues=n > 0) for one, pieces in cut for n, piece in enumerate(pieces)
         )
     return TokenFile.build(directory, report_reading(examples, f"reading {split} texts", setup.note), tokenizer, origin)
 
@@ -214,12 +215,13 @@ def make_batches(
     setup: Setup, longest: int, training: Split, held_out: Split, **columns: Any
 ) -> tuple[Batches, list[Batch]]:
     """The batches of training, and a fixed set of held-out batches. `columns` are labels or an origin."""
-    recipe = setup.recipe
-    widths = recipe.widths or default_widths(longest, setup.device)
-    narrower = tuple(width for width in recipe.widths if width < recipe.source_longest)
-    columns["source_widths"] = (
-        (*narrower, recipe.source_longest) if recipe.widths else default_widths(recipe.source_longest, setup.device)
-    )
+    recipe, source = setup.recipe, setup.recipe.source_longest
+    widths, source_widths = recipe.widths, (*(width for width in recipe.widths if width < source), source)
+    if not widths and setup.device.type == "cuda":  # each is compiled, which costs more than narrow batches save
+        widths = (longest,)
+    elif not widths:
+        widths, source_widths = (*range(8, longest, 8), longest), (*range(8, source, 8), source)
+    columns["source_widths"] = source_widths
     batches = Batches(training[0], recipe.batch_size, recipe.seed, widths, training[1], **columns)
     if not (held := len(held_out[1])):
         return batches, []
@@ -228,24 +230,21 @@ def make_batches(
     return batches, [fixed.batch(step) for step in range(min(VALIDATION_BATCHES, max(1, held // size)))]
 
 
-def default_widths(longest: int, device: torch.device) -> tuple[int, ...]:
-    # On a GPU every width is compiled separately, which costs more than narrow batches save in a short run.
-    return (longest,) if device.type == "cuda" else (*range(8, longest, 8), longest)
-
-
 # -- the tokenizer -----------------------------------------------------------------------------------------------------
 
 
-def build_tokenizer(recipe: Recipe, root: Path | None, note: Note) -> Tokenizer:
+def build_tokenizer(setup: Setup) -> Tokenizer:
     """Build one tokenizer from the training texts and their sources, or one for each; or load the one that is named."""
+    recipe = setup.recipe
     if (named := load_tokenizer(recipe.tokenizer)) is not None:
         if is_pretrained(Path(recipe.tokenizer)):
-            note(f"{named.size:,} ids: the pieces of {Path(recipe.tokenizer).name}, and START, END, UNK and PAD", 0)
+            pieces = f"the pieces of {Path(recipe.tokenizer).name}, and START, END, UNK and PAD"
+            setup.note(f"{named.size:,} ids: {pieces}", INFO)
         return named
     if recipe.source_words == "shared":
-        return learn_words(recipe, root, note, ("source", "target") if recipe.has_sources else ())
-    tokenizer = learn_words(recipe, root, note, ("target",))
-    tokenizer.for_sources = learn_words(recipe, root, note, ("source",))
+        return learn_words(setup, ("source", "target") if recipe.has_sources else ())
+    tokenizer = learn_words(setup, ("target",))
+    tokenizer.for_sources = learn_words(setup, ("source",))
     return tokenizer
 
 
@@ -258,15 +257,16 @@ def load_tokenizer(name: str) -> Tokenizer | None:
     return Tokenizer.load(find_run(name) / "tokenizer.json")
 
 
-def learn_words(recipe: Recipe, root: Path | None, note: Note, sides: tuple[str, ...]) -> Tokenizer:
+def learn_words(setup: Setup, sides: tuple[str, ...]) -> Tokenizer:
     """Build one tokenizer from the training texts; for pairs, from the given sides."""
+    recipe, root = setup.recipe, setup.root
     if recipe.task == "span-denoising":
         found = plain_texts(recipe.data, root, "train", recipe.column, recipe.chunk)
     elif recipe.task == "prompts":
         found = prompt_words(corpus_path(recipe.data, root), recipe.column)
     else:
         found = counted_texts(recipe.data, root, recipe.column, recipe.chunk, sides)
-    texts = (piece for text in report_reading(found, "learning words", note) for piece in cut_text(text))
+    texts = (piece for text in report_reading(found, "learning words", setup.note) for piece in cut_text(text))
     tokenizer: Tokenizer
     if recipe.tokenizer == "bpe":
         tokenizer = Bpe.build(first_characters(texts, LEARNED), recipe.vocabulary)
@@ -277,13 +277,11 @@ def learn_words(recipe: Recipe, root: Path | None, note: Note, sides: tuple[str,
     return tokenizer
 
 
-def first_characters(texts: Iterable[str], most: int) -> Iterator[str]:
+def first_characters(texts: Iterator[str], most: int) -> Iterator[str]:
     """The first texts, up to about this many characters."""
-    for text in texts:
+    while most > 0 and (text := next(texts, None)) is not None:
         yield text
         most -= len(text)
-        if most <= 0:
-            return
 
 
 def report_reading(items: Iterable[Item], what: str, note: Note) -> Iterator[Item]:
@@ -296,15 +294,20 @@ def report_reading(items: Iterable[Item], what: str, note: Note) -> Iterator[Ite
 # -- what a model begins with ------------------------------------------------------------------------------------------
 
 
-def count_overlap(tokens: TokenFile, subset: Iterable[int], others: TokenFile, few: Iterable[int]) -> int:
-    """How many of `few` held-out texts also occur, token for token, in a subset of the training texts."""
-    unseen, seen = Counter(tokenfile.digest_key(others.key(i)) for i in few), set()
+def count_overlap(setup: Setup, tokens: TokenFile, subset: Iterable[int], others: TokenFile, few: Ints) -> int:
+    """How many of `few` held-out texts also occur, token for token, in a subset of the training texts; it is
+    reported."""
+    unseen, seen = Counter(digest_key(others.key(i)) for i in few.tolist()), set()
     for i in subset:
-        if (key := tokenfile.digest_key(tokens.key(i))) in unseen:
+        if (key := digest_key(tokens.key(i))) in unseen:
             seen.add(key)
         if i % RELEASE == 0:
             tokens.release_pages()
-    return sum(unseen[key] for key in seen)
+    if count := sum(unseen[key] for key in seen):
+        free = not setup.recipe.distinct and setup.recipe.data not in NAMES and setup.recipe.rows != "packed"
+        advice = "; distinct=true trains on each text once" * free
+        setup.report(f"{count:,} of {len(few):,} held-out texts also occur in training{advice}")
+    return count
 
 
 def sample_rows(tokens: TokenFile, subset: Ints, longest: int) -> tuple[np.ndarray, np.ndarray]:
@@ -313,21 +316,17 @@ def sample_rows(tokens: TokenFile, subset: Ints, longest: int) -> tuple[np.ndarr
     return tokens.rows(chosen, longest)
 
 
-def pair_lengths(tokens: TokenFile, subset: Ints, longest: int, source_longest: int) -> torch.Tensor:
-    """How many pairs have each length of source and text, [source_longest + 1, longest + 1]."""
-    assert tokens.sources is not None
-    lengths = tokens.sources.lengths[subset] * (longest + 1) + tokens.lengths[subset]
-    counts = np.bincount(lengths, minlength=(source_longest + 1) * (longest + 1))
-    return torch.from_numpy(counts).view(source_longest + 1, longest + 1)
+def count_pairs(first: np.ndarray, second: np.ndarray, rows: int, columns: int) -> torch.Tensor:
+    """How often two numbers stand together, [rows, columns]."""
+    counts = np.bincount(first.astype(np.int64) * columns + second, minlength=rows * columns)
+    return torch.from_numpy(counts).view(rows, columns)
 
 
 def count_neighbours(tokens: TokenFile, subset: Ints, longest: int, vocabulary: int) -> torch.Tensor:
     """How often each token precedes each other one, [V, V]."""
     ids, lengths = sample_rows(tokens, subset, longest)
     inside = np.arange(1, longest) < lengths[:, None]
-    before, after = ids[:, :-1][inside].astype(np.int64), ids[:, 1:][inside]
-    counts = np.bincount(before * vocabulary + after, minlength=vocabulary**2)
-    return torch.from_numpy(counts).view(vocabulary, vocabulary)
+    return count_pairs(ids[:, :-1][inside], ids[:, 1:][inside], vocabulary, vocabulary)
 
 
 def histograms(tokens: TokenFile, subset: Ints, longest: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
