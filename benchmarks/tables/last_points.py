@@ -56,7 +56,7 @@ def draw_sets(data: Path, out: Path, excluded: Sequence[Path], counts: Mapping[s
     used = {target.sentence for path in excluded for target in read_targets(path)}
     used |= {pair.text for pair in read_e2e(e2e_path(data, "train"))}
     valid = {pair.text: pair for pair in read_e2e(e2e_path(data, "valid")) if pair.text not in used}
-    known = keep_fitting([*valid.values()], TextDiffusion.from_pretrained("e2e"))
+    known = keep_fitting([*valid.values()], [TextDiffusion.from_pretrained("e2e")])
     order, start = random.Random(SEED).sample(known, len(known)), 0
     for name, share in SETS.items():
         end = start + round(share * len(order))

@@ -254,10 +254,10 @@ def draw_both(plan: Plan) -> "tuple[list[Target], list[Target]]":
 
     lm, tagger = load_model("e2e", "cpu"), checking_tagger()
     pairs = [p for p in read_e2e(e2e_path(plan.data, "valid")) if len(split_words(p.text)) <= lm.model.max_words - 2]
-    reported = draw_targets(PARTS, pairs, lm, tagger, plan.targets, 0)
+    reported = draw_targets(PARTS, pairs, [lm], tagger, plan.targets, 0)
     used = {target.sentence for target in reported}
     rest = [pair for pair in pairs if pair.text not in used]
-    return reported, draw_targets(PARTS, rest, lm, tagger, plan.choose, 1)
+    return reported, draw_targets(PARTS, rest, [lm], tagger, plan.choose, 1)
 
 
 def roc_sentences(plan: Plan) -> list[dict[str, Any]]:

@@ -219,7 +219,7 @@ def test_people_are_as_alike_as_their_sentences_of_one_meaning():
 
 
 def drawn(pairs, lm, count=9, seed=0, names=CONTROLS):
-    return draw_targets(names, pairs, lm, checking_tagger(), count, seed)
+    return draw_targets(names, pairs, [lm], checking_tagger(), count, seed)
 
 
 def test_every_target_is_obeyed_by_its_own_sentence(pairs, lm):
@@ -263,7 +263,7 @@ def test_targets_survive_their_file(pairs, lm, tmp_path):
     targets = drawn(pairs, lm)
     write_lines(tmp_path / "targets.jsonl", (target.to_json() for target in targets))
     assert read_targets(tmp_path / "targets.jsonl") == targets
-    assert fit_for(targets, lm, checking_tagger()) == (targets, [])
+    assert fit_for(targets, [lm], checking_tagger()) == (targets, [])
     first = json.loads((tmp_path / "targets.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert first.keys() == {"control", "asked", "sentence"} and first["asked"].keys() == {"length"}
 
@@ -294,11 +294,11 @@ def test_targets_of_a_file_are_made_fit(lm):
         Target("length", Request(length=3), "zyzzyva is cheap"),
         Target("field", Request(field={"area": "riverside"})),
     ]
-    kept, notes = fit_for(given, lm, Installed())
+    kept, notes = fit_for(given, [lm], Installed())
     assert kept == [Target("pos", Request(pos=tags), sentence), given[2]]
     assert len(notes) == 2 and "spacy 1" in notes[1]
     with pytest.raises(UsageError, match="sentence of every target has words"):
-        fit_for(given[1:2], lm, checking_tagger())
+        fit_for(given[1:2], [lm], checking_tagger())
 
 
 @pytest.mark.parametrize(
@@ -548,8 +548,8 @@ def test_tags_of_another_tagger_are_refused_where_only_the_bundled_one_checks(lm
     sentence = "Cotto is a cheap pub ."
     other = Target("pos", Request(pos="X X X X X X"), sentence)
     same = Target("pos", Request(pos=" ".join(own_tagger().tags([split_words(sentence)])[0])), sentence)
-    assert fit_for([same], lm, own_tagger()) == ([same], [])
+    assert fit_for([same], [lm], own_tagger()) == ([same], [])
     with pytest.raises(UsageError, match="1 of 2 targets") as refused:
-        fit_for([same, other], lm, own_tagger())
+        fit_for([same, other], [lm], own_tagger())
     assert "\n" not in str(refused.value)
     assert ".[parse]" in str(refused.value) and "name controls" in str(refused.value)

@@ -129,7 +129,6 @@ def measure_control(runs: Sequence[str], options: Options, watch: Watcher) -> Re
     names = None if options.controls is None else split_names(options.controls)
     count, path, guidance = options.samples or TARGETS, options.targets, read_guidance(options.guidance)
     asking.check_known(names or ())
-    shared.refuse_open(runs, "its controls have no classifiers")
     given = asking.choose(asking.read_targets(path), names, count, path) if path and path.exists() else None
     pairs: list[E2EPair] = []
     with nullcontext() if given is None else suppress(UsageError):  # to compare with alone, so they may be missing
@@ -142,20 +141,16 @@ def measure_control(runs: Sequence[str], options: Options, watch: Watcher) -> Re
         own = System(lm, options.each, options.seed, options.candidates, guidance, options.settings, name=name)
         systems += [own] if lm.model.capabilities.denoises or not decoders[name] else []
         systems += [replace(own, method=method, guidance=options.methods[method]) for method in decoders[name]]
-    tagger, targets, notes = checking_tagger(), given or [], list[str]()
-    about = {"corpus": str(path and path.name), "split": "targets of a file"}
-    if given is None:
-        fitting, about = pairs, {"corpus": "e2e", "split": options.split}
-        for lm in models.values():
-            fitting = asking.keep_fitting(fitting, lm)
-        drawn_for = names or asking.CONTROLS
-        targets = asking.draw_targets(drawn_for, fitting or pairs, systems[0].lm, tagger, count, options.seed)
+    tagger, writers = checking_tagger(), list(models.values())
+    if given is not None:
+        targets, notes = asking.fit_for(given, writers, tagger)
+        about = {"corpus": str(path and path.name), "split": "targets of a file"}
+    else:
+        about, notes = {"corpus": "e2e", "split": options.split}, []
+        targets = asking.draw_targets(names or asking.CONTROLS, pairs, writers, tagger, count, options.seed)
         if path and current().first:
             write_lines(path, (target.to_json() for target in targets))
             watch.note(f"{path}: {len(targets):,} targets. Give this file again to use the same targets.")
-    for lm in () if given is None else models.values():
-        targets, changed = asking.fit_for(targets, lm, tagger)
-        notes += changed
     judge = shared.load_judge(options.judge, models.values(), options.device, watch.note)
     report = evaluate_control(systems, targets, judge, pairs, options, about)
     return replace(report, notes=[*notes, *report.notes])

@@ -8,13 +8,13 @@ from itertools import compress, islice
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from difflm.data.batches import Permutation, held_out
 from difflm.data.corpora import BUNDLED, NAMES, corpus, corpus_examples, file_names, find_pair_files
 from difflm.data.known_corpora import THREE_SPLITS, TWO_SPLITS, Split
 from difflm.data.texts import MOST_CHARACTERS, Example, read_examples, split_long
 from difflm.data.tokenfile import is_new
+from difflm.data.tokenizers import UNK
 from difflm.errors import DifflmError, UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.training.run import find_run, read_config
@@ -73,9 +73,14 @@ def read_pair_set(given: str, column: str | None, root: Path | None, split: Spli
     return PairSet.group(",".join(path.name for path in paths), "file", read_examples(paths, column))
 
 
-def fits(lm: TextDiffusion, texts: Sequence[str], room: int = 0) -> list[bool]:
-    """Return for each text whether it fits the model with `room` extra tokens; an empty text does not fit."""
-    return [0 < len(ids) <= lm.model.max_words - room for ids in lm.tokenizer.encode_batch(list(texts))]
+def fits(models: Iterable[TextDiffusion], texts: Sequence[str], room: int = 0, known: bool = False) -> list[bool]:
+    """Return for each text whether it fits all models with `room` extra tokens, and, if it shall be `known`, has no
+    unknown word; an empty text does not fit."""
+    found = np.ones(len(texts), bool)
+    for lm in models:
+        rows, most = lm.tokenizer.encode_batch(list(texts)), lm.model.max_words - room
+        found &= np.array([0 < len(ids) <= most and not (known and UNK in ids) for ids in rows], bool)
+    return found.tolist()
 
 
 def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Corpus:
@@ -92,24 +97,18 @@ def corpus_for(lm: TextDiffusion, root: Path | None, split: str = "valid") -> Co
         return Corpus(data, split, texts, lambda: corpus(data, root, "train", column))
     most = recipe.get("split") or MOST_CHARACTERS**2  # unchanged
 
-    def read() -> Iterator[tuple[int, str]]:
+    def read() -> Iterator[tuple[int, Example]]:
         """Pieces with the number of their text."""
         texts = enumerate(corpus(data, root, "train", column, chunk))
-        return ((number, piece) for number, text in texts for piece in split_long(text, most))
+        return ((number, Example(piece)) for number, text in texts for piece in split_long(text, most))
 
-    def numbered() -> Iterator[tuple[int, str]]:
-        examples = number_examples(lm, (Example(text) for _, text in read()))
-        return ((number, example.target) for number, example in examples)
-
-    numbers = np.fromiter((number for number, _ in read()), np.int64)
-    whole = numbers if lm.config.get("whole_texts_held_out") else None  # earlier versions held out pieces
-    wanted, unseen = choose_numbers(lm, len(numbers), split, whole)
-    texts = [text for number, text in numbered() if number in wanted]
+    chosen, learned = choose_examples(lm, split, read)
+    texts = [example.target for example in chosen]
     if recipe.get("rows") == "packed":
         rows, size = lm.tokenizer.encode_batch(texts), lm.model.max_words
         texts = [lm.tokenizer.decode(ids[k : k + size]) for ids in rows for k in range(0, len(ids), size)]
-    training = lambda: (text for number, text in numbered() if number not in unseen)  # noqa: E731
-    return Corpus(Path(data).name, split, list(compress(texts, fits(lm, texts))), training)
+    training = lambda: (example.target for example in learned())  # noqa: E731
+    return Corpus(Path(data).name, split, list(compress(texts, fits([lm], texts))), training)
 
 
 def check_split(data: str, split: str) -> None:
@@ -129,50 +128,49 @@ def named_corpus(name_or_path: str, root: Path | None, split: Split) -> Corpus:
 def pairs_for(lm: TextDiffusion, root: Path | None, split: Split = "valid") -> PairSet:
     """Return the sources and references of a split of the data that `lm` was trained on; for a file, the pairs that its
     training held out, without those whose source it was also trained on with another target."""
-    recipe = lm.config["recipe"]
-    data, column = recipe["data"], recipe["column"]
+    data, column = lm.config["recipe"]["data"], lm.config["recipe"]["column"]
     if data in NAMES:
         return PairSet.group(data, split, corpus_examples(data, root, split, column))
     check_split(data, split)
     pairs = list(corpus_examples(data, root, "train", column))
-    wanted, unseen = choose_numbers(lm, len(pairs), split)
-    numbered = list(number_examples(lm, pairs))
-    learned = {pair.source for number, pair in numbered if number not in unseen} if split == "valid" else set()
-    chosen = (pair for number, pair in numbered if number in wanted and pair.source not in learned)
-    found = PairSet.group(file_names(data), split, chosen)
+    chosen, learned = choose_examples(lm, split, lambda: enumerate(pairs))
+    seen = {pair.source for pair in learned()} if split == "valid" else set()
+    found = PairSet.group(file_names(data), split, (pair for pair in chosen if pair.source not in seen))
     if not found.sources:
         raise UsageError(f"every held-out source of {found.name} was also trained on: give others with --pairs.")
     return found
 
 
-def number_examples(lm: TextDiffusion, examples: Iterable[Example]) -> Iterator[tuple[int, Example]]:
-    """Number the examples; without those that repeat an earlier one, token by token, if training left them out."""
-    numbered, seen = enumerate(examples), set[int]()
-    if not lm.config["recipe"].get("distinct"):
-        yield from numbered
-    while some := list(islice(numbered, 1024)):
-        targets = lm.tokenizer.encode_batch([one.target for _, one in some])
-        sources = lm.tokenizer.for_sources.encode_batch([one.source or "" for _, one in some])
-        rows = zip(some, targets, sources, strict=True)
-        yield from (one for one, *ids in rows if is_new(repr(ids).encode(), seen))
-
-
-def choose_numbers(
-    lm: TextDiffusion, total: int, split: str, texts: NDArray[np.int64] | None = None
-) -> tuple[set[int], set[int]]:
-    """Return the numbers of the texts of a file that are measured, and of those that training held out; if texts were
-    cut, the numbers of all pieces of these texts, where `texts` [total] gives the text of each piece."""
-    name, seed = file_names(lm.config["recipe"]["data"]), lm.config["recipe"]["seed"]
+def choose_examples(
+    lm: TextDiffusion, split: str, read: Callable[[], Iterable[tuple[int, Example]]]
+) -> tuple[list[Example], Callable[[], Iterator[Example]]]:
+    """Return the examples of a file that are measured, and a stream of those that the model was trained on. `read`
+    yields pieces of texts, each with the number of its text; all pieces of a text are held out together."""
+    recipe, texts = lm.config["recipe"], np.fromiter((number for number, _ in read()), np.int64)
     before = sum(lm.config.get(key, 0) for key in ("texts", "held_out", "left_out", "repeated"))
-    if total != before:
+    if len(texts) != before:
         raise DifflmError(
-            f"{name} changed since this model was trained on it ({before:,} texts then, {total:,} now): "
-            "the held-out texts are unknown."
+            f"{file_names(recipe['data'])} changed since this model was trained on it ({before:,} texts then, "
+            f"{len(texts):,} now): the held-out texts are unknown."
         )
-    if texts is not None:
-        total = int(texts[-1]) + 1
-    held = held_out(total, seed)
+    if not lm.config.get("whole_texts_held_out"):  # earlier versions held out pieces
+        texts = np.arange(len(texts))
+    total = int(texts[-1]) + 1
+    held = held_out(total, recipe["seed"])
     places = np.arange(min(total - len(held), MOST_TEXTS))  # positions in the same order without held-out texts
-    chosen = held if split == "valid" else Permutation(total, seed)(places)
-    wanted, unseen = (one if texts is None else np.flatnonzero(np.isin(texts, one)) for one in (chosen, held))
-    return set(wanted.tolist()), set(unseen.tolist())
+    chosen = held if split == "valid" else Permutation(total, recipe["seed"])(places)
+    wanted, unseen = (set(np.flatnonzero(np.isin(texts, some)).tolist()) for some in (chosen, held))
+
+    def distinct() -> Iterator[tuple[int, Example]]:
+        """Number the examples; without those that repeat an earlier one, token by token, if training left them out."""
+        numbered, seen = enumerate(example for _, example in read()), set[int]()
+        if not recipe.get("distinct"):
+            yield from numbered
+        while some := list(islice(numbered, 1024)):
+            targets = lm.tokenizer.encode_batch([one.target for _, one in some])
+            sources = lm.tokenizer.for_sources.encode_batch([one.source or "" for _, one in some])
+            rows = zip(some, targets, sources, strict=True)
+            yield from (one for one, *ids in rows if is_new(repr(ids).encode(), seen))
+
+    found = [example for number, example in distinct() if number in wanted]
+    return found, lambda: (example for number, example in distinct() if number not in unseen)

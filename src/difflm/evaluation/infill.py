@@ -353,8 +353,7 @@ def format_middles(gaps: Sequence[Gap], written: Sequence[tuple[str, Written]]) 
 def keep_fitting(gaps: Set, models: Iterable[TextDiffusion]) -> Set:
     """Keep the gaps that fit all models, counted with the marks of a rearranged text."""
     texts = [asked(gap.left, gap.right) for gap in gaps.gaps]
-    fit_all = np.all([fits(lm, texts, LEAST_ROOM) for lm in models], axis=0)
-    return replace(gaps, gaps=list(compress(gaps.gaps, fit_all)))
+    return replace(gaps, gaps=list(compress(gaps.gaps, fits(models, texts, LEAST_ROOM))))
 
 
 def lower(words: Words) -> Words:

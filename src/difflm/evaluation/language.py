@@ -170,7 +170,7 @@ class Judge:
 
     @classmethod
     def of(cls, lm: TextDiffusion, reference: list[str]) -> "Judge":
-        rows = lm.tokenizer.encode_batch([*compress(reference, fits(lm, reference))])
+        rows = lm.tokenizer.encode_batch([*compress(reference, fits([lm], reference))])
         if not rows:
             raise UsageError("all texts are too long for the judge. Use another judge.")
         nats = shared.score(lm, rows, 0, 1, "judge: reading real text")
@@ -234,7 +234,7 @@ class Measure:
 
 def choose_scored(reference: Sequence[str], lms: Sequence[TextDiffusion], count: int) -> tuple[list[str], str]:
     """Choose the first `count` held-out texts that fit all models; a note counts those left out."""
-    chosen = np.flatnonzero(np.all([fits(lm, reference) for lm in lms], axis=0))[:count].tolist()
+    chosen = [number for number, fit in enumerate(fits(lms, reference)) if fit][:count]
     read = chosen[-1] + 1 if len(chosen) == count else len(reference)
     skipped = read - len(chosen)
     note = f"{skipped} of {read} held-out texts are too long for a model and were not scored" if skipped else ""

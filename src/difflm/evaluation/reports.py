@@ -3,7 +3,7 @@
 `figures.yaml` defines every figure of every task.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rich.table import Table
@@ -73,17 +73,21 @@ class Report:
 
     def records(self, name: str) -> list[Json]:
         """Return a metric record for each figure of the rows with this name."""
-        found = ((row, figure) for row in self.rows if row.name == name for figure in FIGURES[self.task])
-        return [self._record(*one, value) for one in found if (value := one[0].figures.get(one[1])) is not None]
+        return [
+            self._record(row, figure, value)
+            for row in self.rows
+            for figure in FIGURES[self.task]
+            if row.name == name and (value := row.figures.get(figure)) is not None
+        ]
 
     def _record(self, row: Row, figure: str, value: float) -> Json:
-        name = f"{row.group}.{figure}".removeprefix(".")
-        record: Json = {"kind": "metric", "task": self.task, "name": name, "value": round(value, 6)}
-        record |= {"unit": FIGURES[self.task][figure].unit, "model": row.name, **self.about, **row.about}
+        about, group_count = {**self.about, **row.about}, KEYS[self.task][1]
+        draws, p99 = about.pop("draws", None), about.pop("judge_p99", None)  # each belongs to one figure
+        record: Json = {"kind": "metric", "task": self.task, "name": f"{row.group}.{figure}".removeprefix(".")}
+        record |= {"value": round(value, 6), "unit": FIGURES[self.task][figure].unit, "model": row.name, **about}
         record["samples"] = row.texts.get(figure, row.count)
-        if group_count := KEYS[self.task][1]:
+        if group_count:
             record[group_count] = row.count
-        draws, p99 = record.pop("draws", None), record.pop("judge_p99", None)  # each belongs to one figure
         if figure == "nats_per_token":
             record["likelihood"] = row.notes["likelihood"]
             record |= {"draws": draws} if record["likelihood"] == "bound" else {}
@@ -110,49 +114,38 @@ class Report:
 
     def tables(self) -> list[Table]:
         """Return one table; for controls of several systems, one for each control, with a column per system."""
-        groups = list(dict.fromkeys(row.group for row in self.rows))
-        parts = [[row for row in self.rows if row.group == group] for group in groups]
-        if self.task != "control" or all(len(rows) == 2 for rows in parts):
+        parts = {row.group: [one for one in self.rows if one.group == row.group] for row in self.rows}
+        if self.task != "control" or all(len(rows) == 2 for rows in parts.values()):
             return [self.table()]
-        found = [replace(self, title=g, rows=rows, legend=[], notes=[]) for g, rows in zip(groups, parts, strict=True)]
-        found[0] = replace(found[0], title=f"{self.title}\n{groups[0]}")
+        found = [replace(self, title=group, rows=rows, legend=[], notes=[]) for group, rows in parts.items()]
+        found[0] = replace(found[0], title=f"{self.title}\n{found[0].title}")
         found[-1] = replace(found[-1], legend=self.legend, notes=self.notes)
         return [part.table() for part in found]
 
     def table(self) -> Table:
-        table = Table(title=Text(self.title), caption=Text("\n".join([*self.legend, *self.notes])))
-        table.title_justify = table.caption_justify = "left"
-        labels, header, lines = (
-            self._lines_by_figure() if self.task in ("language", "control") else self._lines_by_row()
-        )
-        for number, column in enumerate(header):
-            table.add_column(Text(column), justify="left" if number < labels else "right")
-        for line in lines:
-            table.add_row(*map(Text, line))  # Text: a name may contain brackets, which are markup to rich
-        return table
-
-    def _lines_by_row(self) -> tuple[int, list[str], Iterable[list[str]]]:
-        """Return the number of label columns, the header and a line per row, with the figures that some row has."""
-        there = {name for row in self.rows for name, value in row.figures.items() if value is not None}
-        figures = {name: figure.label for name, figure in FIGURES[self.task].items() if name in there}
-        groups = [[row.group] if KEYS[self.task][0] else [] for row in self.rows]
-        labels = [[*group, row.name, row.about["how"]] for group, row in zip(groups, self.rows, strict=True)]
-        lines = ([*label, *(self.cell(row, f) for f in figures)] for label, row in zip(labels, self.rows, strict=True))
-        return len(labels[0]), [*[""] * len(labels[0]), *figures.values()], lines
-
-    def _lines_by_figure(self) -> tuple[int, list[str], Iterable[list[str]]]:
-        """Return the number of label columns, the header and the lines of each figure that some row has."""
-        made = [row for row in self.rows if row.name != SENTENCES]
+        lines = list[Sequence[str]]()  # a label and the cells of each figure that some row has
         real = [row for row in self.rows if row.name == SENTENCES]
-        lines = []
+        made = [row for row in self.rows if row.name != SENTENCES]
         for name, figure in FIGURES[self.task].items():
             for label, rows in ((figure.label, made), (f"  {figure.real_label}", real if figure.real_label else [])):
                 cells = [self.cell(row, name) for row in rows]
                 if any(cell != MISSING for cell in cells):
                     lines.append([label, *cells])
-        if self.task == "control" and len({row.group for row in made}) < len(made):
-            return 1, ["", *(f"{row.name}, {row.about['how']}" for row in made)], lines
-        return 1, ["", *(row.group or row.name for row in made)], lines
+        group, labels = KEYS[self.task][0], 1
+        if self.task in ("language", "control"):
+            several = len({row.group for row in made}) < len(made) and bool(group)
+            lines.insert(0, ["", *(f"{r.name}, {r.about['how']}" if several else r.group or r.name for r in made)])
+        else:  # a line for each row, and a column for each figure
+            heads = [["", *(row.group for row in made)], ["", *(row.name for row in made)]][0 if group else 1 :]
+            heads.append(["", *(row.about["how"] for row in made)])
+            lines, labels = list(zip(*heads, *lines, strict=True)), len(heads)
+        table = Table(title=Text(self.title), caption=Text("\n".join([*self.legend, *self.notes])))
+        table.title_justify = table.caption_justify = "left"
+        for number, column in enumerate(lines[0]):
+            table.add_column(Text(column), justify="left" if number < labels else "right")
+        for line in lines[1:]:
+            table.add_row(*map(Text, line))  # Text: a name may contain brackets, which are markup to rich
+        return table
 
     def cell(self, row: Row, figure: str) -> str:
         """Format a value: "≤" marks a bound; an interval or a standard error follows."""

@@ -103,7 +103,6 @@ def measure_seq2seq(runs: Sequence[str], options: Options, _: Watcher) -> Report
         raise UsageError("--repairs needs a left-to-right run that ranks the candidates: give --rank RUN.")
     if options.pairs is None and options.column is not None:
         raise UsageError("--column names the columns of --pairs FILE.")
-    shared.refuse_open(runs, "it learned no pairs")
     similarity = BertScore(options.encoder, check_device(options.device)) if options.encoder else None
     given = read_pair_set(options.pairs, options.column, options.data, options.split) if options.pairs else None
     models = shared.load_runs(runs, options.device)

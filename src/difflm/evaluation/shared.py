@@ -83,13 +83,6 @@ def find_decoders(models: dict[str, TextDiffusion], options: Options) -> dict[st
     return found
 
 
-def refuse_open(runs: Sequence[str], why: str) -> None:
-    """Refuse models of other people by a task that asks for what they do not have."""
-    for run in runs:
-        if find_open_model(run) is not None:
-            raise UsageError(f"{run} is somebody else's model: {why}. The tasks language and infill measure it.")
-
-
 def check_same_data(models: Mapping[str, TextDiffusion], root: Path | None, **others: TextDiffusion | None) -> None:
     """Refuse runs that were trained on different data, and those, `others` among them, that held out different texts of
     one file: the seed decides which."""
@@ -211,7 +204,7 @@ def add_nats(
 
 def judge_texts(judge: TextDiffusion, row: Row, groups: Sequence[Sequence[str]]) -> None:
     """Add the judge's nats/token of the texts that it can read, with the error over groups of texts."""
-    fitting = [list(compress(group, fits(judge, group))) for group in groups]
+    fitting = [list(compress(group, fits([judge], group))) for group in groups]
     ids = judge.tokenizer.encode_batch([text for group in fitting for text in group])
     row.texts[JUDGED] = len(ids)
     if ids:

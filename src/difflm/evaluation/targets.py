@@ -7,13 +7,13 @@ impossible: a field and a length, or a field and tags, come from the same pair o
 import json
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from difflm.annotators.e2e_fields import FIELDS, expresses, normalise
 from difflm.annotators.parser import own_parser, parse_texts
@@ -22,9 +22,9 @@ from difflm.annotators.trees import Tree, phrases
 from difflm.data.known_corpora import E2EPair
 from difflm.data.labels import is_span
 from difflm.data.texts import check_readable, read_lines
-from difflm.data.tokenizers import UNK
 from difflm.data.words import join_words, split_words
 from difflm.errors import UsageError, suggest
+from difflm.evaluation.corpora import fits
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request, explain_errors
 from difflm.runtime.files import Json, write_atomic
@@ -32,6 +32,7 @@ from difflm.runtime.files import Json, write_atomic
 WORDS = "contains"  # words that must appear: such targets are only read from files
 CONTROLS = ("length", "field", "pos", "tree", "span", "infill", "field+length", "field+pos", "field+tree")
 T = TypeVar("T")
+WORD_LISTS = TypeAdapter(tuple[list[str], list[str]])
 RELEASED_MARKS = ("START", "END", "\n")  # around a sentence in the files of Diffusion-LM
 
 
@@ -52,22 +53,30 @@ class Target:
 
 
 def draw_targets(
-    names: Sequence[str], pairs: Sequence[E2EPair], lm: TextDiffusion, tagger: Tagger, count: int, seed: int
+    names: Sequence[str],
+    pairs: Sequence[E2EPair],
+    models: Sequence[TextDiffusion],
+    tagger: Tagger,
+    count: int,
+    seed: int,
 ) -> list[Target]:
     """Draw `count` targets of each control, or as many as there are, which do not depend on the other controls."""
-    known = keep_fitting(pairs, lm)
+    known = keep_fitting(pairs, models)
     if not known:
+        most, who = (
+            min(lm.model.max_words for lm in models),
+            "this model knows" if len(models) == 1 else "all models know",
+        )
         raise UsageError(
-            f"no sentence of E2E has only words that this model knows, and at most {lm.model.max_words} of them. "
+            f"no sentence of E2E has only words that {who}, and at most {most} of them. "
             "Controls are measured on models of E2E."
         )
     return [target for name in names for target in draw(name, known, tagger, count, seed)]
 
 
-def keep_fitting(pairs: Sequence[E2EPair], lm: TextDiffusion) -> list[E2EPair]:
-    """Keep the pairs whose sentence the model could generate."""
-    rows = lm.tokenizer.encode_batch([pair.text for pair in pairs])
-    return [p for p, ids in zip(pairs, rows, strict=True) if UNK not in ids and 0 < len(ids) <= lm.model.max_words]
+def keep_fitting(pairs: Sequence[E2EPair], models: Iterable[TextDiffusion]) -> list[E2EPair]:
+    """Keep the pairs whose sentence the models could generate."""
+    return [*compress(pairs, fits(models, [pair.text for pair in pairs], known=True))]
 
 
 def draw(name: str, pairs: Sequence[E2EPair], tagger: Tagger, count: int, seed: int) -> list[Target]:
@@ -160,12 +169,15 @@ def parse_target(line: str, where: str) -> Target:
     except (ValueError, RecursionError):
         raise UsageError(f"{where} is not JSON. Each line is one target.") from None
     try:
-        if isinstance(value, list) and ":" in value and all(isinstance(one, str) for one in value):
-            return Target("field", parse_released_field(value))
-        if isinstance(value, dict) and value.keys() - {"attr"} in ({"pos", "words_"}, {"spans", "words_"}):
-            return parse_released(value)
-        if isinstance(value, dict) and {"control", "asked"} <= value.keys() <= {"control", "asked", "sentence"}:
-            return parse_own(value)
+        match value:
+            case [*words] if ":" in words and all(isinstance(word, str) for word in words):
+                return Target("field", Request(field=parse_field(words)))
+            case {"words_": words, "pos": tags, **more} if more.keys() <= {"attr"}:
+                return parse_released(words, tags, [], more)
+            case {"words_": words, "spans": spans, **more} if more.keys() <= {"attr"}:
+                return parse_released(words, words, spans, more)
+            case {"control": name, "asked": asked, **more} if more.keys() <= {"sentence"}:
+                return parse_own(name, asked, more.get("sentence"))
     except ValidationError as error:
         raise UsageError(f"{where}: {explain_errors(error)}") from None
     except UsageError as error:
@@ -173,39 +185,34 @@ def parse_target(line: str, where: str) -> Target:
     raise UsageError(f'{where} is not a target such as {{"control": "length", "asked": {{"length": 14}}}}.')
 
 
-def parse_own(value: Json) -> Target:
-    name, sentence = value["control"], value.get("sentence")
+def parse_own(name: object, given: object, sentence: object) -> Target:
     check_known([name], "control")
     if sentence is not None and not (isinstance(sentence, str) and sentence.strip()):
         raise UsageError('"sentence" is not a text.')
-    asked = Request.model_validate(value["asked"])
+    asked = Request.model_validate(given)
     found = "+".join(sorted(asked.model_dump(exclude_defaults=True)))  # names of controls are sorted, too
     if found != name:
         raise UsageError(f"this is a target of {name} and asks for {found or 'nothing'}.")
-    return Target(name, normalise_field(asked), sentence)
-
-
-def normalise_field(asked: Request) -> Request:
-    """Spell the field and its value as the corpus does."""
     if len(asked.field) > 1:
         raise UsageError(f"a target asks for one field, not for {len(asked.field)}.")
-    return asked.model_copy(update={"field": dict(normalise(*one) for one in asked.field.items())})
+    spelled = dict(normalise(*one) for one in asked.field.items())
+    return Target(found, asked.model_copy(update={"field": spelled}), sentence)
 
 
-def parse_released_field(words: object) -> Request:
-    """Parse ["customer", "rating", ":", "5", "out", "of", "5"]."""
+def parse_field(words: object) -> dict[str, str]:
+    """Parse ["customer", "rating", ":", "5", "out", "of", "5"]; field and value are spelled as in the corpus."""
     if not isinstance(words, list) or ":" not in words:
         raise UsageError("a field is a list of words with a colon among them.")
     at = words.index(":")
-    return normalise_field(Request(field={" ".join(words[:at]): " ".join(words[at + 1 :])}))
+    return dict([normalise(" ".join(words[:at]), " ".join(words[at + 1 :]))])
 
 
-def parse_released(value: Json) -> Target:
+def parse_released(words: object, tags: object, spans: object, more: Mapping[object, object]) -> Target:
     """Parse words between START and END with their tags, with tags and a field, or with spans."""
-    words, spans = value["words_"], value.get("spans", [])
-    tags = value.get("pos", words) or []
-    if not all(isinstance(one, list) and all(isinstance(w, str) for w in one) for one in (words, tags)):
-        raise UsageError('"pos" and "words_" are lists of words.')
+    try:
+        words, tags = WORD_LISTS.validate_python((words, tags or []))
+    except ValidationError:
+        raise UsageError('"pos" and "words_" are lists of words.') from None
     if len(words) != len(tags):
         raise UsageError(f"there are {len(tags)} tags for {len(words)} words.")
     if not isinstance(spans, list) or not all(is_span(span) for span in spans):
@@ -216,7 +223,7 @@ def parse_released(value: Json) -> Target:
     sentence = join_words([word for word, _ in kept])
     if spans:
         return Target("span", Request(span=[f"{first},{last},{label}" for first, last, label in spans]), sentence)
-    field = parse_released_field(value["attr"]).field if "attr" in value else {}
+    field = parse_field(more["attr"]) if "attr" in more else {}
     asked = Request(pos=" ".join(tag for _, tag in kept), field=field)
     return Target("field+pos" if field else "pos", asked, sentence)
 
@@ -237,21 +244,24 @@ def choose(targets: Sequence[Target], names: Sequence[str] | None, count: int, p
     return [t for name in names or there for t in islice((t for t in targets if t.control == name), count)]
 
 
-def fit_for(targets: Sequence[Target], lm: TextDiffusion, tagger: Tagger) -> tuple[list[Target], list[str]]:
-    """Adapt targets of a file to this model and tagger: leave out sentences that the model could not generate, and
-    replace tags by spaCy's. Also return notes on what was changed. The bundled tagger replaces no tags: figures of its
-    own targets could not be compared with those of spaCy's."""
-    known = {p.text for p in keep_fitting([E2EPair({}, t.sentence) for t in targets if t.sentence], lm)}
-    kept = [t for t in targets if t.sentence is None or t.sentence in known]
+def fit_for(
+    targets: Sequence[Target], models: Iterable[TextDiffusion], tagger: Tagger
+) -> tuple[list[Target], list[str]]:
+    """Adapt targets of a file to models and a tagger: leave out sentences that a model could not generate, and replace
+    tags by spaCy's. Also return notes on what was changed. The bundled tagger replaces no tags: figures of its own
+    targets could not be compared with those of spaCy's."""
+    fitting = fits(models, [target.sentence or "" for target in targets], known=True)
+    kept = [target for target, fit in zip(targets, fitting, strict=True) if fit or target.sentence is None]
     left_out = len(targets) - len(kept)
     notes = [f"{left_out} targets left out: their sentences have unknown words or too many"] if left_out else []
     if not kept:
         raise UsageError("the sentence of every target has words that this model does not know.")
-    tagged = [t for t in kept if t.asked.pos is not None and t.sentence is not None]
-    tags = tagger.tags([split_words(str(t.sentence)) for t in tagged])
-    asked = [t.asked.model_copy(update={"pos": " ".join(own)}) for t, own in zip(tagged, tags, strict=True)]
-    new = {id(t): replace(t, asked=own) for t, own in zip(tagged, asked, strict=True)}
-    changed = sum(new[id(t)].asked.pos != t.asked.pos for t in tagged)
+    tagged = [k for k, target in enumerate(kept) if target.asked.pos is not None and target.sentence is not None]
+    changed = 0
+    for k, tags in zip(tagged, tagger.tags([split_words(str(kept[k].sentence)) for k in tagged]), strict=True):
+        asked = kept[k].asked.model_copy(update={"pos": " ".join(tags)})
+        changed += asked.pos != kept[k].asked.pos
+        kept[k] = replace(kept[k], asked=asked)
     if changed and tagger.name == own_tagger().name:
         raise UsageError(
             f"the tags of {changed} of {len(tagged)} targets are not those of {tagger.name}, the only tagger here: "
@@ -259,4 +269,4 @@ def fit_for(targets: Sequence[Target], lm: TextDiffusion, tagger: Tagger) -> tup
         )
     if changed:
         notes.append(f"the tags of {changed} targets were made again with {tagger.name}, which also checks the texts")
-    return [new.get(id(t), t) for t in kept], notes
+    return kept, notes

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from difflm.errors import UsageError
 from difflm.evaluation.control import measure_control
 from difflm.evaluation.infill import measure_infill
 from difflm.evaluation.language import measure_language
@@ -17,6 +18,7 @@ from difflm.runtime.files import append_line, check_place, write_atomic
 from difflm.training.model_card import write_card
 from difflm.training.run import bundled_runs, find_run
 
+CLOSED = {"control": "its controls have no classifiers", "seq2seq": "it learned no pairs"}  # to models of other people
 MEASURES: dict[str, Callable[[Sequence[str], Options, Watcher], Report]] = dict(
     language=measure_language, control=measure_control, infill=measure_infill, seq2seq=measure_seq2seq
 )
@@ -28,6 +30,11 @@ def evaluate(runs: Sequence[str], task: str, options: Options, watch: Watcher) -
     if options.out is not None:
         check_place(options.out)
     Sampling().change(options.settings)
+    for run in runs if task in CLOSED else ():
+        if find_open_model(run) is not None:
+            raise UsageError(
+                f"{run} is somebody else's model: {CLOSED[task]}. The tasks language and infill measure it."
+            )
     before = TELL.set(watch.update)
     try:
         return MEASURES[task](runs, options, watch)
