@@ -4,16 +4,14 @@ step of sampling."""
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol, Self
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.diffusion.noise import Noise, Step
-
-MAX_MASKS = 64  # sets of tokens whose masks are cached
 
 
 @dataclass(frozen=True)
@@ -27,15 +25,14 @@ class Levels:
         """The levels of some steps, rows or positions."""
         return replace(self, **{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
+    def stack(self) -> Tensor:
+        """The levels of a grid as one tensor, [N + 1, K, …], times first, so that a step looks them up at once."""
+        return torch.stack([getattr(self, f.name) for f in fields(self)], 1)
+
     @property
     def network_input(self) -> Tensor:
         """What a network is told of the time."""
         return self.t
-
-
-def stack_levels(levels: Levels) -> Tensor:
-    """The levels of a grid as one tensor, [N + 1, K, …], times first, so that a step looks them up at once."""
-    return torch.stack([getattr(levels, f.name) for f in fields(levels)], 1)
 
 
 # What becomes a text, step by step: `prefix` is a text that grows from left to right.
@@ -90,7 +87,7 @@ class Belief:
 
     @cached_property
     def tokens(self) -> Tensor:
-        """The token at each position, [B, L]: computed once for the step and for displaying it."""
+        """The token at each position, [B, L]."""
         return self.logits.argmax(-1) if self.words is None else self.words
 
     @property
@@ -108,14 +105,12 @@ class Belief:
         return self.shares.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
     def cross_entropy(self, ids: Tensor, smoothing: float = 0.0) -> Tensor:
-        """−log p of the text's own tokens, [B, L]."""
         return cross_entropy(self.logits, ids, smoothing)
 
     def rows(self, part: slice | Tensor) -> "Belief":
         """The belief about some texts."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        rows: dict[str, Any] = {name: one[part] for name, one in own.items() if isinstance(one, Tensor)}
-        return replace(self, **rows)
+        own = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return replace(self, **{name: value[part] for name, value in own if isinstance(value, Tensor)})
 
     def contrasted(self, other: "Belief", weight: float, scores: bool = False) -> "Belief":
         """Log-probabilities, and a predicted state, moved by `weight` away from a belief without the condition:
@@ -135,7 +130,6 @@ class Belief:
         return replace(self, logits=logits, words=None)
 
     def with_state(self, state: Tensor, words: Tensor | None = None) -> "Belief":
-        """The belief with a clean state chosen by other means."""
         return replace(self, state=state, words=words)
 
 
@@ -193,11 +187,12 @@ class Codec(nn.Module):
     x0_std = 0.0  # how far x_0 spreads around the state of its token
     bias: Tensor  # [V] log-frequencies, learned
     raw: Tensor  # vectors of tokens
+    view_dim: int
+    adds_evidence = False  # to the network's logits
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
         self.vocabulary = vocabulary
-        self._masks: dict[tuple[object, ...], Tensor] = {}
 
     @abstractmethod
     def state_shape(self, width: int) -> tuple[int, ...]:
@@ -206,8 +201,6 @@ class Codec(nn.Module):
     @abstractmethod
     def encode(self, ids: Tensor) -> Tensor:
         """The clean state of tokens [B, L], without noise."""
-
-    adds_evidence = False  # to the network's logits
 
     def evidence(self, x: Tensor, level: Levels) -> Tensor | None:
         """The evidence of each position's own noisy state for its token, [B, L, V], if the codec adds it to logits."""
@@ -241,16 +234,14 @@ class Codec(nn.Module):
     def view(self, x: Tensor, level: Levels) -> Tensor:
         """The input of a classifier for a noisy state, [B, L, view_dim]."""
 
-    view_dim: int
-
     def clean_of(self, ids: Tensor) -> Tensor:
         """The clean state of a belief that is certain of these tokens."""
         return self.encode(ids)
 
     def nearest(self, x: Tensor, banned: Tensor | None = None) -> Tensor:
         """Ids of the tokens nearest to a clean state, `banned` [V] ones left out."""
-        closeness = self.closeness(x)
-        return (closeness if banned is None else closeness.masked_fill(banned, float("-inf"))).argmax(-1)
+        near = self.closeness(x)
+        return (near if banned is None else near.masked_fill(banned, float("-inf"))).argmax(-1)
 
     def closeness(self, x: Tensor) -> Tensor:
         """How near each token is to a clean state, [B, L, V]."""
@@ -265,15 +256,16 @@ class Codec(nn.Module):
         return None
 
     def token_mask(self, ids: Sequence[int]) -> Tensor:
-        """True for these tokens, [V], on the codec's device; cached, since a copy from the host makes a GPU wait."""
-        key = (*ids, self.bias.device)
-        found = self._masks.get(key)  # batches may be generated in parallel
-        if found is None:
-            found = torch.zeros(self.vocabulary, dtype=torch.bool)
-            found[list(ids)] = True
-            found = found.to(self.bias.device)
-            self._masks = {**(self._masks if len(self._masks) < MAX_MASKS else {}), key: found}
-        return found
+        """True for these tokens, [V], on the codec's device."""
+        return token_mask(self.vocabulary, tuple(ids), self.bias.device)
+
+
+@lru_cache(64)
+def token_mask(vocabulary: int, ids: tuple[int, ...], device: torch.device) -> Tensor:
+    """True for these tokens, [V]; cached, since a copy from the host makes a GPU wait."""
+    mask = torch.zeros(vocabulary, dtype=torch.bool)
+    mask[list(ids)] = True
+    return mask.to(device)
 
 
 class Network(nn.Module):
@@ -332,5 +324,4 @@ class StepState:
         return self.next_level.t
 
 
-class StepRule(Protocol):
-    def __call__(self, now: StepState) -> Tensor: ...
+StepRule = Callable[[StepState], Tensor]

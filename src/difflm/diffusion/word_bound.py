@@ -14,7 +14,7 @@ errors there are almost always zero and occasionally huge, which a few draws can
 """
 
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -44,11 +44,9 @@ class NoisyWords:
 
     @classmethod
     def of(cls, denoiser: Denoiser) -> "NoisyWords":
-        """The words of a denoiser of word vectors."""
         return cls(cast(Embedding, denoiser.codec), cast(Gaussian, denoiser.process))
 
     def noise_at(self, times: Tensor) -> tuple[Tensor, Tensor]:
-        """α and σ."""
         return self.codec.word_noise(self.process.at(times))
 
     def snr(self, times: Tensor) -> Tensor:
@@ -150,8 +148,7 @@ class GaussianBound:
         for j in range(pairs):
             later = chain.draw_pair(j + 1, coin ^ (j % 2 == 0)) if j + 1 < pairs else None
             neighbours = [one for one in (opinion, later.opinion if later else None) if one is not None]
-            chance = chain.nats_by_chance(pair, j, neighbours) if neighbours else 0
-            found.append(pair.nats - chance)
+            found.append(pair.nats - (chain.nats_by_chance(pair, j, neighbours) if neighbours else 0))
             opinion, pair = pair.opinion, later or pair
         known = texts.sum_words(words.prior_nats(vectors, chain.levels[-1:])) + rounding
         return known.unsqueeze(1) + torch.stack(found, 1)
@@ -168,22 +165,20 @@ def count_pairs(denoiser: Denoiser, draws: int) -> int:
     return max(1, (2 * draws + spared) // 3 if denoiser.self_conditioning else draws // 2)
 
 
-@dataclass(frozen=True)
-class Draw:
-    """One level of each text, and what a squared error there counts."""
+class Draw(NamedTuple):
+    """Each text at one level, and what a squared error there counts."""
 
+    x: Tensor  # x_t, [B, L, D]
     t: Tensor  # [B]
     alpha: Tensor  # [B, 1, 1]
     sigma: Tensor
     weight: Tensor  # [B]
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Two draws with noise of opposite sign."""
 
-    draws: tuple[Draw, Draw]
-    states: tuple[Tensor, Tensor]  # x_t, [B, L, D]
+    draws: list[Draw]
     nats: Tensor  # weighted ‖e − ê‖² summed over a text, of the two on average, [B]
     opinion: Tensor | None  # what context says of each word, on average, [B, L, V]
 
@@ -199,8 +194,8 @@ class Chain:
     pairs: int
     certain_below: float
 
-    def draw(self, u: Tensor) -> Draw:
-        """The level at a share u of the chain, of each text."""
+    def draw(self, u: Tensor, z: Tensor) -> Draw:
+        """Each text at the level at a share u of the chain, under the noise z."""
         # The step from t_0 to x_0 is as large as thousands of others: it has its own stratum.
         count, own = LEVELS, 1 / (2 * self.pairs) if self.words.codec.x0_std else 0.0
         level = ((u - own) / (1 - own) * count).long().clamp(0, count - 1) + 1
@@ -209,7 +204,7 @@ class Chain:
             level, weight = torch.where(u < own, 0, level), torch.where(u < own, 1 / own, weight)
         t = self.levels[level]
         alpha, sigma = (v.view(-1, 1, 1) for v in self.words.noise_at(t))
-        return Draw(t, alpha, sigma, (weight * self.drop(level) / 2).float())
+        return Draw(alpha * self.vectors + sigma * z, t, alpha, sigma, (weight * self.drop(level) / 2).float())
 
     def drop(self, level: Tensor) -> Tensor:
         """SNR lost in the step to a level; that to level 0 comes from x_0 itself, below the chain's first time."""
@@ -223,29 +218,28 @@ class Chain:
 
     def draw_pair(self, number: int, coin: Tensor) -> Pair:
         """Pair `number`. `coin` says which of the two hears its own answer."""
-        noise, numbers = self.texts.noise, (2 * number, 2 * number + 1)
-        draws = [self.draw((k + noise.uniform(k, stream=10).double()) / (2 * self.pairs)) for k in numbers]
+        noise, ask = self.texts.noise, self.texts.ask
         z = noise.normal(number, *self.vectors.shape[1:], stream=11)
-        states = [one.alpha * self.vectors + one.sigma * sign * z for one, sign in zip(draws, (1, -1), strict=True)]
-        beliefs = [self.texts.ask(x, one.t) for x, one in zip(states, draws, strict=True)]
+        shares = [(k + noise.uniform(k, stream=10).double()) / (2 * self.pairs) for k in (2 * number, 2 * number + 1)]
+        draws = [self.draw(shares[0], z), self.draw(shares[1], -z)]
+        beliefs = [ask(one.x, one.t) for one in draws]
 
-        def nats(x: Tensor, one: Draw, clean: Tensor) -> Tensor:
+        def nats(one: Draw, clean: Tensor) -> Tensor:
             certain = (one.t < self.certain_below).view(-1, 1, 1)
-            return self.nats(one, self.words.expected_vector(clean, x, one.alpha, one.sigma, certain))
+            return self.nats(one, self.words.expected_vector(clean, one.x, one.alpha, one.sigma, certain))
 
-        each = [nats(x, one, belief.clean) for x, one, belief in zip(states, draws, beliefs, strict=True)]
-        mean = (each[0] + each[1]) / 2
+        first, second = (nats(one, belief.clean) for one, belief in zip(draws, beliefs, strict=True))
+        mean = (first + second) / 2
         if self.texts.denoiser.self_conditioning:
 
             def choose(one: Tensor, other: Tensor) -> Tensor:
                 return torch.where(expand_levels(coin, one), one, other)
 
-            x, previous = choose(*states), choose(*(belief.clean for belief in beliefs))
-            one = Draw(*map(choose, *(vars(draw).values() for draw in draws)))
-            mean = mean + nats(x, one, self.texts.ask(x, one.t, previous).clean) - torch.where(coin, each[0], each[1])
+            one, previous = Draw(*map(choose, *draws)), choose(beliefs[0].clean, beliefs[1].clean)
+            mean = mean + nats(one, ask(one.x, one.t, previous).clean) - torch.where(coin, first, second)
         told = self.words.separates_evidence
         opinion = (beliefs[0].context.softmax(-1) + beliefs[1].context.softmax(-1)) / 2 if told else None
-        return Pair((draws[0], draws[1]), (states[0], states[1]), mean, opinion)
+        return Pair(draws, mean, opinion)
 
     def mix_opinions(self, opinions: list[Tensor]) -> Tensor:
         """Some opinions as one, in logs. Sure of a wrong word, it would leave a huge error where the network has none;
@@ -260,41 +254,42 @@ class Chain:
         levels and noise; the network is not asked."""
         codec, noise, opinion = self.words.codec, self.texts.noise, self.mix_opinions(opinions)
 
-        def nats(x: Tensor, one: Draw) -> Tensor:
-            return self.nats(one, codec.expectation(opinion + codec.score_words(x, one.alpha, one.sigma)))
+        def nats(one: Draw) -> Tensor:
+            return self.nats(one, codec.expectation(opinion + codec.score_words(one.x, one.alpha, one.sigma)))
 
-        chance = sum(map(nats, pair.states, pair.draws), torch.zeros_like(pair.nats)) / 2
+        chance = (nats(pair.draws[0]) + nats(pair.draws[1])) / 2
         fresh = max(FRESH, min(MOST_FRESH, FRESH_WORDS // codec.vocabulary))
         # The two strata in turn, evenly in both.
         for k in range(number * fresh, (number + 1) * fresh):
-            one = self.draw((k + noise.uniform(k, stream=16).double()) / (fresh * self.pairs))
-            z, mean = one.sigma * noise.normal(k, *self.vectors.shape[1:], stream=14), one.alpha * self.vectors
-            chance = chance - (nats(mean + z, one) + nats(mean - z, one)) / (2 * fresh)
+            u = (k + noise.uniform(k, stream=16).double()) / (fresh * self.pairs)
+            z = noise.normal(k, *self.vectors.shape[1:], stream=14)
+            chance = chance - (nats(self.draw(u, z)) + nats(self.draw(u, -z))) / (2 * fresh)
         return chance
 
     def rounding_nats(self, opinion: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """−log p(w | x) at the end of the chain (x_0 itself where it is noised, else x_{t_0}), less what its noise adds
         by chance as far as an independent `opinion` tells, and the opinion there."""
-        codec, ids, noise, shape = self.words.codec, self.texts.ids, self.texts.noise, self.vectors.shape[1:]
+        codec, ids, vectors = self.words.codec, self.texts.ids, self.vectors
 
         def nats(logits: Tensor) -> Tensor:
             return self.texts.sum_words(cross_entropy(logits, ids))
 
-        z = noise.normal(0, *shape, stream=12)
+        def draw(k: int) -> Tensor:
+            return self.texts.noise.normal(k, *vectors.shape[1:], stream=12)
+
         if codec.x0_std:
-            return nats(codec.readout(self.vectors + codec.x0_std * z)), None
+            return nats(codec.readout(vectors + codec.x0_std * draw(0))), None
         # One pass: words are nearly certain here, whatever else the network hears.
-        first = self.levels[:1]
-        alpha, sigma = self.words.noise_at(first)
-        x = alpha * self.vectors + sigma * z
-        belief = self.texts.ask(x, first.expand(len(ids)))
+        alpha, sigma = self.words.noise_at(self.levels[:1])
+        x = alpha * vectors + sigma * draw(0)
+        belief = self.texts.ask(x, self.levels[:1].expand(len(ids)))
         found = nats(belief.logits)
         if opinion is None:
             return found, None
         settled = self.mix_opinions([opinion])
         found = found - nats(settled + codec.score_words(x, alpha, sigma))
         for k in range(1, FRESH + 1):
-            z = sigma * noise.normal(k, *shape, stream=12)
-            for other in (alpha * self.vectors + z, alpha * self.vectors - z):
+            z = sigma * draw(k)
+            for other in (alpha * vectors + z, alpha * vectors - z):
                 found = found + nats(settled + codec.score_words(other, alpha, sigma)) / (2 * FRESH)
         return found, belief.context.softmax(-1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, zeros_like
 
 from difflm.data.tokenizers import PAD
-from difflm.diffusion.base import Belief, Levels, stack_levels
+from difflm.diffusion.base import Belief, Levels
 from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Absorbing
@@ -121,7 +121,7 @@ class RecordedSampler(Capturing):
 
     def __init__(self, inputs: SamplerInputs, compiled: bool = False, other: "RecordedSampler | None" = None) -> None:
         self.inputs: SamplerInputs = clone_tensors(inputs, {})
-        self.levels, self.kind = stack_levels(inputs.levels), type(inputs.levels)
+        self.levels, self.kind = inputs.levels.stack(), type(inputs.levels)
         self.x = inputs.start(inputs.draw_noise(0))
         # No first answer is one of zeros, and a past of no length is none: the first step is like the others. Steps of
         # tokens ask for neither.
@@ -153,7 +153,7 @@ class RecordedSampler(Capturing):
     def _begin(self) -> None:
         """Compute everything before the first step from the inputs."""
         inputs = replace(self.inputs)  # a copy that has not computed its levels yet
-        self.levels.copy_(stack_levels(inputs.levels))
+        self.levels.copy_(inputs.levels.stack())
         if self.predrawn is not None:
             self.predrawn.copy_(self._predraw())
         self.x.copy_(inputs.start(inputs.draw_noise(0) if self.predrawn is None else self.predrawn[0]))
@@ -207,7 +207,7 @@ class JoinableSampler(Capturing):
     ) -> None:
         self.inputs: SamplerInputs = clone_tensors(inputs, {})
         self.rows: RowStates = clone_tensors(rows, {})
-        self.levels, self.times = stack_levels(inputs.levels), inputs.levels[0].t.clone()  # times that were reached
+        self.levels, self.times = inputs.levels.stack(), inputs.levels[0].t.clone()  # times that were reached
         self.sure = torch.zeros_like(inputs.mask, dtype=torch.float32)
         self.inputs.step_counter.copy_(rows.counter)
         step = self._step
@@ -228,7 +228,7 @@ class JoinableSampler(Capturing):
         """Yield the frames of other inputs of the same capture key, whose tensors are valid until the next one."""
         with torch.no_grad():
             copy_into(inputs, self.inputs)
-            copy_into((stack_levels(inputs.levels), given), (self.levels, self.rows))
+            copy_into((inputs.levels.stack(), given), (self.levels, self.rows))
             self.inputs.step_counter.copy_(given.counter)
         while True:
             before, rows = self.rows.tokens.clone() if watched else None, self.rows

@@ -12,14 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from difflm.diffusion import Denoiser, Gaussian, LearnedEmbedding, Noise, NoisyWords, Sqrt, cross_entropy
 from difflm.diffusion.bounds import Bound, ScoredTexts
-from difflm.diffusion.codecs import LearnedEmbedding
-from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.noise import Noise
-from difflm.diffusion.objectives import cross_entropy
-from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
 from difflm.diffusion.timesteps import LowDiscrepancy, StepSpan
-from difflm.diffusion.word_bound import NoisyWords
 from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.diffusion_lm import CERTAIN, CHAIN, X0_STD, compose_chain
 from difflm.methods.parts import build_reader

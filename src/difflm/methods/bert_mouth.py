@@ -9,8 +9,7 @@ a text are written while all others are masked, which BERT never sees.
 
 from pydantic import Field
 
-from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Absorbing
+from difflm.diffusion import Absorbing, Objective
 from difflm.diffusion.timesteps import MostlyAt
 from difflm.methods.base import TextSpec
 from difflm.methods.tokens import CONTINUOUS, TokenMethod

@@ -13,10 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from difflm.data.tokenizers import START
-from difflm.diffusion.base import Levels
-from difflm.diffusion.denoiser import autocast_to
-from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Absorbing
+from difflm.diffusion import Absorbing, Levels, Objective, autocast_to
 from difflm.diffusion.timesteps import BlockTimes
 from difflm.methods.base import TextSpec
 from difflm.methods.parts import build_network

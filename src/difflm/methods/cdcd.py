@@ -6,12 +6,8 @@ but leaves no probability below zero, so that the mean word stays among the word
 
 from pydantic import Field
 
-from difflm.diffusion import codecs, denoiser
-from difflm.diffusion.codecs.embedding import Logits
-from difflm.diffusion.objectives import Objective
+from difflm.diffusion import GaussianBound, LearnedWarp, Logits, LowDiscrepancy, Objective, codecs, denoiser
 from difflm.diffusion.processes import gaussian
-from difflm.diffusion.timesteps import LearnedWarp, LowDiscrepancy
-from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling

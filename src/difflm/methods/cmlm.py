@@ -7,8 +7,7 @@ unlike in the paper, a written word is not masked again.
 
 from pydantic import Field
 
-from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Absorbing
+from difflm.diffusion import Absorbing, Objective
 from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
 from difflm.models.base import LanguageModel, Sampling

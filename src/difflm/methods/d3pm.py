@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.diffusion.base import Belief, Times
-from difflm.diffusion.objectives import Objective
+from difflm.diffusion import Belief, LowDiscrepancy, Objective, Times
 from difflm.diffusion.processes import Absorbing, discrete
 from difflm.diffusion.processes.discrete import DiscreteProcess, expand_to, gather_tokens
 from difflm.diffusion.processes.gaussian import interpolate
 from difflm.diffusion.processes.interpolating import AlphaSchedule, LinearAlpha, Uniform
-from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
 from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod

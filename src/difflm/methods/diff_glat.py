@@ -16,11 +16,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from difflm.data.batches import Batch
-from difflm.diffusion.base import Belief, Levels
-from difflm.diffusion.condition import Condition
+from difflm.diffusion import Absorbing, Belief, Condition, Levels, Objective, cross_entropy
 from difflm.diffusion.denoiser import CrossAttention, Denoiser, autocast_to, require_source
-from difflm.diffusion.objectives import Objective, cross_entropy
-from difflm.diffusion.processes import Absorbing
 from difflm.diffusion.processes.discrete import draw_states
 from difflm.diffusion.samplers.loop import Denoise, Steering
 from difflm.methods.base import TextSpec

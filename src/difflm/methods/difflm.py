@@ -8,11 +8,18 @@ tried, with numbers: docs/log.
 
 from pydantic import Field
 
-from difflm.diffusion import codecs, objectives, timesteps
+from difflm.diffusion import (
+    CleanGiven,
+    ConditionDrop,
+    Denoiser,
+    GaussianBound,
+    SelfConditioning,
+    codecs,
+    objectives,
+    timesteps,
+)
 from difflm.diffusion.codecs import embedding
-from difflm.diffusion.denoiser import CleanGiven, ConditionDrop, Denoiser, SelfConditioning
 from difflm.diffusion.processes import gaussian
-from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import Lengths, build_lengths, build_network
 from difflm.models.base import LanguageModel, Sampling

@@ -8,12 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from difflm.diffusion.codecs import LearnedEmbedding
-from difflm.diffusion.denoiser import Denoiser, SelfConditioning
-from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
+from difflm.diffusion import Denoiser, Gaussian, GaussianBound, LearnedEmbedding, Objective, SelfConditioning, Sqrt
 from difflm.diffusion.timesteps import Uniform
-from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling

@@ -7,11 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from difflm.diffusion.base import Times, expand_levels
+from difflm.diffusion import Denoiser, Gaussian, Noise, PartialNoising, Schedule, Sqrt, Step, Times, expand_levels
 from difflm.diffusion.codecs import CentredEmbedding, Embedding, LearnedEmbedding
-from difflm.diffusion.denoiser import Denoiser, PartialNoising
-from difflm.diffusion.noise import Noise, Step
-from difflm.diffusion.processes.gaussian import Gaussian, Schedule, Sqrt
 from difflm.methods.base import TextSpec
 from difflm.methods.diffusion_lm import X0_STD, DiffusionLM, compose_chain
 from difflm.models.base import LanguageModel, Sampling

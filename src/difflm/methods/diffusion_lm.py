@@ -5,13 +5,8 @@ Where the paper and the released code differ we choose on purpose and say so: do
 
 import math
 
-from difflm.diffusion.bounds import Bound
-from difflm.diffusion.codecs.embedding import X0, LearnedEmbedding
-from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
+from difflm.diffusion import X0, Bound, Denoiser, Gaussian, GaussianBound, LearnedEmbedding, Objective, Sqrt
 from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform
-from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import Sized, TextSpec
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel

@@ -14,11 +14,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from difflm.diffusion.base import Belief, Times
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
+from difflm.diffusion import UNCONDITIONAL, Absorbing, Belief, Condition, Objective, Times
 from difflm.diffusion.denoiser import CrossAttention, Denoiser, require_source
-from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Absorbing
 from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
 from difflm.models.autoregressive import join_rows

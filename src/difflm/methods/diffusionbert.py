@@ -12,11 +12,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from difflm.data.tokenizers import Tokenizer
-from difflm.diffusion.base import Belief
-from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Absorbing, DiscreteProcess
+from difflm.diffusion import Absorbing, Belief, DiscreteProcess, LowDiscrepancy, Objective
 from difflm.diffusion.processes.discrete import gather_tokens, keep_visible
-from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.errors import UsageError
 from difflm.methods.base import TextSpec
 from difflm.methods.d3pm import LAMBDA

@@ -8,14 +8,9 @@ Transformer.
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import Codec
-from difflm.diffusion.codecs import LearnedEmbedding
+from difflm.diffusion import Codec, GaussianBound, LearnedEmbedding, LowDiscrepancy, Noise, Objective
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
-from difflm.diffusion.noise import Noise
-from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes.gaussian import Gaussian, SigmaTime
-from difflm.diffusion.timesteps import LowDiscrepancy
-from difflm.diffusion.word_bound import GaussianBound
 from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling

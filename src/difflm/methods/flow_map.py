@@ -22,12 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.data.batches import Batch
+from difflm.diffusion import Condition, Denoiser, Gaussian, GaussianLevels, Noise, cross_entropy
 from difflm.diffusion.base import Belief, Levels, StepState, expand_levels
-from difflm.diffusion.condition import Condition
-from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.noise import Noise
-from difflm.diffusion.objectives import cross_entropy
-from difflm.diffusion.processes import Gaussian, GaussianLevels
 from difflm.diffusion.processes.gaussian import Mapped
 from difflm.diffusion.samplers.loop import BoundDenoiser, Denoise, SamplerInputs, Temperature
 from difflm.diffusion.samplers.steps import euler

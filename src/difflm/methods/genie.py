@@ -6,9 +6,7 @@ the best of several samples as judged by the reference; here steps have two free
 references are never used for choosing. The encoder starts without BERT's weights.
 """
 
-from difflm.diffusion.codecs import LearnedEmbedding
-from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.processes.gaussian import Gaussian, Sqrt
+from difflm.diffusion import Denoiser, Gaussian, LearnedEmbedding, Sqrt
 from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.diffusion_lm import X0_STD, compose_chain
 from difflm.methods.parts import build_network

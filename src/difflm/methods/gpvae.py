@@ -13,9 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from difflm.data.batches import Batch
-from difflm.diffusion.bounds import standard_error
-from difflm.diffusion.denoiser import require_source
-from difflm.diffusion.noise import Noise
+from difflm.diffusion import Noise, require_source, standard_error
 from difflm.diffusion.samplers.loop import Memory, Steering
 from difflm.methods.base import TextSpec
 from difflm.methods.ld4lg import LatentMethod

@@ -15,9 +15,7 @@ from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.diffusion.denoiser import autocast_to, require_source
-from difflm.diffusion.noise import Noise
-from difflm.diffusion.objectives import cross_entropy
+from difflm.diffusion import Noise, autocast_to, cross_entropy, require_source
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.loop import Frame
 from difflm.methods.base import ReadsSources, TextSpec

@@ -13,11 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from difflm.diffusion.base import Belief, Levels, Times
-from difflm.diffusion.condition import UNCONDITIONAL, Condition
-from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.objectives import Corrupted, Objective
-from difflm.diffusion.processes import Absorbing
+from difflm.diffusion import UNCONDITIONAL, Absorbing, Belief, Condition, Corrupted, Denoiser, Levels, Objective, Times
 from difflm.diffusion.processes.discrete import draw_states
 from difflm.methods.base import TextSpec
 from difflm.methods.tokens import DecoderStart

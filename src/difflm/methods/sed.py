@@ -17,11 +17,9 @@ from torch.nn import functional as F
 
 from difflm.data.texts import check_readable, read_lines
 from difflm.data.tokenizers import Tokenizer
-from difflm.diffusion import denoiser, timesteps
+from difflm.diffusion import GaussianBound, Objective, denoiser, timesteps
 from difflm.diffusion.codecs.embedding import FixedEmbedding, Norm, Prediction
-from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import gaussian
-from difflm.diffusion.word_bound import GaussianBound
 from difflm.errors import DifflmError, UsageError
 from difflm.methods.base import Sized, TextSpec
 from difflm.methods.diffusion_lm import CERTAIN

@@ -7,8 +7,7 @@ at once, begin at multiples of their size, and what they see of the words before
 
 from pydantic import Field
 
-from difflm.diffusion.codecs import Simplex
-from difflm.diffusion.objectives import Objective
+from difflm.diffusion import Objective, Simplex
 from difflm.diffusion.processes.gaussian import Cosine, Renoised
 from difflm.diffusion.timesteps import BlockTimes
 from difflm.methods.base import TextSpec

@@ -6,11 +6,7 @@ from typing import ClassVar, Literal, TypedDict, Unpack
 from torch import nn
 
 from difflm.data.tokenizers import Tokenizer
-from difflm.diffusion.bounds import Bound, DiscreteBound
-from difflm.diffusion.codecs import Tokens
-from difflm.diffusion.denoiser import CrossAttention, Denoiser
-from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import DiscreteProcess
+from difflm.diffusion import Bound, CrossAttention, Denoiser, DiscreteBound, DiscreteProcess, Objective, Tokens
 from difflm.diffusion.timesteps import LowDiscrepancy, TimeSampler
 from difflm.errors import UsageError
 from difflm.methods.base import ReadsSources, TextSpec

@@ -69,20 +69,21 @@ class Interpolating(DiscreteProcess):
 
     def mix(self, t: Tensor) -> Mix:
         alpha = self.keep.alpha(t)
-        noise = 1 - alpha, torch.zeros_like(alpha)
-        return Mix(alpha, *(noise if self.mask_id >= 0 else noise[::-1]))
+        return self.all_noise(alpha, 1 - alpha)
 
     def slopes(self, t: Tensor) -> Mix:
         slope = self.keep.slope(t)
-        noise = -slope, torch.zeros_like(slope)
-        return Mix(slope, *(noise if self.mask_id >= 0 else noise[::-1]))
+        return self.all_noise(slope, -slope)
+
+    def all_noise(self, alpha: Tensor, rest: Tensor) -> Mix:
+        return Mix(alpha, rest, torch.zeros_like(rest)) if self.masks else Mix(alpha, torch.zeros_like(rest), rest)
 
     def transition(self, t: Tensor, s: Tensor) -> Mix:
         """q(x_t | x_s): α_{t|s} = α_t/α_s and (βπ)_{t|s} = (βπ)_t − α_{t|s} (βπ)_s."""
         late, early = self.mix(t), self.mix(s)
         alpha = late.alpha / early.alpha
-        rest = (late.mask - alpha * early.mask, late.uniform - alpha * early.uniform)
-        return Mix(alpha, rest[0].clamp(min=0), rest[1].clamp(min=0))
+        mask, uniform = late.mask - alpha * early.mask, late.uniform - alpha * early.uniform
+        return Mix(alpha, mask.clamp(min=0), uniform.clamp(min=0))
 
     def corrupt(self, clean: Tensor, t: Times, noise: Tensor) -> Tensor:
         t = self.at(t).t
@@ -110,8 +111,7 @@ class Interpolating(DiscreteProcess):
 
     def back(self, z: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
         alpha, mask, uniform = (expand_to(value, x, x) for value in self.transition(t.double(), s.double()))
-        towards = uniform / self.words
-        towards = torch.where((z == self.mask_id).unsqueeze(-1), mask, towards)
+        towards = torch.where((z == self.mask_id).unsqueeze(-1), mask, uniform / self.words)
         here = discrete.one_hot_states(z, self.states, x.dtype)
         joint = (alpha * here + towards) * self.spread(self.mix(s.double()), x)
         return joint / joint.sum(-1, keepdim=True)
@@ -121,8 +121,7 @@ class Interpolating(DiscreteProcess):
         alpha, _, uniform = (expand_to(share, z, like) for share in self.mix(t.double()))
         # The current word is likelier by this much than any other.
         gain = torch.log1p(alpha * self.words / uniform.clamp(min=torch.finfo(like.dtype).tiny))
-        gain = gain.clamp(max=discrete.CERTAIN).expand(z.shape)
-        gain = gain.masked_fill(z == self.mask_id, 0.0)
+        gain = gain.clamp(max=discrete.CERTAIN).expand(z.shape).masked_fill(z == self.mask_id, 0.0)
         return torch.zeros_like(like).scatter(-1, z.clamp(max=self.words - 1).unsqueeze(-1), gain.unsqueeze(-1))
 
     def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -143,17 +142,12 @@ class Interpolating(DiscreteProcess):
     def weight(self, ids: Tensor, z: Tensor, t: Tensor) -> Tensor:
         """w_t of the bound: the inflow over q(z | x), [B, L]."""
         alpha, mask, uniform = (expand_to(share, ids, t) for share in self.mix(t))
-        here = uniform / self.words + alpha * (z == ids)
-        here = torch.where(z == self.mask_id, mask, here)
+        here = torch.where(z == self.mask_id, mask, uniform / self.words + alpha * (z == ids))
         return self.inflow(z, t) / here.clamp(min=torch.finfo(t.dtype).tiny)
 
     def contrast(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         """KL(q ‖ p) + r − log r − 1, [B, L]."""
-        log_x = belief.context.log_softmax(-1)
-        log_p, log_q = (
-            self.log_marginal(log_x, t),
-            self.log_marginal(discrete.certain_logits(ids, self.words, log_x.dtype), t),
-        )
+        log_p, log_q = self.log_marginals(ids, belief, t)
         kl = torch.where(log_q > float("-inf"), log_q.exp() * (log_q - log_p), 0.0).sum(-1)
         log_r = gather_tokens(log_q, z) - gather_tokens(log_p, z)
         return kl + torch.expm1(log_r) - log_r
@@ -161,20 +155,22 @@ class Interpolating(DiscreteProcess):
     def score_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         """The same integrand as score entropy, inflow · Σ_y [s_y − r_y log s_y + r_y (log r_y − 1)] over y ≠ z, with
         r = q(y | x)/q(z | x) and s = p(y)/p(z) for p = αx_θ + βπ."""
-        log_p, log_q = (
-            self.log_marginal(x, t)
-            for x in (belief.context.log_softmax(-1), discrete.certain_logits(ids, self.words, t.dtype))
-        )
+        log_p, log_q = self.log_marginals(ids, belief, t)
         log_s, log_r = (values - gather_tokens(values, z).unsqueeze(-1) for values in (log_p, log_q))
         r = log_r.exp()
         terms = log_s.exp() + torch.where(r > 0, r * (log_r - log_s - 1), 0.0)
         return self.inflow(z, t) * terms.scatter(-1, z.unsqueeze(-1), 0.0).sum(-1)
 
-    def log_marginal(self, log_x: Tensor, t: Tensor) -> Tensor:
-        """log(αx + βπ) over all states."""
-        log_alpha, log_mask, log_uniform = (expand_to(share.log(), log_x, log_x) for share in self.mix(t))
-        words = torch.logaddexp(log_alpha + log_x, log_uniform - math.log(self.words))
-        return words if not self.masks else torch.cat([words, log_mask.expand(*log_x.shape[:-1], 1)], -1)
+    def log_marginals(self, ids: Tensor, belief: Belief, t: Tensor) -> tuple[Tensor, Tensor]:
+        """log p and log q = log(αx + βπ) over all states, for x_θ and for x itself."""
+        believed = belief.context.log_softmax(-1)
+        log_alpha, log_mask, log_uniform = (expand_to(share.log(), believed, believed) for share in self.mix(t))
+
+        def mixed(log_x: Tensor) -> Tensor:
+            words = torch.logaddexp(log_alpha + log_x, log_uniform - math.log(self.words))
+            return words if not self.masks else torch.cat([words, log_mask.expand(*log_x.shape[:-1], 1)], -1)
+
+        return mixed(believed), mixed(discrete.certain_logits(ids, self.words, believed.dtype))
 
     def training_weight(self, ids: Tensor, z: Tensor, t: Tensor) -> Tensor:
         """What training may use in place of w_t."""
@@ -217,11 +213,9 @@ class Absorbing(Interpolating):
     def back(self, z: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """The general formula without its zeros. At a word the belief `x` decides: where a rule put another word in its
         place, the state follows."""
-        words = x * self.revealed(t, s, x)
-        masked = (z == self.mask_id).unsqueeze(-1)
-        out = torch.where(masked, words, x)
+        words, masked = x * self.revealed(t, s, x), (z == self.mask_id).unsqueeze(-1)
         left = torch.where(masked, 1 - words.sum(-1, keepdim=True), 0.0).clamp(min=0)
-        return torch.cat([out, left], -1)
+        return torch.cat([torch.where(masked, words, x), left], -1)
 
     def reverse(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
         return self.back(z, belief.shares, t, s)

@@ -8,17 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from difflm.diffusion.base import (
-    Belief,
-    Codec,
-    Levels,
-    Order,
-    Process,
-    StepRule,
-    StepState,
-    expand_levels,
-    stack_levels,
-)
+from difflm.diffusion.base import Belief, Codec, Levels, Order, Process, StepRule, StepState, expand_levels
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise
@@ -212,7 +202,7 @@ class SamplerInputs:
     def join(self, before: RowStates | None, order: Sequence[int], watched: bool) -> Generator[Frame]:
         """Yield frames as long as they are read, of rows that each count their own steps: those of `before` in this
         order go on, and those numbered −1 are new. The state after the last belief is not read, nor guided on a CPU."""
-        rows, levels = self.continue_rows(before, order), stack_levels(self.levels)
+        rows, levels = self.continue_rows(before, order), self.levels.stack()
         self.step_counter.copy_(rows.counter)
         while True:
             guided = self.mask.device.type != "cpu" or int(rows.counter.min()) + 2 < len(levels)
@@ -229,7 +219,7 @@ class SamplerInputs:
         size = len(self.mask)
         self.step_counter.resize_(size).zero_()  # in place, since transforms hold it too
         x, tokens = self.start(self.draw_noise(0)), torch.zeros_like(self.mask, dtype=torch.int64)
-        first, zero = stack_levels(self.levels)[0].transpose(0, 1), tokens[:, 0].clone()
+        first, zero = self.levels.stack()[0].transpose(0, 1), tokens[:, 0].clone()
         clean, calls = (torch.zeros_like(x), None) if x.is_floating_point() else (None, zero.clone())
         fresh = RowStates(x, clean, first, zero, tokens, calls)
         if before is None:

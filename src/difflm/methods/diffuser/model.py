@@ -10,10 +10,7 @@ from torch.nn import functional as F
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD, START, UNK
-from difflm.diffusion.condition import Condition
-from difflm.diffusion.denoiser import autocast_to, require_source
-from difflm.diffusion.noise import Noise
-from difflm.diffusion.objectives import cross_entropy
+from difflm.diffusion import Condition, Noise, autocast_to, cross_entropy, require_source
 from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.left_to_right import draw_by_inverse_cdf, truncate_logits
 from difflm.diffusion.samplers.loop import Frame, Steering

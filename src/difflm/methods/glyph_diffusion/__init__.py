@@ -16,12 +16,8 @@ from torch.nn import functional as F
 
 from difflm.data.tokenfile import Room
 from difflm.data.tokenizers import UNK, Tokenizer
-from difflm.diffusion.base import State
-from difflm.diffusion.codecs.embedding import FixedEmbedding, Prediction
+from difflm.diffusion import Cosine, FixedEmbedding, Gaussian, LowDiscrepancy, Objective, Prediction, State
 from difflm.diffusion.denoiser import ConditionDrop, Denoiser, SelfConditioning
-from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes.gaussian import Cosine, Gaussian
-from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.glyph_diffusion.glyphs import BLANK, Spelling, read_signs, show_sign
 from difflm.methods.parts import build_network

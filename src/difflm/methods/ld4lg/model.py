@@ -10,14 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from difflm.data.batches import Batch
+from difflm.diffusion import GaussianLevels, Noise, Objective, Prediction, TimeSampler, V
 from difflm.diffusion.base import Belief, Codec, Process, State, expand_levels
-from difflm.diffusion.codecs.embedding import Prediction, V
 from difflm.diffusion.denoiser import ConditionDrop, Denoiser, autocast_to
-from difflm.diffusion.noise import Noise
-from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import GaussianLevels
 from difflm.diffusion.samplers.loop import Frame, Memory, SamplerInputs, Steering
-from difflm.diffusion.timesteps import TimeSampler
 from difflm.methods.base import TextSpec
 from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, source_of

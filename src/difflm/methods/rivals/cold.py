@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from difflm.controls.exact import Length
 from difflm.controls.gaps import Infill
 from difflm.controls.phrases import Contains
-from difflm.diffusion.condition import FREE
-from difflm.diffusion.noise import Noise
+from difflm.diffusion import FREE, Noise
 from difflm.methods.rivals.base import Part
 from difflm.methods.rivals.gaps import IMPOSSIBLE, GapDecoder, SoftTexts
 

@@ -13,8 +13,7 @@ from difflm.controls.base import Control
 from difflm.controls.exact import Avoid, Length
 from difflm.controls.gaps import Infill
 from difflm.data.tokenizers import END, PAD, SPECIALS
-from difflm.diffusion.condition import FREE
-from difflm.diffusion.noise import Noise
+from difflm.diffusion import FREE, Noise
 from difflm.diffusion.samplers.left_to_right import CausalModel, left_to_right
 from difflm.diffusion.samplers.loop import Caches, Frame, Steering
 from difflm.methods.rivals.base import ControlDecoder, Part
