@@ -16,7 +16,7 @@ from difflm.diffusion.base import Network, StepState
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning, autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift, Mapped
+from difflm.diffusion.processes.gaussian import Cosine, LogSnrShift
 from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, SamplerInputs
 from difflm.diffusion.samplers.steps import euler, heun
 from difflm.diffusion.timesteps import LowDiscrepancy
@@ -28,6 +28,7 @@ from difflm.methods.flow_map import (
     FlowMapModel,
     JumpDenoiser,
     JumpLevels,
+    Mapped,
     TwoJumps,
     draw_jumps,
     first_share,

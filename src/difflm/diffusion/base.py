@@ -110,7 +110,8 @@ class Belief:
     def rows(self, part: slice | Tensor) -> "Belief":
         """The belief about some texts."""
         own = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return replace(self, **{name: value[part] for name, value in own if isinstance(value, Tensor)})
+        rows: dict[str, Any] = {name: value[part] for name, value in own if isinstance(value, Tensor)}
+        return replace(self, **rows)
 
     def contrasted(self, other: "Belief", weight: float, scores: bool = False) -> "Belief":
         """Log-probabilities, and a predicted state, moved by `weight` away from a belief without the condition:

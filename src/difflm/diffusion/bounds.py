@@ -31,7 +31,6 @@ class ScoredTexts:
         return cast(Belief, self.denoiser(x, t, self.mask, self.condition, *more))
 
     def sum_words(self, values: Tensor) -> Tensor:
-        """The sum over the words of each text, [B]."""
         return (values * self.mask).sum(-1)
 
 

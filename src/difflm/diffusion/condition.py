@@ -21,12 +21,11 @@ class Condition:
     length_logits: Tensor | None = None  # [B, K]: text length minus source length, predicted
 
     def __getitem__(self, rows: slice | Tensor | list[int]) -> "Condition":
-        """The condition of some texts."""
         return Condition(*[None if value is None else value[rows] for value in vars(self).values()])
 
     def to(self, device: torch.device) -> "Condition":
-        own = vars(self).values()
-        return Condition(*[None if value is None else value.to(device, non_blocking=True) for value in own])
+        moved = [None if value is None else value.to(device, non_blocking=True) for value in vars(self).values()]
+        return Condition(*moved)
 
     def null(self, rows: Tensor | None = None) -> "Condition":
         """The condition that classifier-free guidance compares with: no source and no given word; for some
@@ -41,12 +40,7 @@ class Condition:
         given = drop(self.given, HIDDEN)
         if given is not None and self.given is not None:
             given = torch.where(self.given == FREE, FREE, given)
-        return replace(
-            self,
-            source_mask=drop(self.source_mask, False),
-            memory=drop(self.memory, 0.0),
-            given=given,
-        )
+        return replace(self, source_mask=drop(self.source_mask, False), memory=drop(self.memory, 0.0), given=given)
 
 
 UNCONDITIONAL = Condition()

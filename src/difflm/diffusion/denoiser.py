@@ -220,11 +220,9 @@ class Denoiser(nn.Module):
             return self.codec.belief(answer, canvas.x, canvas.level, evidence, self.process)
 
     def prepare(self, condition: Condition) -> Condition:
-        """The condition with what is computed from it once, such as an encoder's states."""
         return self.conditioning.prepare(self, condition)
 
     def view(self, x: Tensor, t: Times) -> Tensor:
-        """What a classifier reads of a noisy state, [B, L, view_dim]."""
         return self.codec.view(x, self.process.at(t))
 
     def describe_states(self) -> tuple[Tensor, Sequence[float]]:
@@ -242,8 +240,6 @@ def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractCont
 
 
 GIVEN = 27  # the random stream of positions
-
-
 # Draws the positions that training texts of these lengths [B] are given, [B, width]; at least one is left to generate.
 GivenPositions = Callable[[Tensor, int, Noise], Tensor]
 

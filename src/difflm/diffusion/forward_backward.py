@@ -77,20 +77,6 @@ class TokenChain:
             found.append(flow)
         return torch.stack(found, 1)
 
-    def draw_classes(self, messages: "Messages", u: Tensor) -> tuple[Tensor, Tensor]:
-        """Classes [B, L, 1] that are drawn by uniform numbers [B, L]; and where each number lies in the share of its
-        class, [B, L], which is another uniform number."""
-        shares = messages.steps.double().cumsum(-1)
-        target = u.double()[..., None, None] * shares[..., -1:]
-        choice = (shares <= target).sum(-1).clamp(max=shares.shape[-1] - 1)
-        states = self.follow(choice)
-        own = shares.gather(2, states.unsqueeze(-1).expand(*states.shape, shares.shape[-1])).squeeze(2)
-        chosen = choice.gather(-1, states)
-        below = torch.where(chosen > 0, own.gather(-1, (chosen - 1).clamp(min=0)), 0.0)
-        share = (own.gather(-1, chosen) - below).clamp(min=1e-300)
-        rest = (target.squeeze(-1).gather(-1, states) - below) / share
-        return self.classes_at(states, choice), rest.squeeze(-1)
-
     def follow(self, choice: Tensor) -> Tensor:
         """The state before each position, [B, L, 1], where `choice` [B, L, S] says which transition each state takes:
         steps are joined two by two, then four by four, and so on."""
@@ -149,10 +135,19 @@ class Messages:
 
     def draw(self, u: Tensor) -> Tensor:
         """A text [B, L] from the belief, given that it is accepted, by uniform numbers [B, L]; FREE outside."""
-        kinds, rest = self.chain.draw_classes(self, u)
-        own = self.log_p.masked_fill(self.chain.classes != kinds, IMPOSSIBLE)
-        p = (own - own.amax(-1, keepdim=True)).exp()
-        tokens = draw_by_inverse_cdf(p, rest.clamp(0, 1 - 1e-9))
+        shares = self.steps.double().cumsum(-1)
+        target = u.double()[..., None, None] * shares[..., -1:]
+        choice = (shares <= target).sum(-1).clamp(max=shares.shape[-1] - 1)
+        states = self.chain.follow(choice)
+        own = shares.gather(2, states.unsqueeze(-1).expand(*states.shape, shares.shape[-1])).squeeze(2)
+        chosen = choice.gather(-1, states)
+        below = torch.where(chosen > 0, own.gather(-1, (chosen - 1).clamp(min=0)), 0.0)
+        # Where each number lies in the share of its class is another uniform number.
+        rest = (target.squeeze(-1).gather(-1, states) - below) / (own.gather(-1, chosen) - below).clamp(min=1e-300)
+        other = self.chain.classes != self.chain.classes_at(states, choice)
+        log_p = self.log_p.masked_fill(other, IMPOSSIBLE)
+        p = (log_p - log_p.amax(-1, keepdim=True)).exp()
+        tokens = draw_by_inverse_cdf(p, rest.squeeze(-1).clamp(0, 1 - 1e-9))
         return torch.where(self.inside, tokens, FREE)
 
     def likeliest(self) -> Tensor:

@@ -31,12 +31,6 @@ class Corrupted:
     first: Belief | None = None  # the prediction without self-conditioning, if both are trained
     label_smoothing: float = 0.0  # share of the target of `anchor_ce` and `masked_ce` that is uniform over all words
 
-    @property
-    def earlier(self) -> Tensor:
-        """The time one level down the chain."""
-        assert self.chain is not None, "this term needs a chain: give the time sampler its number of steps"
-        return (self.level.t - 1 / self.chain).clamp(min=0)
-
 
 Term = Callable[[Corrupted], Tensor]
 
@@ -58,8 +52,8 @@ def rounding_ce(batch: Corrupted) -> Tensor:
 
 def terminal_norm(batch: Corrupted) -> Tensor:
     """‖α_1 x_0‖², the mean of the last state, which keeps vectors from growing to escape the noise."""
-    last = batch.process.at(torch.ones(1, device=batch.x0.device))
-    return (expand_levels(last.alpha, batch.x0) * batch.x0).square().mean(-1)
+    alpha = batch.process.at(torch.ones(1, device=batch.x0.device)).alpha
+    return (expand_levels(alpha, batch.x0) * batch.x0).square().mean(-1)
 
 
 def mse(batch: Corrupted) -> Tensor:
@@ -90,8 +84,9 @@ def masked_ce(batch: Corrupted) -> Tensor:
 def chain_kl(batch: Corrupted) -> Tensor:
     """Tokens: KL(q(x_s | x_t, x_0) ‖ p(x_s | x_t)) of one step of a chain, times the number of steps, so that its
     weight relative to `ce` does not depend on the number of steps."""
-    nats = batch.process.step_nats(batch.ids, batch.x_t, batch.belief, batch.level.t, batch.earlier)
-    return nats * (batch.chain or 1)
+    assert batch.chain is not None, "this term needs a chain: give the time sampler its number of steps"
+    t, s = batch.level.t, (batch.level.t - 1 / batch.chain).clamp(min=0)
+    return batch.process.step_nats(batch.ids, batch.x_t, batch.belief, t, s) * batch.chain
 
 
 def score_entropy(batch: Corrupted) -> Tensor:
@@ -101,9 +96,8 @@ def score_entropy(batch: Corrupted) -> Tensor:
 
 def calmed_elbo(batch: Corrupted) -> Tensor:
     """Tokens: the integrand under weights for training instead of the bound's (von Rütte et al., 2025)."""
-    process, t = batch.process, batch.level.t
-    weight = process.training_weight(batch.ids, batch.x_t, t)
-    return weight * process.contrast(batch.ids, batch.x_t, batch.belief, t)
+    process, ids, x_t, t = batch.process, batch.ids, batch.x_t, batch.level.t
+    return process.training_weight(ids, x_t, t) * process.contrast(ids, x_t, batch.belief, t)
 
 
 OWN = (mse, ce, anchor_ce, rounding_ce, terminal_norm, elbo, masked_ce, chain_kl, score_entropy, calmed_elbo)

@@ -13,8 +13,6 @@ from difflm.diffusion.processes.gaussian import interpolate
 from difflm.errors import UsageError
 
 GOLDEN_RATIO = 0.6180339887498949
-
-
 TIMES = 20  # the random stream of times
 
 
@@ -39,16 +37,12 @@ class TimeSampler(nn.Module):
         self.steps, self.limits = steps, limits
 
     def draw(self, noise: Noise) -> Tensor:
-        """U(0, 1) for every text, [B]."""
         return noise.uniform(0, stream=TIMES)
 
     def sample(self, noise: Noise, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Times in [0, 1] and the weight that undoes any preference among them: [B], or [B, L] like the mask."""
-        t = self.time_of(self.draw(noise))
-        if self.steps is None:
-            t = t.clamp(*self.limits)
-        else:
-            t = (torch.floor(t * self.steps) + 1).clamp(max=self.steps) / self.steps
+        t, steps = self.time_of(self.draw(noise)), self.steps
+        t = t.clamp(*self.limits) if steps is None else (torch.floor(t * steps) + 1).clamp(max=steps) / steps
         return t, torch.ones_like(t)
 
     def time_of(self, u: Tensor) -> Tensor:
@@ -161,7 +155,7 @@ class LossAware(TimeSampler):
         self.register_buffer("seen", torch.zeros(bins, dtype=torch.int64))
 
     def probabilities(self) -> Tensor:
-        """The weight of each bin, by tensor operations only: nothing waits for the device."""
+        # By tensor operations only: nothing waits for the device.
         weights = self.history.square().mean(-1).sqrt()
         learned = weights / weights.sum().clamp(min=1e-12) * (1 - self.uniform) + self.uniform / self.bins
         return torch.where((self.seen >= self.keep).all(), learned, torch.full_like(learned, 1 / self.bins))

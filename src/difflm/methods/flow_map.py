@@ -24,7 +24,6 @@ from torch.nn import functional as F
 from difflm.data.batches import Batch
 from difflm.diffusion import Condition, Denoiser, Gaussian, GaussianLevels, Noise, cross_entropy
 from difflm.diffusion.base import Belief, Levels, StepState, expand_levels
-from difflm.diffusion.processes.gaussian import Mapped
 from difflm.diffusion.samplers.loop import BoundDenoiser, Denoise, SamplerInputs, Temperature
 from difflm.diffusion.samplers.steps import euler
 from difflm.methods.base import TextSpec
@@ -134,6 +133,12 @@ class TwoTimeEmbedding(TimeEmbedding):
 
 
 JUMP = 27  # a random stream in training
+
+
+class Mapped(Gaussian):
+    """A process for beliefs of two times, by which one step jumps along the flow."""
+
+    steps = ("jump", *Gaussian.steps)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ from difflm.diffusion.processes.gaussian import GaussianLevels
 Norm = Literal["none", "sphere", "layer"]
 
 
+@dataclass(frozen=True)
 class Prediction:
-    """`target` is what the network should predict, by default x_0; `clean` is the clean state for a prediction."""
+    """What a network predicts, here x_0 itself: `target` is what it should answer, `clean` the clean state for an
+    answer."""
 
     of_words = False  # whether the network predicts logits of words
     evidence = False  # whether the codec adds what x_t shows at each position
@@ -27,9 +29,7 @@ class Prediction:
         return answer
 
 
-@dataclass(frozen=True)
-class X0(Prediction):
-    """The clean state itself."""
+X0 = Prediction
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,6 @@ class Logits(Prediction):
     def target(self, clean: Tensor, noise: Tensor, level: GaussianLevels) -> Tensor:
         raise TypeError("a network that predicts logits is trained by cross-entropy, not by a squared error")
 
-    def clean(self, answer: Tensor, x_t: Tensor, level: GaussianLevels) -> Tensor:
-        raise TypeError("the clean state of logits is their expectation: see the codec")
-
 
 class Embedding(Codec):
     """A table of word vectors [V, D]. Subclasses say where the table comes from.
@@ -80,7 +77,6 @@ class Embedding(Codec):
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def table(self) -> Tensor:
-        """The vectors as they diffuse."""
         if self.norm == "sphere":
             return F.normalize(self.raw, dim=-1) * math.sqrt(self.dim)
         if self.norm == "layer":
@@ -88,14 +84,11 @@ class Embedding(Codec):
         return self.raw
 
     def frozen(self) -> "Embedding":
-        """A copy whose table is precomputed."""
         made = FixedEmbedding(self.table().detach(), x0_std=self.x0_std, prediction=self.prediction)
         return made.requires_grad_(False).to(self.bias.device)
 
     def frozen_tensors(self) -> list[Tensor]:
         return [self.table(), self.bias]
-
-    # -- the codec's interface ----------------------------------------------------------------------------------
 
     def state_shape(self, width: int) -> tuple[int, ...]:
         return width, self.dim
@@ -105,7 +98,7 @@ class Embedding(Codec):
         return F.embedding(ids, self.table())
 
     def evidence(self, x: Tensor, level: GaussianLevels) -> Tensor | None:  # type: ignore[override]
-        return self.log_likelihood(x, level) if self.prediction.evidence else None
+        return self.log_likelihood(x, level) if self.adds_evidence else None
 
     def inputs(  # type: ignore[override]
         self, x: Tensor, level: GaussianLevels, evidence: Tensor | None
@@ -117,7 +110,7 @@ class Embedding(Codec):
     def belief(  # type: ignore[override]
         self, answer: Tensor, x: Tensor, level: GaussianLevels, evidence: Tensor | None, process: Process
     ) -> Belief:
-        if self.prediction.of_words:
+        if self.predicts_tokens:
             return Belief(answer if evidence is None else answer + evidence, evidence, self)
         state = self.prediction.clean(answer, x, level)
         return Belief(self.readout(state), codec=self, state=state)
@@ -125,8 +118,6 @@ class Embedding(Codec):
     def view(self, x: Tensor, level: GaussianLevels) -> Tensor:  # type: ignore[override]
         """The state at unit scale, and the mean word of its evidence."""
         return torch.cat(self.inputs(x, level, self.log_likelihood(x, level)), -1)
-
-    # -- vectors and words --------------------------------------------------------------------------------------
 
     def word_noise(self, level: GaussianLevels) -> tuple[Tensor, Tensor]:
         """α and σ of q(x_t | w): the spread of x_0 around its word adds to the process's own."""

@@ -45,8 +45,7 @@ class Tokens(Codec):
         self.raw = nn.Parameter(torch.randn(states, hidden))
 
     def table(self) -> Tensor:
-        """The vectors of words, without that of the mask."""
-        return self.raw[: self.vocabulary]
+        return self.raw[: self.vocabulary]  # without the mask's
 
     def state_shape(self, width: int) -> tuple[int, ...]:
         return (width,)

@@ -28,15 +28,12 @@ class DiscreteProcess(Process):
         super().__init__()
         self.words, self.states = words, states
 
-    # -- the forward process ------------------------------------------------------------------------------------
-
     @abstractmethod
     def back(self, z: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """q(x_t | x_s) q(x_s | x) normalised, [B, L, states], where x [B, L, words] replaces x_0: the posterior for one
         word, the model's step for a belief."""
 
     def posterior(self, z: Tensor, ids: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        """q(x_s | x_t, x_0), [B, L, states]."""
         return self.back(z, one_hot_states(ids, self.words, t.dtype), t, s)
 
     @abstractmethod
@@ -50,21 +47,17 @@ class DiscreteProcess(Process):
         """Learn from how often each token precedes each other one, [words, words]; used with `reads_pairs`."""
 
     def draw_noise(self, noise: Noise, step: Step, shape: tuple[int, ...], stream: int = 0) -> Tensor:
-        """The random numbers that a corruption or a step takes, [B, L, NUMBERS]."""
         return noise.uniform(step, *shape, NUMBERS, stream=stream)
 
     def display_tokens(self, x: Tensor, guess: Tensor, t: Times) -> Tensor:
         """Words that are final, at t = 0 all of them, and guesses elsewhere."""
-        settled = x != self.mask_id
-        settled = settled if self.settles else settled & expand_to(self.at(t).t <= 0, x, settled)
-        return torch.where(settled, x, guess)
+        final = x != self.mask_id
+        return torch.where(final if self.settles else final & expand_to(self.at(t).t <= 0, x, final), x, guess)
 
     def describe(self, device: torch.device) -> list[float]:
         """How likely the middle word is still unchanged at five times."""
         ids = torch.full((5, 1), self.words // 2, device=device)
         return self.survival(ids, torch.linspace(0.1, 0.9, 5, device=device)).flatten().tolist()
-
-    # -- the reverse process ------------------------------------------------------------------------------------
 
     @abstractmethod
     def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -75,10 +68,7 @@ class DiscreteProcess(Process):
         return self.back(z, belief.context.softmax(-1), t, s)
 
     def draw_step(self, z: Tensor, belief: Belief, t: Tensor, s: Tensor, fresh: Tensor) -> Tensor:
-        """x_s ~ p(x_s | x_t), [B, L]."""
         return draw_transition(self.reverse(z, drawn_belief(belief, fresh), t, s), z, fresh)
-
-    # -- the bound ----------------------------------------------------------------------------------------------
 
     def prior_nats(self, ids: Tensor) -> Tensor:
         """KL(q(x_1 | x_0) ‖ prior)."""

@@ -142,9 +142,7 @@ class Gaussian(Process):
         self.schedule, self.exploding = schedule, exploding
 
     def at(self, t: Times) -> GaussianLevels:
-        if not isinstance(t, Tensor):
-            return cast(GaussianLevels, t)
-        return self.levels_at(t, self.schedule.log_snr(t))
+        return self.levels_at(t, self.schedule.log_snr(t)) if isinstance(t, Tensor) else cast(GaussianLevels, t)
 
     def levels_at(self, t: Tensor, log_snr: Tensor) -> GaussianLevels:
         if self.exploding:
@@ -160,8 +158,7 @@ class Gaussian(Process):
         return expand_levels(self.at(t).scale, noise) * noise
 
     def display_tokens(self, x: Tensor, guess: Tensor, t: Times) -> Tensor:
-        """A vector is shown as what it is believed to become."""
-        return guess
+        return guess  # a vector is shown as what it is believed to become
 
     def corrupt(self, clean: Tensor, t: Times, noise: Tensor) -> Tensor:
         level = self.at(t)
@@ -192,9 +189,3 @@ class Renoised(Gaussian):
     """The same for states whose estimate is words: a step may forget x_t and noise the estimate afresh."""
 
     steps = ("renoise", *Gaussian.steps)
-
-
-class Mapped(Gaussian):
-    """The same for beliefs of two times, by which one step jumps along the flow (methods/flow_map.py)."""
-
-    steps = ("jump", *Gaussian.steps)

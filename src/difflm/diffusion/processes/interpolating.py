@@ -196,11 +196,7 @@ class Absorbing(Interpolating):
         self.mask_id, self.keep = words, keep or LinearAlpha()
 
     def corrupt(self, clean: Tensor, t: Times, noise: Tensor) -> Tensor:
-        """The general formula without random words."""
         return torch.where(noise[..., 0] < self.survival(clean, self.at(t).t), clean, self.mask_id)
-
-    def survival(self, ids: Tensor, t: Tensor) -> Tensor:
-        return expand_to(self.keep.alpha(t.double()), ids, t).expand(ids.shape)
 
     def posterior_logits(self, logits: Tensor, z: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         return discrete.keep_visible(logits, z, self.mask_id), None
@@ -230,21 +226,22 @@ class Absorbing(Interpolating):
         waits = (z == self.mask_id) & ~self.moves(z, t, s, fresh)
         return torch.where(waits, z, discrete.draw_words(belief, fresh))
 
+    def hazard(self, t: Tensor) -> Tensor:
+        """−α′/(1 − α): how fast masks become words."""
+        return -self.keep.slope(t.double()) / (1 - self.keep.alpha(t.double()))
+
     def rate_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
-        time = t.double()
-        share = -self.keep.slope(time) / (1 - self.keep.alpha(time))
         ce, masked = belief.cross_entropy(ids), z == self.mask_id
-        share = torch.where(masked, expand_to(share, ids, ce), 0.0)  # infinite at t = 0, where there are only words
-        return torch.where(masked, share * ce, 0.0)
+        # The share is infinite at t = 0, where there are only words.
+        return torch.where(masked, torch.where(masked, expand_to(self.hazard(t), ids, ce), 0.0) * ce, 0.0)
 
     def score_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor) -> Tensor:
         """−α′/(1 − α) · (Σ_y eˡ_y − l_x − 1) at masks, for scores eˡ α/(1 − α): cross-entropy where they are normalised
         and more where they are not. The factor that SEDD calls scaling by σ is taken out of the network's hands."""
-        share = -self.keep.slope(t.double()) / (1 - self.keep.alpha(t.double()))
         masked = z == self.mask_id
         logits = belief.logits.masked_fill(~masked.unsqueeze(-1), 0.0)
         nats = logits.exp().sum(-1) - gather_tokens(logits, ids) - 1
-        return torch.where(masked, expand_to(share, ids, nats) * nats, 0.0)
+        return torch.where(masked, expand_to(self.hazard(t), ids, nats) * nats, 0.0)
 
     def step_nats(self, ids: Tensor, z: Tensor, belief: Belief, t: Tensor, s: Tensor) -> Tensor:
         """At a mask both sides reveal with the same chance, so that their divergence is that chance's share of CE."""

@@ -112,7 +112,7 @@ class DecodingState:
 
     @abstractmethod
     def append(self, logits: Tensor) -> None:
-        """Choose the next word of every text by the logits of its last one."""
+        """Choose the next word of every text by the logits of its last one [B, V]; ended texts get padding."""
 
     @abstractmethod
     def frames(self, step: Callable[[int], None]) -> Iterator[Frame]:
@@ -148,7 +148,6 @@ class DrawingState(DecodingState):
         self.ended.fill_(False)
 
     def append(self, logits: Tensor) -> None:
-        """Choose the next word of every text by logits [B, V]; ended texts get padding."""
         end = self.model.end
         p = truncate_logits(self.allowed_logits(logits), self.sampling).softmax(-1)
         greedy = self.sampling.temperature == 0
@@ -216,7 +215,13 @@ class BeamState(DecodingState):
         logits = self.allowed_logits(logits.unflatten(0, (batch, beams)))
         logits = torch.where(given >= 0, torch.where(self.ids == given, 0.0, IMPOSSIBLE), logits)
         totals = self.scores.unsqueeze(-1) + logits.log_softmax(-1)
-        self.keep_ended(totals[..., end])
+        # The best of the texts that end here is kept where none so far is better.
+        total, which = totals[..., end].max(1)
+        score = total / self.at_position(self.penalties)
+        better = (score > self.best_score) & ~self.done
+        text = self.tokens.gather(1, which.view(-1, 1, 1).expand(-1, 1, width)).squeeze(1)
+        self.best.copy_(torch.where(better.unsqueeze(1), text, self.best))
+        self.best_score.copy_(torch.where(better, score, self.best_score))
         # Each partial text can end once: of twice as many as needed, enough continue.
         best, flat = totals.flatten(1).topk(2 * beams)
         parent, word = flat // len(self.ids), flat % len(self.ids)
@@ -234,15 +239,6 @@ class BeamState(DecodingState):
         worse_as_it_stands = scores[:, 0] / self.at_position(self.penalties) < self.best_score
         self.done.logical_or_((self.ended >= beams) & worse_as_it_stands)
         self.position.add_(1)
-
-    def keep_ended(self, totals: Tensor) -> None:
-        """Keep the best of the texts that end here, by log p with END [B, beams], where none so far is better."""
-        total, which = totals.max(1)
-        score = total / self.at_position(self.penalties)
-        better = (score > self.best_score) & ~self.done
-        text = self.tokens.gather(1, which.view(-1, 1, 1).expand(-1, 1, self.tokens.shape[2])).squeeze(1)
-        self.best.copy_(torch.where(better.unsqueeze(1), text, self.best))
-        self.best_score.copy_(torch.where(better, score, self.best_score))
 
     def frames(self, step: Callable[[int], None]) -> Iterator[Frame]:
         """Yield one frame: words of a search change until its end. A text that does not end in its width is cut."""

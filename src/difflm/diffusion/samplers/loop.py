@@ -251,9 +251,6 @@ class SamplerInputs:
         return RowStates(x, clean, here.transpose(0, 1), counter.clone(), tokens, calls), next_level.t, belief
 
 
-# -- transforms: ordered edits of a belief between the denoiser and the step ------------------------------------------
-
-
 @dataclass(frozen=True)
 class BanTokens:
     """Bans words that must not appear, such as the unknown word."""
@@ -298,9 +295,8 @@ class Temperature:
     value: float
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        if belief.evidence is None:
-            return belief.with_logits(belief.logits / self.value)
-        return belief.with_logits((belief.logits - belief.evidence) / self.value + belief.evidence)
+        tempered = belief.context / self.value
+        return belief.with_logits(tempered if belief.evidence is None else tempered + belief.evidence)
 
 
 @dataclass(frozen=True)
@@ -329,9 +325,8 @@ class Clamp:
     rounds: bool = False
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        nearest, late = self.codec.nearest(belief.clean, self.banned), t <= self.below
-        vectors = self.codec.encode(nearest)
-        words = nearest
+        words, late = self.codec.nearest(belief.clean, self.banned), t <= self.below
+        vectors = self.codec.encode(words)
         if self.rounds:
             logits = self.codec.readout(vectors)
             words = (logits if self.banned is None else logits.masked_fill(self.banned, float("-inf"))).argmax(-1)
@@ -349,7 +344,7 @@ class Draw:
     below: float = 1.0
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        shares = belief.logits.softmax(-1).cumsum(-1)
+        shares = belief.shares.cumsum(-1)
         drawn = (shares < self.uniform().unsqueeze(-1) * shares[..., -1:]).sum(-1)
         vectors = self.codec.encode(drawn.clamp(max=shares.shape[-1] - 1))
         return belief.with_state(torch.where(expand_levels(t <= self.below, x), vectors, belief.clean))
