@@ -38,8 +38,9 @@ from difflm.fast.recorded import (
 from difflm.fast.repairs import GROWTH, Repairs, expect_nearby, unwritten_log_probs
 from difflm.machine import is_on
 from difflm.models.autoregressive import Autoregressive
-from difflm.models.base import DenoisingModel, LanguageModel, PrefixModel, Runner, Sampling, TextBatch
+from difflm.models.base import LanguageModel, PrefixModel, Runner, Sampling, TextBatch
 from difflm.models.batching import WIDTH
+from difflm.models.diffusion import DiffusionModel
 from difflm.models.length_predictor import LengthPredictor
 from difflm.networks.transformer import Transformer
 from difflm.runtime.tensors import module_tensors, storage_addresses
@@ -112,7 +113,7 @@ class Inference(Runner):
         """Make the model ready for a request: it does not train, and the copy has its weights. On a CPU, running texts
         keep the copy that they began with; on a GPU it is overwritten in place, after all queued work."""
         self.model.eval()
-        if not isinstance(self.model, DenoisingModel):
+        if not isinstance(self.model, DiffusionModel):
             return
         source = self.model.denoiser
         if self.denoiser is source:
@@ -143,11 +144,11 @@ class Inference(Runner):
         else:
             yield from model.write(TextBatch(noise, lengths, width, sampling, steering), self)
 
-    def denoiser_of(self, model: DenoisingModel) -> Denoiser:
+    def denoiser_of(self, model: LanguageModel) -> Denoiser:
         return self.denoiser
 
-    def denoise(self, model: DenoisingModel, batch: TextBatch) -> Iterator[Frame]:
-        inputs, watched = model.sampler_inputs(self.denoiser, batch), batch.steering.watched_steps
+    def denoise(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
+        watched = steering.watched_steps
         recorder = recorder_of(inputs) if self.records_steps(inputs.mask.device) else None
         if recorder is None:
             yield from inputs.frames()
@@ -161,7 +162,7 @@ class Inference(Runner):
     def join(self, batch: TextBatch, rows: RowStates | None, order: Sequence[int], watched: bool) -> Generator[Frame]:
         """The frames of a batch whose rows are at different steps, with captured steps if possible: those of `rows` in
         this order go on, and those numbered −1 are new."""
-        inputs = cast(DenoisingModel, self.model).sampler_inputs(self.denoiser, batch)
+        inputs = cast(DiffusionModel, self.model).sampler_inputs(self.denoiser, batch)
         if not self.records_steps(inputs.mask.device) or not can_capture(inputs):
             return inputs.join(rows, order, watched)
         return self._replay_rows(inputs, inputs.continue_rows(rows, order), watched)

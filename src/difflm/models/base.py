@@ -115,11 +115,11 @@ class TextBatch:
 class Runner:
     """Runs the parts of a model as they are; `fast.inference` runs faster copies of them."""
 
-    def denoiser_of(self, model: "DenoisingModel") -> Denoiser:
+    def denoiser_of(self, model: "LanguageModel") -> Denoiser:
         return model.denoiser
 
-    def denoise(self, model: "DenoisingModel", batch: TextBatch) -> Iterator[Frame]:
-        return model.sampler_inputs(model.denoiser, batch).frames()
+    def denoise(self, inputs: SamplerInputs, steering: Steering) -> Iterator[Frame]:
+        return inputs.frames()
 
     def decode(self, part: PrefixModel, batch: TextBatch) -> Iterator[Frame]:
         steering, memory = batch.steering, part.draw_memory(batch.noise, batch.steering)
@@ -293,21 +293,6 @@ class WordModel(LanguageModel):
 
     def forbid_tokens(self, ids: Iterable[int]) -> None:
         self.banned[list(ids)] = True
-
-
-class DenoisingModel(LanguageModel):
-    """A model whose texts come from a denoiser."""
-
-    @abstractmethod
-    def sampler_inputs(self, denoiser: Denoiser, batch: TextBatch) -> SamplerInputs:
-        """The inputs of the sampling loop."""
-
-    @abstractmethod
-    def follow_frames(self, frames: Iterator[Frame], batch: TextBatch, runner: Runner) -> Iterator[Frame]:
-        """The frames of texts, by those of the sampling loop."""
-
-    def write(self, batch: TextBatch, runner: Runner) -> Iterator[Frame]:
-        return self.follow_frames(runner.denoise(self, batch), batch, runner)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from difflm.data.batches import Batch
 from difflm.data.tokenizers import END, PAD
-from difflm.diffusion.base import Belief, Levels, Order, Process, State
+from difflm.diffusion.base import Belief, Codec, Levels, Order, Process, State
 from difflm.diffusion.bounds import Bound, ScoredTexts, standard_error
 from difflm.diffusion.codecs import Simplex
 from difflm.diffusion.condition import FREE, UNCONDITIONAL, Condition
@@ -24,7 +24,6 @@ from difflm.diffusion.samplers.steps import VECTOR_STEPS
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.models.base import (
     Capabilities,
-    DenoisingModel,
     LanguageModel,
     Losses,
     Runner,
@@ -95,7 +94,7 @@ class TrainedTexts:
         return None if self.full else self.mask
 
 
-class DiffusionModel(DenoisingModel):
+class DiffusionModel(LanguageModel):
     def __init__(
         self,
         denoiser: Denoiser,
@@ -235,8 +234,7 @@ class DiffusionModel(DenoisingModel):
                 counted = counted & (texts.condition.given == FREE)
             seen, ordered = texts.seen, None
             if noising.in_order:
-                at, seen, ordered = self.read_some_in_order(at, texts)
-                counted = torch.where(self.in_order(texts.mask), ordered, counted)
+                at, seen, ordered, counted = self.read_some_in_order(at, counted, texts.mask)
             level = process.at(at)
             x0 = clean = codec.encode(texts.ids)
             if codec.x0_std:  # x_0 ~ N(e_w, x0_std²), if the codec spreads words
@@ -258,18 +256,16 @@ class DiffusionModel(DenoisingModel):
         read = partial(read_masked, self.denoiser, self.objective, self.times, self._rows, known, weight, ordered)
         return replace(made, belief=self.denoiser(*given, read))
 
-    def in_order(self, mask: Tensor) -> Tensor:
-        """Which texts are read from left to right, [B, 1]; texts are in random order already."""
-        return torch.arange(len(mask), device=mask.device).unsqueeze(1) < round(self.noising.in_order * len(mask))
-
-    def read_some_in_order(self, t: Tensor, texts: TrainedTexts) -> tuple[Tensor, Tensor, Tensor]:
-        """Times [B, L], who sees whom [B, L, L], and the words that are predicted from those before them, [B, L]: of
-        the texts that are read from left to right all but the first, which has none before it."""
-        mask, here = texts.mask, self.in_order(texts.mask)
+    def read_some_in_order(self, t: Tensor, counted: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Times [B, L], who sees whom [B, L, L], the words that are predicted from those before them, and all words
+        that count, [B, L]: of texts that are read from left to right all but the first word, which has none before it.
+        These are the first texts of a batch, since they are in random order already."""
+        here = torch.arange(len(mask), device=mask.device).unsqueeze(1) < round(self.noising.in_order * len(mask))
         place = torch.arange(mask.shape[1], device=mask.device)
-        before = place <= place.unsqueeze(1)
+        before, ordered = place <= place.unsqueeze(1), here & mask & (place > 0)
         seen = mask.unsqueeze(1) & (before | ~here.unsqueeze(-1))
-        return torch.where(here, 0.0, t if t.dim() == 2 else t.unsqueeze(1)), seen, here & mask & (place > 0)
+        t = torch.where(here, 0.0, t if t.dim() == 2 else t.unsqueeze(1))
+        return t, seen, ordered, torch.where(here, ordered, counted)
 
     def noise_stretches(self, t: Tensor, mask: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         """Times of all positions [B, L] and the mask of those that count. In a share of the texts random spans are at
@@ -394,10 +390,11 @@ class DiffusionModel(DenoisingModel):
         return words if sampling.sampler == IN_ORDER else sampling.steps
 
     def write(self, batch: TextBatch, runner: Runner) -> Iterator[loop.Frame]:
+        denoiser = runner.denoiser_of(self)
         if batch.sampling.sampler == IN_ORDER:
-            denoiser, unsaid = runner.denoiser_of(self), self.capabilities.unsaid
-            return write_in_order(denoiser, self.lengths.forbidden, batch, unsaid)
-        return self.follow_frames(runner.denoise(self, batch), batch, runner)
+            return write_in_order(denoiser, self.lengths.forbidden, batch, self.capabilities.unsaid)
+        frames = runner.denoise(self.sampler_inputs(denoiser, batch), batch.steering)
+        return self.follow_frames(frames, batch, runner)
 
     def sampler_inputs(self, denoiser: Denoiser, batch: TextBatch) -> loop.SamplerInputs:
         """What the loop needs: the time grid, the step rule, transforms in their order, noise, the bound denoiser."""
@@ -410,27 +407,12 @@ class DiffusionModel(DenoisingModel):
         grid = GRIDS[sampling.sampler](grid) if sampling.sampler in GRIDS else grid
         if sampling.stop_at:  # as many steps, which end there
             grid = grid + sampling.stop_at * (1 - grid / grid[0])
-        banned = codec.token_mask(self.lengths.forbidden)
-        transforms: list[loop.Transform] = [loop.ClipPixels()] if codec.state == "pixels" else [loop.BanTokens(banned)]
-        transforms += [loop.Temperature(sampling.temperature)] if sampling.temperature not in (0, 1) else []
-        uniform = StepNoise(noise, counter, width, stream=2)
-        if "vectors" in self.capabilities.settings and sampling.draw:
-            transforms.append(loop.Draw(codec, uniform))
-        if "vectors" in self.capabilities.settings and sampling.clamp:
-            # Otherwise words are the network's prediction; with rules, the nearest words, which rules can change.
-            rounds = not codec.predicts_tokens and not steering.rules
-            transforms.append(loop.Clamp(codec, sampling.clamp_below, banned, rounds))
-        transforms += [TopP(sampling.top_p)] if codec.holds_tokens and sampling.top_p < 1 else []
-        transforms += steering.rules
-        if "simplex" in self.capabilities.settings:
-            transforms += self.projection(cast(Simplex, codec), sampling, uniform)
-        transforms += [] if steering.known is None else [loop.ImposeTokens(codec, steering.known)]
         if codec.holds_tokens:  # positions outside the text are not masks to be written
             known = torch.where(mask, FREE if steering.known is None else steering.known, PAD)
-            transforms += [loop.TakeLikeliest()] if sampling.temperature == 0 else []
             before = self.count_before(steering) if sampling.block else None
             order = Order(sampling.block, before, sampling.sure)
         rules = DISCRETE_STEPS if codec.holds_tokens else VECTOR_STEPS
+        transforms = self.list_transforms(codec, sampling, steering, StepNoise(noise, counter, width, stream=2))
         return loop.SamplerInputs(
             self.bind_denoiser(denoiser, mask, sampling, steering),
             denoiser.process,
@@ -446,20 +428,37 @@ class DiffusionModel(DenoisingModel):
             known,
         )
 
+    def list_transforms(
+        self, codec: Codec, sampling: Sampling, steering: loop.Steering, uniform: StepNoise
+    ) -> list[loop.Transform]:
+        """What changes a belief before the step, in this order. A simplex is projected to the clean state that the next
+        state is drawn from."""
+        able, banned = self.capabilities.settings, codec.token_mask(self.lengths.forbidden)
+        # Clamped words are the network's prediction; with rules, the nearest words, which rules can change.
+        rounds = not codec.predicts_tokens and not steering.rules
+        simplex, vectors, tokens = cast(Simplex, codec), "vectors" in able, codec.holds_tokens
+        projections: dict[str, list[loop.Transform]] = {
+            "mean": [],
+            "greedy": [Greedy(simplex)],
+            "sample": [Sample(simplex, uniform)],
+            "multi-hot": [MultiHot()],
+        }
+        return [
+            loop.ClipPixels() if codec.state == "pixels" else loop.BanTokens(banned),
+            *([loop.Temperature(sampling.temperature)] if sampling.temperature not in (0, 1) else []),
+            *([loop.Draw(codec, uniform)] if vectors and sampling.draw else []),
+            *([loop.Clamp(codec, sampling.clamp_below, banned, rounds)] if vectors and sampling.clamp else []),
+            *([TopP(sampling.top_p)] if tokens and sampling.top_p < 1 else []),
+            *steering.rules,
+            *([TopP(sampling.projection_top_p)] if sampling.projection_top_p < 1 else []),
+            *projections[sampling.projection],
+            *([] if steering.known is None else [loop.ImposeTokens(codec, steering.known)]),
+            *([loop.TakeLikeliest()] if tokens and sampling.temperature == 0 else []),
+        ]
+
     def count_before(self, steering: loop.Steering) -> Tensor | None:
         """Positions before the canvas [B, 1], if blocks are counted from there; None: from the first free position."""
         return None
-
-    def projection(self, codec: Simplex, sampling: Sampling, uniform: StepNoise) -> list[loop.Transform]:
-        """Transforms from a belief to the clean state that the next state is drawn from: its mean, or words."""
-        kinds: dict[str, list[loop.Transform]] = {
-            "mean": [],
-            "greedy": [Greedy(codec)],
-            "sample": [Sample(codec, uniform)],
-            "multi-hot": [MultiHot()],
-        }
-        top: list[loop.Transform] = [TopP(sampling.projection_top_p)] if sampling.projection_top_p < 1 else []
-        return top + kinds[sampling.projection]
 
     def bind_denoiser(
         self, denoiser: Denoiser, mask: Tensor, sampling: Sampling, steering: loop.Steering
@@ -483,7 +482,8 @@ class DiffusionModel(DenoisingModel):
         return contrast
 
     def follow_frames(self, frames: Iterator[loop.Frame], batch: TextBatch, runner: Runner) -> Iterator[loop.Frame]:
-        """Count the network calls of a token model for each text; the frames end when no mask is left."""
+        """The frames of the sampling loop. Those of tokens have the network calls of each text, and end when no mask is
+        left."""
         if not self.denoiser.codec.holds_tokens:
             yield from frames
             return
