@@ -15,7 +15,7 @@ from difflm.methods import METHODS, TextSpec
 from difflm.models.block_diffusion import BlockwiseDenoiser
 from difflm.models.open_models import load_network
 from difflm.models.word_nats import nats_in_order
-from difflm.networks.open_transformer import AnnealedTransformer, Shape
+from difflm.networks.open_transformer import OpenTransformer, Shape
 from difflm.training.fit import train_run
 from difflm.training.own_text import own_recipe
 from difflm.training.recipe import check, load_recipe
@@ -78,7 +78,7 @@ def test_attention_opens_from_causal_to_full():
     """At the first update the last token moves no earlier answer, after `updates` all, in between some."""
     torch.manual_seed(0)
     shape = Shape(hidden=16, layers=1, heads=2, inner=16, kv_heads=2, head_dim=8)
-    network = AnnealedTransformer(shape, 8, updates=10).train()
+    network = OpenTransformer(shape, 8, updates=10).train()
     x = torch.randn(1, 12, 16)
     other = x.clone()
     other[:, -1] += 1
@@ -152,7 +152,7 @@ def test_documents_of_a_packed_row_are_read_as_alone(kind, shift):
     torch.manual_seed(0)
     shape = Shape(hidden=16, layers=2, heads=2, inner=16, kv_heads=1, head_dim=8, shift=shift)
     learned = Shape(**{**vars(shape), "rope": 0.0, "positions": 12, "kv_heads": 2, "norm": "layer", "gated": False})
-    network = AnnealedTransformer(shape if kind == "llama" else learned, 8, updates=0).train()
+    network = OpenTransformer(shape if kind == "llama" else learned, 8, updates=0).train()
     x, lengths = torch.randn(1, 12, 16), (5, 4, 3)
     documents = torch.arange(3).repeat_interleave(torch.tensor(lengths)).unsqueeze(0)
     alone = torch.cat([network(part, None) for part in x.split(lengths, 1)], 1)

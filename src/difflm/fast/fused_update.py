@@ -1,8 +1,7 @@
 """The update of captured steps: clipping, AdamW, the moving average of weights and their copies in bfloat16 as one
 kernel, every number read and written once. It imports Triton."""
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 import triton
@@ -10,52 +9,9 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from difflm.fast.cuda_graphs import CapturedFunction
-from difflm.fast.master_weights import MasterWeights, Weight
+from difflm.fast.master_weights import MasterWeights
 
 BLOCK, WARPS = 1024, 8  # weights per program, four a thread: with more, too few programs are resident at a time
-
-
-class WeightState(NamedTuple):
-    """A weight with its gradient, its two moments, its moving average, and its bfloat16 copy if it has one."""
-
-    grad: Tensor
-    weight: Tensor
-    first: Tensor
-    second: Tensor
-    average: Tensor
-    low_precision: Tensor | None
-
-
-class FusedAdamWEma:
-    """Updates weights whose tensors keep their addresses; `scale`, on the device, multiplies gradients."""
-
-    def __init__(
-        self, weights: Sequence[WeightState], coefficients: Tensor, betas: tuple[float, float], eps: float
-    ) -> None:
-        self.coefficients, self.betas, self.eps = coefficients, betas, eps  # coefficients: [5] float32
-        self.weights = weights  # keeps the memory alive that the addresses refer to
-        self.grads = [weight.grad for weight in weights]
-        self.tables = [
-            (list_addresses(own, coefficients.device), low_precision)
-            for low_precision in (False, True)
-            if (own := [weight for weight in weights if (weight.low_precision is not None) == low_precision])
-        ]
-
-    def __call__(self, scale: Tensor) -> None:
-        for table, low_precision in self.tables:
-            with torch.cuda.device_of(self.coefficients):
-                numbers = (self.coefficients, scale, *self.betas, self.eps)
-                _step[(len(table[-1]),)](*table, *numbers, LOW_PRECISION=low_precision, BLOCK=BLOCK, num_warps=WARPS)
-
-
-def list_addresses(weights: Sequence[WeightState], device: torch.device) -> list[Tensor]:
-    """The addresses of each weight's tensors [weights, 6], their sizes [weights], and the block of numbers that each
-    program updates [programs, 2]: the index of a weight, and its first number in the block."""
-    sizes = [weight.weight.numel() for weight in weights]
-    blocks = [(index, start) for index, size in enumerate(sizes) for start in range(0, size, BLOCK)]
-    addresses = [[0 if tensor is None else tensor.data_ptr() for tensor in weight] for weight in weights]
-    assert not any(address % 16 for row in addresses for address in row), "the kernel loads 16 bytes at a time"
-    return [torch.tensor(row, dtype=torch.int64, device=device) for row in (addresses, sizes, blocks)]
 
 
 @triton.jit
@@ -120,44 +76,57 @@ class FusedUpdate:
         ]
         self._numbers.copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
         if buffers not in self._captured:
-            self._captured[buffers] = self._capture()
+            self._captured[buffers] = CapturedFunction(self._build_update(), self._numbers.device)
         self._captured[buffers]()
 
     def forget(self) -> None:
         """Capture again: weights or moments lie in other memory."""
         self._captured.clear()
 
-    def _capture(self) -> CapturedFunction:
-        """Capture the fused update for the gradients' current memory."""
-        averages = dict(self.average.named_parameters())
-        updates = []
-        for number, group in enumerate(self.optimizer.param_groups):
-            states = []
-            for name in self.groups[number]:
-                weight = self.masters.weights[name]
-                if weight.used.grad is not None:
-                    used = weight.used.detach() if weight.apart else None
-                    average = averages[name].detach()
-                    whole, moments = weight.whole.detach(), self._moments(weight)
-                    states.append(WeightState(weight.used.grad, whole, *moments, average, used))
-            updates.append(FusedAdamWEma(states, self._numbers[number], group["betas"], group["eps"]))
+    def _build_update(self) -> Callable[[], None]:
+        """The update for the gradients' current memory."""
+        found = []
+        for names, group in zip(self.groups, self.optimizer.param_groups, strict=False):
+            weights = [self._tensors(name) for name in names if self.masters.weights[name].used.grad is not None]
+            wide, narrow = ([own for own in weights if (own[-1] is not None) == low] for low in (False, True))
+            tables = [(list_addresses(own, self._numbers.device), own is narrow) for own in (wide, narrow) if own]
+            found.append((weights, tables, (*group["betas"], group["eps"])))
         ones = torch.ones((), device=self._numbers.device)
 
-        def work() -> None:
-            for number, one in enumerate(updates):
-                one(self._scale(one.grads) if number == 0 and self.clip else ones)
+        def update() -> None:
+            for number, (weights, tables, settings) in enumerate(found):
+                scale = self._scale(weights) if number == 0 and self.clip else ones
+                for table, low in tables:
+                    with torch.cuda.device_of(scale):
+                        given = *table, self._numbers[number], scale, *settings
+                        _step[(len(table[-1]),)](*given, LOW_PRECISION=low, BLOCK=BLOCK, num_warps=WARPS)
 
-        return CapturedFunction(work, self._numbers.device)
+        return update
 
-    def _moments(self, weight: Weight) -> tuple[Tensor, Tensor]:
+    def _tensors(self, name: str) -> tuple[Tensor | None, ...]:
+        """A gradient, its weight, both moments, the moving average, and the copy in bfloat16, if the weight has one."""
+        weight = self.masters.weights[name]
         state = self.optimizer.state[weight.whole]
         if not state:
             state["step"] = torch.zeros(())
             state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(weight.whole) for _ in range(2))
-        return state["exp_avg"], state["exp_avg_sq"]
+        average = self.average.get_parameter(name)
+        tensors = weight.used.grad, weight.whole, state["exp_avg"], state["exp_avg_sq"], average
+        return *(one.detach() for one in tensors if one is not None), weight.used.detach() if weight.apart else None
 
-    def _scale(self, grads: list[Tensor]) -> Tensor:
+    def _scale(self, weights: Sequence[Sequence[Tensor | None]]) -> Tensor:
         """The factor by which clipping scales the gradients."""
+        grads = [own[0] for own in weights if own[0] is not None]
         kinds = [[g for g in grads if g.dtype is dtype] for dtype in {grad.dtype for grad in grads}]
         norms = [norm for kind in kinds for norm in torch._foreach_norm(kind, 2, torch.float32)]
         return (self.clip / (torch.stack(norms).norm() + 1e-6)).clamp(max=1.0)
+
+
+def list_addresses(weights: Sequence[Sequence[Tensor | None]], device: torch.device) -> list[Tensor]:
+    """The addresses of each weight's tensors [weights, 6], their sizes [weights], and the block of numbers that each
+    program updates [programs, 2]: the index of a weight, and its first number in the block."""
+    addresses = [[0 if tensor is None else tensor.data_ptr() for tensor in own] for own in weights]
+    assert not any(address % 16 for row in addresses for address in row), "the kernel loads 16 bytes at a time"
+    sizes = [own[0].numel() for own in weights if own[0] is not None]
+    blocks = [(index, start) for index, size in enumerate(sizes) for start in range(0, size, BLOCK)]
+    return [torch.tensor(row, dtype=torch.int64, device=device) for row in (addresses, sizes, blocks)]

@@ -21,7 +21,7 @@ from difflm.methods.tokens import DecoderStart
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths
 from difflm.networks.cache import Cache, Growing, Memory
-from difflm.networks.open_transformer import AnnealedTransformer
+from difflm.networks.open_transformer import OpenTransformer
 
 
 class OpenBlockDenoiser(BlockDenoiser):
@@ -32,13 +32,13 @@ class OpenBlockDenoiser(BlockDenoiser):
 
     @property
     def shift(self) -> int:
-        return int(cast(AnnealedTransformer, self.network).shape.shift)
+        return int(cast(OpenTransformer, self.network).shape.shift)
 
     def draw_places(self) -> Tensor:
-        return torch.zeros(self.size, cast(AnnealedTransformer, self.network).shape.hidden)
+        return torch.zeros(self.size, cast(OpenTransformer, self.network).shape.hidden)
 
     def read_blocks(self, x: Tensor, level: Levels, clean: Tensor, memory: list[Memory] | None) -> Tensor:
-        network, (words, _) = cast(AnnealedTransformer, self.network), self.read_words(clean)
+        network, (words, _) = cast(OpenTransformer, self.network), self.read_words(clean)
         noisy = self.read_state(x, level).unflatten(1, (-1, self.size))
         if self.shift:
             before = torch.cat([self.read_start(x), words[:, self.size - 1 : -1 : self.size]], 1)
@@ -82,7 +82,7 @@ class OpenBlockDenoiser(BlockDenoiser):
         memory: list[Memory] | None = None,
         before: Tensor | None = None,
     ) -> tuple[Tensor, Sequence[Cache | None]]:
-        network, noisy = cast(AnnealedTransformer, self.network), level is not None
+        network, noisy = cast(OpenTransformer, self.network), level is not None
         caches, near = self.see_back(block, start, caches, back)
         kept = [Growing(*cache or ()) for cache in caches]
         with autocast_to(block.device, self.precision):

@@ -13,7 +13,7 @@ from difflm.errors import UsageError
 from difflm.models.base import LanguageModel
 from difflm.models.open_families import CAUSAL, EMBEDDING, HEAD
 from difflm.models.open_models import NOT_A_CONFIG, collect_weights, find_end, find_special, read_weights
-from difflm.networks.open_transformer import AnnealedTransformer, OpenTransformer, Shape
+from difflm.networks.open_transformer import OpenTransformer, Shape
 from difflm.runtime.files import Json, read_json
 
 
@@ -40,12 +40,12 @@ def shape_of(config: Json) -> Shape:
         ) from None
 
 
-def build_annealed(config: Json, words: int, longest: int, shift: bool, updates: int) -> AnnealedTransformer:
+def build_annealed(config: Json, words: int, longest: int, shift: bool, updates: int) -> OpenTransformer:
     """A network of that shape, with a head for our vocabulary."""
     shape = replace(shape_of(config), shift=shift, head_bias=True)
     if shape.positions and longest > shape.positions:
         raise UsageError(f"model.pretrained: it reads {shape.positions} tokens at most; texts may have {longest}.")
-    return AnnealedTransformer(shape, words, updates)
+    return OpenTransformer(shape, words, updates)
 
 
 def read_causal(folder: Path) -> tuple[Json, dict[str, Tensor]]:
@@ -64,7 +64,7 @@ def take_weights(model: LanguageModel, folder: str, tokenizer: Tokenizer) -> Non
     does not have, start as the mean of all tokens."""
     if tokenizer.kind != PretrainedTokenizer.kind:
         raise UsageError(f"model.pretrained={folder} knows its own tokens: give tokenizer={folder}.")
-    network, table = cast(AnnealedTransformer, model.denoiser.network), model.denoiser.codec.get_parameter("raw")
+    network, table = cast(OpenTransformer, model.denoiser.network), model.denoiser.codec.get_parameter("raw")
     (config, found), files = read_causal(Path(folder)), TokenizerFiles(Path(folder))
     start, end = find_special("bos", config, files), find_end(config, files)
     marks = {START: end if start is None else start, END: end}

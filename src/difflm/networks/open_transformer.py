@@ -157,9 +157,15 @@ class Layer(nn.Module):
 
 
 class OpenTransformer(WordHead):
-    def __init__(self, shape: Shape, words: int) -> None:
+    """With `updates`, the network learned from left to right and comes to see everything: in training a position sees a
+    later one with a chance, `opened`, that rises to 1 over the first `updates` (Gong et al., 2025)."""
+
+    opened: Tensor
+
+    def __init__(self, shape: Shape, words: int, updates: int = 0) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.updates, self.input = shape, updates, nn.Identity()  # it reads vectors of words as they are
+        self.register_buffer("opened", torch.zeros(()), persistent=False)
         self.places = nn.Embedding(shape.positions, shape.hidden) if shape.positions else None
         self.embedding_norm = make_norm(shape) if shape.embedding_norm else None
         self.layers = nn.ModuleList(Layer(shape, number) for number in range(shape.layers))
@@ -210,6 +216,11 @@ class OpenTransformer(WordHead):
     ) -> Tensor:
         """The last states. Keys and values join those that are `kept`; `places` [L]: positions do not follow these."""
         shape, length, device = self.shape, inputs.shape[1], inputs.device
+        if self.training and self.updates:
+            place = torch.arange(length, device=device) if places is None else places
+            visible = (place <= place.unsqueeze(1)) | (torch.rand(length, length, device=device) < self.opened)
+            there = None if mask is None else who_sees_whom(mask, length, 0, device)
+            mask = visible.unsqueeze(0) if there is None else visible & there.squeeze(1)
         before = kept[0].size if kept and places is None else 0
         x = inputs.to(self.head.weight.dtype)
         if self.places is not None:
@@ -236,42 +247,14 @@ class OpenTransformer(WordHead):
             x = layer(x, local_turn if local else turn, near if local else seen, kept[number] if kept else None)
         return x
 
+    def begin_update(self, update: int) -> None:
+        self.opened.fill_(min(1.0, update / max(1, self.updates)))
+
     def finish_states(self, x: Tensor) -> Tensor:
         x = super().finish_states(x)
         if self.transform is None or self.transform_norm is None:
             return x
         return self.transform_norm(ACTIVATIONS[self.shape.activation](self.transform(x)))
-
-
-class AnnealedTransformer(OpenTransformer):
-    """A network that learned from left to right and comes to see everything: in training a position sees a later one
-    with a chance that rises to 1 over the first `updates` (Gong et al., 2025), or from the start if these are 0."""
-
-    opened: Tensor  # the probability
-
-    def __init__(self, shape: Shape, words: int, updates: int) -> None:
-        super().__init__(shape, words)
-        self.updates, self.input = updates, nn.Identity()  # it reads vectors of words as they are
-        self.register_buffer("opened", torch.zeros(()), persistent=False)
-
-    def begin_update(self, update: int) -> None:
-        self.opened.fill_(min(1.0, update / max(1, self.updates)))
-
-    def run(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None,
-        kept: Sequence[Growing | Slots] | None,
-        places: Tensor | None = None,
-    ) -> Tensor:
-        if not (self.training and self.updates):
-            return super().run(inputs, mask, kept, places)
-        length = inputs.shape[1]
-        place = torch.arange(length, device=inputs.device) if places is None else places
-        earlier = place <= place.unsqueeze(1)
-        seen = (earlier | (torch.rand(length, length, device=inputs.device) < self.opened)).unsqueeze(0)
-        there = None if mask is None else who_sees_whom(mask, length, 0, inputs.device)
-        return super().run(inputs, seen if there is None else seen & there.squeeze(1), kept, places)
 
 
 def shift_states(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -323,17 +306,6 @@ class DitShape:
         return Dit(self, words)
 
 
-class SigmaEmbedding(nn.Module):
-    """Cosines then sines of σ → Linear → SiLU → Linear."""
-
-    def __init__(self, condition: int) -> None:
-        super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(FREQUENCIES, condition), nn.SiLU(), nn.Linear(condition, condition))
-
-    def forward(self, sigma: Tensor) -> Tensor:
-        return self.mlp(sinusoid(sigma, FREQUENCIES, 1.0).to(next(self.mlp.parameters()).dtype))
-
-
 class DitBlock(nn.Module):
     def __init__(self, shape: DitShape) -> None:
         super().__init__()
@@ -355,28 +327,20 @@ class DitBlock(nn.Module):
         return torch.addcmul(x, gate_2, self.mlp(torch.addcmul(shift_2, self.norm2(x), 1 + scale_2)))
 
 
-class OutputNorm(nn.Module):
-    def __init__(self, shape: DitShape) -> None:
-        super().__init__()
-        self.norm_final = WideNorm(shape.hidden, bias=False)
-        self.adaLN_modulation = nn.Linear(shape.condition, 2 * shape.hidden)
-
-    def forward(self, x: Tensor, c: Tensor) -> Tensor:
-        shift, scale = self.adaLN_modulation(c).chunk(2, -1)
-        return torch.addcmul(shift, self.norm_final(x), 1 + scale)
-
-
 class Dit(Network):
     def __init__(self, shape: DitShape, words: int) -> None:
         super().__init__()
         self.shape, self.head_dim = shape, shape.hidden // shape.heads
-        self.sigma_map = SigmaEmbedding(shape.condition)
-        labels = {"embedding_table": nn.Embedding(shape.classes, shape.condition)} if shape.classes else {}
+        hidden, condition = shape.hidden, shape.condition
+        layers = nn.Linear(FREQUENCIES, condition), nn.SiLU(), nn.Linear(condition, condition)
+        self.sigma_map = nn.ModuleDict({"mlp": nn.Sequential(*layers)})
+        labels = {"embedding_table": nn.Embedding(shape.classes, condition)} if shape.classes else {}
         self.cond_map = nn.ModuleDict(labels)
-        self.self_cond_proj = nn.Linear(2 * shape.hidden, shape.hidden, bias=False) if shape.gumbel else None
+        self.self_cond_proj = nn.Linear(2 * hidden, hidden, bias=False) if shape.gumbel else None
         self.blocks = nn.ModuleList(DitBlock(shape) for _ in range(shape.layers))
-        self.output_layer = OutputNorm(shape)
-        self.head = nn.Linear(shape.hidden, words)
+        last = {"norm_final": WideNorm(hidden, bias=False), "adaLN_modulation": nn.Linear(condition, 2 * hidden)}
+        self.output_layer = nn.ModuleDict(last)
+        self.head = nn.Linear(hidden, words)
 
     def forward(
         self,
@@ -388,7 +352,8 @@ class Dit(Network):
     ) -> Tensor:
         """`classes` [B] are labels. `turn` are rotations of positions that do not simply follow each other."""
         with avoid_onednn(inputs.device, self.head.weight.dtype):
-            c = F.silu(self.sigma_map(self.sigma_of(t)))
+            angles = sinusoid(self.sigma_of(t), FREQUENCIES, 1.0)
+            c = F.silu(self.sigma_map["mlp"](angles.to(self.head.weight.dtype)))
             if classes is not None:
                 c = c + F.silu(self.cond_map["embedding_table"](classes))
             c = c if c.dim() == 3 else c.unsqueeze(1)
@@ -399,7 +364,8 @@ class Dit(Network):
             x = x if self.self_cond_proj is None else self.self_cond_proj(x)
             for one in self.blocks:
                 x = one(x, c, turn, seen)
-            return self.head(self.output_layer(x, c))
+            shift, scale = self.output_layer["adaLN_modulation"](c).chunk(2, -1)
+            return self.head(torch.addcmul(shift, self.output_layer["norm_final"](x), 1 + scale))
 
     def sigma_of(self, t: Tensor) -> Tensor:
         """The total noise σ at time t; α = e^−σ."""
