@@ -107,7 +107,7 @@ def count_matches(texts: Sequence[str], references: Sequence[Sequence[str]]) -> 
 
 
 def measure_pairs(lm: "TextDiffusion", pairs: "PairSet", cells: Sequence[Cell], seed: int = 0) -> Measured:
-    from difflm.data.seq2seq_metrics import copy_rate, div_4, pairwise_self_bleu
+    from difflm.data.text_metrics import copy_rate, div_4, pairwise_self_bleu
 
     found = Measured()
     for cell in cells:
@@ -135,8 +135,7 @@ def write_groups(lm: "TextDiffusion", pairs: "PairSet", cell: Cell, seed: int) -
 def measure_selected(lm: "TextDiffusion", pairs: "PairSet", sizes: Sequence[int]) -> Measured:
     """What the method's own selection chooses: the most central of some candidates, drawn at the same temperature by
     all; of left-to-right models also what beam search finds. The best candidate by the references is no result."""
-    from difflm.data.seq2seq_metrics import choose_oracle
-    from difflm.data.text_metrics import most_central
+    from difflm.data.text_metrics import choose_oracle, most_central
     from difflm.evaluation.seq2seq import write_candidates
 
     found = Measured()

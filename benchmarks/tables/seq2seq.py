@@ -312,7 +312,7 @@ def write_repaired(
 def measure(run: str, asked: Asked) -> dict[str, Any]:
     """Choose settings on the pairs that were held back, and measure them once on those to report."""
     from difflm.app.commands.options import load_model
-    from difflm.data.seq2seq_metrics import corpus_sacrebleu
+    from difflm.data.text_metrics import corpus_sacrebleu
     from difflm.evaluation.corpora import read_pair_set
     from difflm.evaluation.seq2seq import measure_outputs
     from difflm.models import batching

@@ -92,7 +92,7 @@ def test_rates_are_tried_first_and_seeds_wait_for_the_chosen_one():
 
 
 def test_bleu_of_sums_equals_sacrebleu():
-    from difflm.data.seq2seq_metrics import corpus_sacrebleu
+    from difflm.data.text_metrics import corpus_sacrebleu
 
     draw = random.Random(0)
     words = [f"w{k}" for k in range(8)]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from difflm.data.seq2seq_metrics import (
+from difflm.data.text_metrics import (
     choose_oracle,
     copy_rate,
     corpus_sacrebleu,

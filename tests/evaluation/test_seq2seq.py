@@ -9,8 +9,7 @@ import pytest
 from difflm import TextDiffusion
 from difflm.app.cli import main
 from difflm.data.batches import held_out
-from difflm.data.seq2seq_metrics import choose_oracle, sentence_bleu_nltk4
-from difflm.data.text_metrics import most_central
+from difflm.data.text_metrics import choose_oracle, most_central, sentence_bleu_nltk4
 from difflm.data.texts import Example
 from difflm.errors import UsageError
 from difflm.evaluation.corpora import PairSet, pairs_for, read_pair_set

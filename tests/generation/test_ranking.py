@@ -18,7 +18,7 @@ from difflm.app.cli import main
 from difflm.app.commands import translate as command
 from difflm.data.batches import Batch
 from difflm.data.meaning import Lexicon
-from difflm.data.seq2seq_metrics import sentence_bleu_nltk4
+from difflm.data.text_metrics import sentence_bleu_nltk4
 from difflm.data.tokenizers import END, PAD, SPECIALS, START, UNK, Words
 from difflm.diffusion.base import Belief
 from difflm.diffusion.bounds import DiscreteBound

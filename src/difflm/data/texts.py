@@ -6,13 +6,13 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from difflm.errors import DifflmError, UsageError, suggest
+from difflm.errors import DifflmError, UsageError, is_unicode, suggest
 from difflm.runtime.files import Json, check_regular
 
 MOST_LINE = 1 << 25  # bytes of a line: words take some forty times as much memory as their text
@@ -22,6 +22,7 @@ MOST_TOKENS = 512  # of a text with its source, and of a canvas whose size is ch
 SENTENCE_END = re.compile(r"[.!?…。！？]['\")\]”’]*(?:\s+|(?<=[。！？]))")
 FORMATS = ".txt, .md, .csv, .tsv or .jsonl, each also with .gz"
 LINES = (".txt", ".text", ".md", "")  # files of lines that a directory may hold
+ROWS = (".csv", ".tsv", ".jsonl")  # files with columns
 # What people have texts in, but not as lines.
 NO_TEXT = {
     *(".json", ".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub", ".xlsx", ".parquet", ".arrow", ".zip", ".tar"),
@@ -66,7 +67,10 @@ def read_texts(path: Path, column: str | None = None) -> Iterator[str]:
         raise UsageError(f"{path} has one text per line and no columns: leave the column {column!r} out.")
     if kind not in ROWS:
         return read_line_texts(path)
-    return _skip_blank((text for _, (text,) in ROWS[kind](path, (column or text_column(path, kind),))), path)
+    if column is None:  # that of a .tsv file may have any name
+        names = column_names(path)[1] if kind == ".tsv" else []
+        column = names[0] if len(names) == 1 else "text"
+    return _skip_blank((text for _, (text,) in read_columns(path, (column,))), path)
 
 
 def read_line_texts(path: Path) -> Iterator[str]:
@@ -90,29 +94,28 @@ def read_examples(paths: Sequence[Path], column: str | None = None) -> Iterator[
             given = " and ".join(map(str, paths))
             raise UsageError(f"{given} have one text per line and no columns: leave column={column} out.")
         return check_any(_pair_rows(read_parallel(paths), paths), f"there is no text in {paths[1]}.")
-    (path,), kind = paths, file_kind(paths[0])
-    if kind not in ROWS:
+    (path,) = paths
+    if file_kind(path) not in ROWS:
         raise UsageError(
             f"{path} has no sources for its texts. Give a .csv, .tsv or .jsonl file with the columns src and trg, "
             "or two parallel files, SOURCES,TARGETS."
         )
-    names = tuple(name.strip() for name in column.split(",")) if column else known_columns(path, kind, 2)
+    names = tuple(name.strip() for name in column.split(",")) if column else known_columns(path, 2)
     if len(names) != 2 or not all(names):
         raise UsageError(f"column={column} does not name two columns. Give column=SOURCE,TARGET.")
-    return check_any(_pair_rows(ROWS[kind](path, names), paths), f"there is no text in {path}.")
+    return check_any(_pair_rows(read_columns(path, names), paths), f"there is no text in {path}.")
 
 
 def read_sources(path: Path, column: str | None = None) -> Iterator[tuple[int, str]]:
     """Yield line numbers and sources: lines, or a column of a .csv or .jsonl file ("src" or "source" by default). An
     empty one is an error: results are in the order of the sources, one per line."""
     check_readable(path)
-    kind = file_kind(path)
-    if kind not in ROWS:
-        if column is not None:
-            raise UsageError(f"{path} has one source per line and no columns: leave the column {column!r} out.")
-        return check_sources(read_lines(path), str(path))
-    columns = (column or known_columns(path, kind)[0],)
-    return check_sources(((number, source) for number, (source,) in ROWS[kind](path, columns)), str(path))
+    lines = read_lines(path)
+    if file_kind(path) in ROWS:
+        lines = ((number, source) for number, (source,) in read_columns(path, (column or known_columns(path)[0],)))
+    elif column is not None:
+        raise UsageError(f"{path} has one source per line and no columns: leave the column {column!r} out.")
+    return check_sources(lines, str(path))
 
 
 def check_sources(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, str]]:
@@ -281,24 +284,23 @@ def read_parallel(paths: Sequence[Path]) -> Iterator[Row]:
         yield lines[0][0], tuple(line for _, line in lines)
 
 
-def known_columns(path: Path, kind: str, count: int = 1) -> tuple[str, ...]:
+def known_columns(path: Path, count: int = 1) -> tuple[str, ...]:
     """The columns of source and target in a file, or of the source alone, by the names of its first line."""
-    number, names = column_names(path, kind)
+    number, names = column_names(path)
     if pair := find_pair(names):
         return pair[:count]
-    if kind == ".tsv" and count <= len(names) <= 2:
+    if file_kind(path) == ".tsv" and count <= len(names) <= 2:
         return tuple(names[:count])
     known = next((pair for pair in PAIR_COLUMNS if {*pair} & {*names}), PAIR_COLUMNS[0])[:count]
-    for name in known:
-        if name not in names:
-            raise no_column(path, name, list(names), number)
+    if missing := [name for name in known if name not in names]:
+        raise no_column(path, missing[0], names, number)
     return known
 
 
-def column_names(path: Path, kind: str) -> tuple[int, list[str]]:
+def column_names(path: Path) -> tuple[int, list[str]]:
     """The columns of a file and the line that names them; reading an empty file will report it."""
-    number, names = next(read_jsonl(path, "src") if kind == ".jsonl" else READERS[kind](path), (1, PAIR_COLUMNS[0]))
-    return number, [*names]
+    number, names, _ = next(read_rows(path, "src"), (1, [*PAIR_COLUMNS[0]], []))
+    return number, names
 
 
 def find_pair(names: Sequence[str]) -> tuple[str, str] | None:
@@ -309,18 +311,39 @@ def find_pair(names: Sequence[str]) -> tuple[str, str] | None:
 
 def pair_columns(path: Path) -> tuple[str, str] | None:
     """The columns of source and target of a file, if it holds pairs: known names, or a .tsv file's only two columns."""
-    if (kind := file_kind(path)) not in ROWS:
-        return None
-    names = column_names(path, kind)[1]
-    if kind == ".tsv" and len(names) == 2:
+    names = column_names(path)[1] if file_kind(path) in ROWS else []
+    if file_kind(path) == ".tsv" and len(names) == 2:
         return names[0], names[1]
     return None if "text" in names else find_pair(names)
 
 
-def text_column(path: Path, kind: str) -> str:
-    """The column of the texts, where a recipe names none: "text", or the only one of a .tsv file."""
-    names = column_names(path, kind)[1] if kind == ".tsv" else []
-    return names[0] if len(names) == 1 else "text"
+def read_columns(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
+    """Yield the texts of some columns. In a .jsonl file, those after the first may have lists of them."""
+    for number, names, cells in read_rows(path, columns[0]):
+        if missing := [column for column in columns if column not in names]:
+            raise no_column(path, missing[0], names, number)
+        texts = list[str]()
+        for column in columns if cells else ():
+            if (place := names.index(column)) >= len(cells):
+                raise DifflmError(f"line {number} of {path} has {len(cells)} of {len(names)} columns.")
+            cell = cells[place]
+            for text in cell if texts and isinstance(cell, list) else [cell]:
+                if not isinstance(text, str) or not is_unicode(text):
+                    raise DifflmError(f"{column!r} in line {number} of {path} is not a text.")
+                texts.append(text)
+        if cells:
+            yield number, tuple(texts)
+
+
+def read_rows(path: Path, shown: str) -> Iterator[tuple[int, list[str], Sequence[object]]]:
+    """Yield line numbers, the names of the columns, and the cells of a row; no cells in the line of the names."""
+    if file_kind(path) == ".jsonl":
+        yield from ((number, [*row], [*row.values()]) for number, row in read_jsonl(path, shown))
+        return
+    rows = (read_csv if file_kind(path) == ".csv" else read_tsv)(path)
+    for first, names in islice(rows, 1):
+        yield first, names, ()
+        yield from ((number, names, row) for number, row in rows)
 
 
 def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -337,32 +360,15 @@ def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
 def read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield line numbers and rows, without quotes; the first row has the columns' names. Where the first line has none
     of the names that are known here, they are the columns' numbers."""
-    rows = ((number, line.rstrip("\r\n").split("\t")) for number, line in read_lines(path) if line.strip())
-    known = {"text", *(name for pair in PAIR_COLUMNS for name in pair)}
-    for position, (number, row) in enumerate(rows):
+    known = {"text", *chain.from_iterable(PAIR_COLUMNS)}
+    lines = ((number, line.rstrip("\r\n").split("\t")) for number, line in read_lines(path) if line.strip())
+    for number, row in islice(lines, 1):
         names = [name.strip() for name in row]
-        if position == 0 and not known & {name.lower() for name in names}:
-            yield number, list(map(str, range(1, len(row) + 1)))
+        named = not known.isdisjoint(map(str.lower, names))
+        yield number, names if named else [str(place) for place, _ in enumerate(row, 1)]
+        if not named:
             yield number, row
-        else:
-            yield number, row if position else names
-
-
-def read_columns(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
-    """Yield the texts of some columns of a .csv or .tsv file."""
-    rows = READERS[file_kind(path)](path)
-    _, names = next(rows, (1, []))
-    if not names:
-        return
-    for column in columns:
-        if column not in names:
-            raise no_column(path, column, names, 1)
-    indices = [names.index(column) for column in columns]
-    for number, row in rows:
-        if row and max(indices) >= len(row):
-            raise DifflmError(f"line {number} of {path} has {len(row)} of {len(names)} columns.")
-        if row:
-            yield number, tuple(row[index] for index in indices)
+    yield from lines
 
 
 def read_jsonl(path: Path, column: str = "text") -> Iterator[tuple[int, Json]]:
@@ -377,29 +383,6 @@ def read_jsonl(path: Path, column: str = "text") -> Iterator[tuple[int, Json]]:
         if not isinstance(row, dict):
             raise DifflmError(f'line {number} of {path} is not an object such as {{"{column}": "..."}}.')
         yield number, row
-
-
-def _jsonl_rows(path: Path, columns: tuple[str, ...]) -> Iterator[Row]:
-    """Yield the texts of some columns; the second may have a list of them."""
-    for number, row in read_jsonl(path, columns[0]):
-        texts = list[str]()
-        for column in columns:
-            if column not in row:
-                raise no_column(path, column, list(row), number)
-            listed = texts and isinstance(row[column], list)
-            texts += row[column] if listed else [row[column]]
-            try:
-                "".join(texts).encode()  # JSON can spell half of a surrogate pair, which is not Unicode
-            except (TypeError, UnicodeEncodeError):
-                raise DifflmError(f"{column!r} in line {number} of {path} is not a text.") from None
-        yield number, tuple(texts)
-
-
-READERS = {".csv": read_csv, ".tsv": read_tsv}
-ROWS: dict[str, Callable[[Path, tuple[str, ...]], Iterator[Row]]] = {
-    **dict.fromkeys(READERS, read_columns),
-    ".jsonl": _jsonl_rows,
-}
 
 
 def no_column(path: Path, column: str, names: list[str], number: int) -> UsageError:

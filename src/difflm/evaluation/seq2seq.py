@@ -12,8 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from difflm.data import seq2seq_metrics as metrics
-from difflm.data.text_metrics import most_central
+from difflm.data import text_metrics as metrics
 from difflm.errors import UsageError
 from difflm.evaluation import shared
 from difflm.evaluation.bert_score import BertScore
@@ -175,7 +174,9 @@ def write_outputs(
     yield Outputs([group[:1] for group in texts], calls / mbr, seconds / mbr, **describe("one sample"))
     if mbr > 1:
         start = time.perf_counter()
-        chosen = [most_central([text.tokens for text in group]) for group in made]  # as `translate --mbr` chooses
+        chosen = [
+            metrics.most_central([text.tokens for text in group]) for group in made
+        ]  # as `translate --mbr` chooses
         own = seconds + time.perf_counter() - start
         yield Outputs(texts, calls, own, chosen=chosen, selection="mbr", **describe(f"MBR of {mbr}"))
     for how, ranking in rankings.items():
