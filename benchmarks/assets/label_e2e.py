@@ -18,7 +18,7 @@ from difflm.annotators.e2e_fields import FIELDS
 from difflm.annotators.parser import own_parser, parse_texts
 from difflm.annotators.tagger import spacy_tagger
 from difflm.annotators.trees import phrases, shapes
-from difflm.data.known_corpora import e2e_path, read_e2e
+from difflm.data.corpora import e2e_path, read_e2e
 from difflm.data.words import split_words
 from difflm.runtime.files import write_atomic
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from difflm.annotators.trees import TEXT, Tree, clean, parse_tree, read_brackets
-from difflm.data.known_corpora import Split, e2e_path, read_e2e
+from difflm.data.corpora import Split, e2e_path, read_e2e
 from difflm.data.words import split_words
 from difflm.runtime.files import write_atomic
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.assets.train_tagger import accuracy, read_conllu, treebank_path
 from difflm.annotators.e2e_fields import FIELDS, expresses, verbatim
 from difflm.annotators.tagger import Tagger, own_tagger, spacy_tagger
-from difflm.data.known_corpora import E2EPair, e2e_path, read_e2e
+from difflm.data.corpora import E2EPair, e2e_path, read_e2e
 from difflm.data.words import split_words
 from difflm.errors import UsageError
 

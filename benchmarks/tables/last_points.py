@@ -46,7 +46,7 @@ def draw_sets(data: Path, out: Path, excluded: Sequence[Path], counts: Mapping[s
     """Draw the targets of both sets from sentences that are in none of the excluded files, nor in the training texts,
     each sentence in one set alone."""
     from difflm.controls.learned import checking_tagger
-    from difflm.data.known_corpora import e2e_path, read_e2e
+    from difflm.data.corpora import e2e_path, read_e2e
     from difflm.evaluation.targets import draw, keep_fitting, read_targets, write_lines
     from difflm.generation.pipeline import TextDiffusion
 

@@ -17,7 +17,7 @@ from benchmarks.tables.timed import UNTIMED, train_for_minutes
 
 if TYPE_CHECKING:
     from difflm.annotators.trees import Tree
-    from difflm.data.known_corpora import E2EPair
+    from difflm.data.corpora import E2EPair
     from difflm.evaluation.targets import Target
     from difflm.generation.pipeline import TextDiffusion
 
@@ -197,7 +197,7 @@ def read_prompts(plan: Plan) -> None:
 
 
 def e2e_words(plan: Plan) -> "tuple[list[E2EPair], list[list[str]]]":
-    from difflm.data.known_corpora import e2e_path, read_e2e
+    from difflm.data.corpora import e2e_path, read_e2e
     from difflm.data.words import split_words
 
     pairs = list(read_e2e(e2e_path(plan.data, "train")))[: plan.labelled]
@@ -248,7 +248,7 @@ def draw_both(plan: Plan) -> "tuple[list[Target], list[Target]]":
     and hold the lengths of the bundled model, but for the two of diffusion-lm's ends."""
     from difflm.app.commands.options import load_model
     from difflm.controls.learned import checking_tagger
-    from difflm.data.known_corpora import e2e_path, read_e2e
+    from difflm.data.corpora import e2e_path, read_e2e
     from difflm.data.words import split_words
     from difflm.evaluation.targets import draw_targets
 

@@ -198,7 +198,7 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 
 @needs_e2e
 def test_the_known_values_are_those_of_the_corpus():
-    from difflm.data.known_corpora import e2e_path, read_e2e
+    from difflm.data.corpora import e2e_path, read_e2e
 
     seen: dict[str, set[str]] = {}
     for pair in read_e2e(e2e_path(DATA, "train")):

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from difflm.app.commands.data import data_app
 from difflm.data import fetch as fetching
 from difflm.data.catalogue import CATALOGUE, CONVERSIONS, E2E_FIELDS, LINE, convert_e2e, cut_lines, e2e_lines
-from difflm.data.corpora import NAMES, corpus
+from difflm.data.corpora import NAMES, corpus, e2e_path, read_e2e
 from difflm.data.fetch import fetch_corpus
-from difflm.data.known_corpora import e2e_path, read_e2e
 from difflm.data.texts import read_texts
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError

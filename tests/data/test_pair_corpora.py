@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from difflm.data.corpora import NAMES, corpus, corpus_examples, corpus_paths, describe_texts
-from difflm.data.known_corpora import PAIRS
+from difflm.data.corpora import NAMES, PAIRS, corpus, corpus_examples, corpus_paths, describe_texts
 from difflm.data.texts import Example
 from difflm.errors import DifflmError, UsageError
 from difflm.training.recipe import check, known_recipes, load_recipe

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from difflm.data.corpora import corpus, counted_texts
-from difflm.data.known_corpora import KNOWN, anlg_path
+from difflm.data.corpora import KNOWN, anlg_path, corpus, counted_texts
 from difflm.data.stories import (
     ANSWER,
     BLANK,

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from difflm.data.corpora import corpus, corpus_path
-from difflm.data.known_corpora import E2EPair, e2e_path, read_e2e
+from difflm.data.corpora import E2EPair, corpus, corpus_path, e2e_path, read_e2e
 from difflm.data.texts import read_chunks, read_texts
 from difflm.errors import DifflmError, UsageError
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from difflm.data.known_corpora import read_e2e
+from difflm.data.corpora import read_e2e
 from difflm.data.tokenizers import END, PAD, SPECIALS, START, UNK, Bpe, Tokenizer, Words
 from difflm.data.words import join_words, split_words
 from difflm.errors import DifflmError, UsageError

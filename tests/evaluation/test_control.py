@@ -17,7 +17,7 @@ from difflm.app.cli import main
 from difflm.controls import Infill
 from difflm.controls.learned import checking_tagger
 from difflm.controls.plan import check_text
-from difflm.data.known_corpora import E2EPair
+from difflm.data.corpora import E2EPair
 from difflm.data.tokenizers import UNK
 from difflm.data.words import split_words
 from difflm.errors import UsageError

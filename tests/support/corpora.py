@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from difflm.data.known_corpora import read_e2e
+from difflm.data.corpora import read_e2e
 from difflm.data.words import split_words
 from tests.support.tiny import write_grammar
 

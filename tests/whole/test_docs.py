@@ -28,7 +28,7 @@ from difflm.annotators.trees import phrases, shapes
 from difflm.app.cli import app, main
 from difflm.controls import CONTROLS
 from difflm.controls.learned import checking_tagger
-from difflm.data.known_corpora import read_e2e
+from difflm.data.corpora import read_e2e
 from difflm.data.words import split_words
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, read_measured

@@ -22,7 +22,7 @@ from difflm.controls import Contains
 from difflm.controls.guidance import ORIGINAL, GuidanceSettings
 from difflm.controls.learned import POS, checking_tagger, parse_ahead
 from difflm.controls.plan import check_text
-from difflm.data.known_corpora import E2EPair, e2e_path, read_e2e
+from difflm.data.corpora import E2EPair, e2e_path, read_e2e
 from difflm.data.text_metrics import distinct_n, self_bleu
 from difflm.data.texts import read_lines
 from difflm.data.words import join_words, split_words

@@ -10,8 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from difflm.data.batches import Permutation, held_out
-from difflm.data.corpora import BUNDLED, NAMES, corpus, corpus_examples, file_names, find_pair_files
-from difflm.data.known_corpora import THREE_SPLITS, TWO_SPLITS, Split
+from difflm.data.corpora import (
+    BUNDLED,
+    NAMES,
+    THREE_SPLITS,
+    TWO_SPLITS,
+    Split,
+    corpus,
+    corpus_examples,
+    file_names,
+    find_pair_files,
+)
 from difflm.data.texts import MOST_CHARACTERS, Example, read_examples, split_long
 from difflm.data.tokenfile import is_new
 from difflm.data.tokenizers import UNK

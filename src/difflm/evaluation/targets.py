@@ -19,7 +19,7 @@ from difflm.annotators.e2e_fields import FIELDS, expresses, normalise
 from difflm.annotators.parser import own_parser, parse_texts
 from difflm.annotators.tagger import INSTALL_SPACY, Tagger, own_tagger
 from difflm.annotators.trees import Tree, phrases
-from difflm.data.known_corpora import E2EPair
+from difflm.data.corpora import E2EPair
 from difflm.data.labels import is_span
 from difflm.data.texts import check_readable, read_lines
 from difflm.data.words import join_words, split_words

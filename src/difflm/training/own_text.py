@@ -116,7 +116,7 @@ def is_own_text(name: str) -> bool:
     kind = file_kind(Path(name))
     if name in recipes.known_recipes() or (kind in (".yaml", ".yml") and not corpora.is_pattern(name)):
         return False
-    there = os.path.isfile(name) or os.path.isdir(name) or corpora.is_pattern(name) or bool(corpora.list_parts(name))
+    there = os.path.isfile(name) or os.path.isdir(name) or corpora.is_several(name)
     return there or is_remote(name) or kind in ({*LINES} - {""} | {*ROWS})
 
 
@@ -230,7 +230,7 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
 
 def default_run(texts: str, method: str) -> Path:
     """The directory of an unnamed run, from the names of its texts, the first of several, and its method."""
-    first = (corpora.list_parts(texts) or [texts])[0]
+    first = corpora.list_parts(texts)[0]
     path = Path(first.rstrip("/")) if is_remote(first) else Path(os.path.abspath(first))
     while corpora.is_pattern(str(path)):
         path = path.parent

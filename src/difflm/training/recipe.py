@@ -13,9 +13,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
-from difflm.data.corpora import split_paths
+from difflm.data.corpora import PAIRS, split_paths
 from difflm.data.encoders import is_pretrained
-from difflm.data.known_corpora import PAIRS
 from difflm.data.texts import LONGEST, MOST_TOKENS
 from difflm.data.tokenizers import PretrainedTokenizer
 from difflm.errors import DifflmError, UsageError, explain_faults, first_line, suggest

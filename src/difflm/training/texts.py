@@ -13,8 +13,8 @@ import torch
 from difflm.data import tokenfile
 from difflm.data.batches import Batch, Batches, Permutation, Stream, split
 from difflm.data.corpora import NAMES, corpus_examples, corpus_path, corpus_paths, counted_texts, plain_texts
+from difflm.data.corpora import Split as SplitName
 from difflm.data.encoders import is_pretrained
-from difflm.data.known_corpora import Split as SplitName
 from difflm.data.prompts import prompt_words
 from difflm.data.texts import LONGEST, MOST_TOKENS, cut_text, split_long
 from difflm.data.tokenfile import HELD, Ints, Limits, TokenFile, digest_key, select_texts, tokens_that_hold_most

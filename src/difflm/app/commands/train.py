@@ -40,7 +40,7 @@ def train(
     recipe, changes = split_arguments(given)
     own = is_own_text(recipe)
     if own and not data:  # the data directory may contain the file
-        for part in list_parts(recipe) or [recipe]:
+        for part in list_parts(recipe):
             if not is_remote(part) and not is_pattern(part):
                 check_file(part)
     if own:
