@@ -54,12 +54,11 @@ from benchmarks.assets.english_texts import LONGEST, MADE, SOURCES, WRITTEN, pac
 from benchmarks.assets.everyday_made import make_texts
 from benchmarks.tables.timed import read_results
 from difflm.controls import Infill
-from difflm.data.encoders import make_encoder
 from difflm.data.open_tokenizer import ENDS, TokenizerFiles
 from difflm.data.text_metrics import distinct_n
 from difflm.data.texts import Example, read_lines
 from difflm.data.tokenfile import TokenFile
-from difflm.data.tokenizers import END, SPECIALS, PretrainedTokenizer, Tokenizer
+from difflm.data.tokenizers import END, SPECIALS, PretrainedTokenizer, Tokenizer, make_encoder
 from difflm.data.words import split_words
 from difflm.generation.checks import check_device
 from difflm.generation.pipeline import TextDiffusion

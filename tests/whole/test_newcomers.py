@@ -16,8 +16,8 @@ import pytest
 import typer
 
 from difflm.app.cli import app, main
+from difflm.data.meaning import is_other_language
 from difflm.data.tokenizers import Bpe, Tokenizer
-from difflm.data.words import is_other_language
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.base import LISTED

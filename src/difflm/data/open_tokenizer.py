@@ -7,8 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from difflm.data.encoders import make_encoder, unreadable
-from difflm.data.tokenizers import END, SPECIALS, LibraryTokenizer
+from difflm.data.tokenizers import END, SPECIALS, LibraryTokenizer, byte_pair_encoder, make_encoder, unreadable
 from difflm.errors import DifflmError, explain_library
 from difflm.runtime.files import Json, read_json
 
@@ -75,18 +74,14 @@ def load_encoder(definition: Json, where: Path) -> "tokenizers.Tokenizer":
 
 def read_byte_pairs(vocabulary: Path, merges: Path, settings: Json) -> "tokenizers.Tokenizer":
     """A byte-pair tokenizer of GPT-2's or Qwen's kind, with the special tokens that its settings list."""
-    from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
-    from tokenizers import Tokenizer as Encoder
+    from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
     lines = merges.read_text(encoding="utf-8").splitlines()
     pairs = [line.partition(" ") for line in lines if line and not line.startswith("#version")]
     known = read_json(vocabulary)
     with explain_library(lambda reason: DifflmError(f"{vocabulary} and {merges.name} make no tokenizer: {reason}.")):
-        encoder = Encoder(models.BPE(vocab=known, merges=[(left, right) for left, _, right in pairs]))
-    encoder.decoder = decoders.ByteLevel()
-    if settings.get("tokenizer_class", "").startswith("GPT2"):
-        encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    else:
+        encoder = byte_pair_encoder(vocab=known, merges=[(left, right) for left, _, right in pairs])
+    if not settings.get("tokenizer_class", "").startswith("GPT2"):
         encoder.normalizer = normalizers.NFC()
         cut = pre_tokenizers.Split(Regex(QWEN), behavior="isolated")
         whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

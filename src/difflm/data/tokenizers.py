@@ -2,16 +2,17 @@
 
 The tokenizers of open models, with their own special tokens, are in `open_tokenizer.py`."""
 
+import base64
 import json
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from difflm.data.encoders import make_encoder, unreadable
 from difflm.data.words import Given, join_words, split_words, word_shape
 from difflm.errors import DifflmError, UsageError, explain_library
 from difflm.runtime.files import Json, hash_json, read_json, write_atomic
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 SPECIALS = ("START", "END", "UNK", "PAD")
 START, END, UNK, PAD = range(4)
+MOST_GROWTH = 1000  # times as long as a text may become by replacements
+MOST_IDS = 1 << 24
 
 
 class Tokenizer(ABC):
@@ -128,12 +131,20 @@ class Tokenizer(ABC):
     @staticmethod
     def from_json(data: object) -> "Tokenizer":
         """The inverse of `to_json`; anything else raises a ValueError that explains it."""
-        data = data if isinstance(data, dict) else {}
-        if not isinstance(kind := data.get("kind"), str) or kind not in KINDS:
-            raise ValueError(f"its kind is {kind!r}, not {', '.join(map(repr, KINDS))}")
-        made = KINDS[kind](data)
-        if "for_sources" in data:
-            made.for_sources = Tokenizer.from_json(data["for_sources"])
+        found: Json = data if isinstance(data, dict) else {}
+        match found.get("kind"):
+            case "words":
+                made: Tokenizer = Words(_strings(found, "words"))
+            case "bpe":
+                made = Bpe(_strings(found, "pieces"), [_pair(merge) for merge in _strings(found, "merges")])
+            case "characters":
+                made = Characters(_strings(found, "characters"))
+            case "pretrained":
+                made = PretrainedTokenizer(found.get("tokenizer", {}))
+            case kind:
+                raise ValueError(f"its kind is {kind!r}, not 'words', 'bpe', 'characters', 'pretrained'")
+        if "for_sources" in found:
+            made.for_sources = Tokenizer.from_json(found["for_sources"])
         return made
 
 
@@ -264,12 +275,17 @@ class LibraryTokenizer(Tokenizer):
             return spelt.encode("utf-8", "surrogateescape").decode("utf-8", "ignore")
         return text
 
-    def spellings(self) -> list[str]:
-        return self._spelt
-
     @cached_property
     def _spelt(self) -> list[str]:
-        return spell_bytes(self.pieces) if self.byte_level else self.pieces
+        """The pieces as text; those that are not in the byte alphabet, such as added tokens, are text already."""
+        byte = byte_alphabet() if self.byte_level else {}
+        return [
+            bytes(map(byte.__getitem__, piece)).decode("utf-8", "surrogateescape") if byte.keys() >= {*piece} else piece
+            for piece in self.pieces
+        ]
+
+    def spellings(self) -> list[str]:
+        return self._spelt
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         return list(self._encoder.encode(text, add_special_tokens=False).offsets)
@@ -297,23 +313,18 @@ class Bpe(LibraryTokenizer):
             raise ValueError(f"{len(missing)} of the 256 bytes are missing")
         if not all({a, b, a + b} <= known.keys() for a, b in self.merges):
             raise ValueError("a merge makes a token that is not in the vocabulary")
-        super().__init__(_byte_pair_encoder(vocab=known, merges=self.merges))
+        super().__init__(byte_pair_encoder(vocab=known, merges=self.merges))
 
     @classmethod
     def build(cls, texts: Iterable[str], size: int) -> "Bpe":
         """At most `size` ids: 4 specials, 256 bytes, and the commonest pairs of pieces."""
-        smallest = len(SPECIALS) + 256
-        if size < smallest:
-            raise UsageError(f"a byte-pair vocabulary of {size} is too small: 4 specials and 256 bytes are {smallest}.")
+        if size < 260:
+            raise UsageError(f"a byte-pair vocabulary of {size} is too small: 4 specials and 256 bytes are 260.")
         from tokenizers.trainers import BpeTrainer
 
-        trainer = BpeTrainer(
-            vocab_size=size - len(SPECIALS),
-            min_frequency=2,
-            initial_alphabet=sorted(byte_alphabet()),
-            show_progress=False,
-        )
-        encoder = _byte_pair_encoder()
+        letters = sorted(byte_alphabet())
+        trainer = BpeTrainer(vocab_size=size - 4, min_frequency=2, initial_alphabet=letters, show_progress=False)
+        encoder = byte_pair_encoder()
         encoder.train_from_iterator(texts, trainer)
         model = json.loads(encoder.to_str())["model"]
         pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
@@ -321,7 +332,7 @@ class Bpe(LibraryTokenizer):
 
     @cached_property
     def _letters(self) -> set[str]:
-        return {letter for piece in self.spellings() for letter in piece}
+        return set("".join(self.spellings()))
 
     def foreign_share(self, text: str) -> float:
         letters = [letter for letter in text if letter.isalpha()]
@@ -367,16 +378,7 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in own} | {chr(k): byte for k, byte in enumerate(others, 256)}
 
 
-def spell_bytes(pieces: Iterable[str]) -> list[str]:
-    """Pieces of the byte alphabet as text; bytes that are no text by themselves as Python's surrogates (PEP 383)."""
-    byte = byte_alphabet()
-    return [
-        bytes(byte[sign] for sign in piece).decode("utf-8", "surrogateescape") if {*piece} <= byte.keys() else piece
-        for piece in pieces
-    ]
-
-
-def _byte_pair_encoder(
+def byte_pair_encoder(
     vocab: dict[str, int] | None = None, merges: list[tuple[str, str]] | None = None
 ) -> "tokenizers.Tokenizer":
     from tokenizers import Tokenizer as Encoder
@@ -386,6 +388,47 @@ def _byte_pair_encoder(
     encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     encoder.decoder = decoders.ByteLevel()
     return encoder
+
+
+def unreadable(reason: str) -> UsageError:
+    return UsageError(f"this tokenizer cannot read the texts: {reason}. Choose one that can.")
+
+
+def is_pretrained(path: Path) -> bool:
+    """Whether a directory holds a tokenizer that difflm did not write, or a file is one."""
+    file = path / "tokenizer.json" if path.is_dir() else path
+    found = read_json(file) if file.suffix == ".json" and file.is_file() else None
+    return isinstance(found, dict) and "kind" not in found
+
+
+def make_encoder(definition: Json) -> "tokenizers.Tokenizer":
+    """The library's tokenizer of a `tokenizer.json` of Hugging Face, without the cutting and padding that it may ask
+    for."""
+    from tokenizers import Tokenizer as Encoder
+
+    _check_parts(definition)
+    with explain_library(lambda reason: ValueError(f"the tokenizers library cannot read it: {reason}")):
+        encoder = Encoder.from_str(json.dumps(definition))
+    encoder.no_truncation()
+    encoder.no_padding()
+    if max(encoder.get_vocab(with_added_tokens=True).values(), default=0) >= MOST_IDS:
+        raise ValueError(f"a token has an id above {MOST_IDS:,}")
+    return encoder
+
+
+def _check_parts(definition: Json) -> None:
+    """Refuse parts that would take all memory: replacements of replacements, and a table larger than its file."""
+    parts = [definition.get(key) for key in ("normalizer", "decoder")] if isinstance(definition, dict) else []
+    for part in parts:  # the list grows during the loop
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    nodes = [part for part in parts if isinstance(part, dict)]
+    growth = (len(str(node.get("content"))) for node in nodes if node.get("type") == "Replace")
+    if math.prod(max(1, factor) for factor in growth) > MOST_GROWTH:
+        raise ValueError(f"its replacements make a text more than {MOST_GROWTH} times as long")
+    for table in (node["precompiled_charsmap"] for node in nodes if "precompiled_charsmap" in node):
+        data = base64.b64decode(table) if isinstance(table, str) else b""
+        if not 4 <= int.from_bytes(data[:4], "little") + 4 <= len(data):
+            raise ValueError("its table of characters is damaged")
 
 
 def _strings(data: Json, key: str) -> list[str]:
@@ -399,11 +442,3 @@ def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
     """A merge as the two pieces it joins. A space is no piece of the byte alphabet, so "a b" is not ambiguous."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right
-
-
-KINDS: Mapping[object, Callable[[Json], Tokenizer]] = {
-    "words": lambda data: Words(_strings(data, "words")),
-    "bpe": lambda data: Bpe(_strings(data, "pieces"), [_pair(merge) for merge in _strings(data, "merges")]),
-    "characters": lambda data: Characters(_strings(data, "characters")),
-    "pretrained": lambda data: PretrainedTokenizer(data.get("tokenizer", {})),
-}

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from difflm.controls import Infill
 from difflm.data import text_metrics as metrics
-from difflm.data.corpora import REARRANGED, corpus
-from difflm.data.corpora import anlg_path
+from difflm.data.corpora import REARRANGED, anlg_path, corpus
 from difflm.data.stories import ANSWER, BLANK, MIDDLES, Gap, asked, read_anlg, sentences, story_gaps, whole
 from difflm.data.words import join_words, split_words
 from difflm.diffusion.condition import FREE

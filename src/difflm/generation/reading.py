@@ -16,9 +16,8 @@ from torch.nn import functional as F
 from difflm.controls.gaps import BLANK
 from difflm.data.batches import Batch
 from difflm.data.chat import Chat
-from difflm.data.meaning import Lexicon
+from difflm.data.meaning import Lexicon, is_other_language
 from difflm.data.tokenizers import SPECIALS, Tokenizer
-from difflm.data.words import is_other_language
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import NO_SOURCE
 from difflm.diffusion.noise import Noise

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from difflm.data.batches import Batch
-from difflm.data.encoders import is_pretrained
-from difflm.data.tokenizers import START, PretrainedTokenizer, Tokenizer
+from difflm.data.tokenizers import START, PretrainedTokenizer, Tokenizer, is_pretrained
 from difflm.diffusion.denoiser import require_source
 from difflm.diffusion.samplers.loop import Caches, Memory
 from difflm.methods.base import ReadsSources, Sized, TextSpec

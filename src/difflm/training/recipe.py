@@ -14,9 +14,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from difflm.data.corpora import PAIRS, split_paths
-from difflm.data.encoders import is_pretrained
 from difflm.data.texts import LONGEST, MOST_TOKENS
-from difflm.data.tokenizers import PretrainedTokenizer
+from difflm.data.tokenizers import PretrainedTokenizer, is_pretrained
 from difflm.errors import DifflmError, UsageError, explain_faults, first_line, suggest
 from difflm.methods import METHODS, Method
 from difflm.runtime.files import Json, check_regular, read_checked

@@ -14,11 +14,10 @@ from difflm.data import tokenfile
 from difflm.data.batches import Batch, Batches, Permutation, Stream, split
 from difflm.data.corpora import NAMES, corpus_examples, corpus_path, corpus_paths, counted_texts, plain_texts
 from difflm.data.corpora import Split as SplitName
-from difflm.data.encoders import is_pretrained
 from difflm.data.prompts import prompt_words
 from difflm.data.texts import LONGEST, MOST_TOKENS, cut_text, split_long
 from difflm.data.tokenfile import HELD, Ints, Limits, TokenFile, digest_key, select_texts, tokens_that_hold_most
-from difflm.data.tokenizers import Bpe, Characters, PretrainedTokenizer, Tokenizer, Words
+from difflm.data.tokenizers import Bpe, Characters, PretrainedTokenizer, Tokenizer, Words, is_pretrained
 from difflm.errors import DifflmError
 from difflm.methods import METHODS, TextSpec
 from difflm.models.adapters import fingerprint_weights
