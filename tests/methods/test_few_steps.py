@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from difflm.app.cli import main
 from difflm.data.batches import Batches
-from difflm.data.pairs import read_pairs
+from difflm.data.labels import read_noise
 from difflm.data.tokenfile import Limits, select_texts
 from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.denoiser import Denoiser
@@ -84,13 +84,13 @@ def test_texts_keep_their_noise_whatever_is_left_out(tmp_path, tiny_runs):
     lines = [("The old pub", 3), (" ", 3), ("red " * 40, 3), ("A small inn", 3), ("One quiet pub", 4), ("The inn", 3)]
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps({"text": text, "seed": seed}) + "\n" for text, seed in lines))
-    assert [column.tolist() for column in read_pairs(path, "text")] == [[3, 3, 3, 4, 3], [0, 2, 3, 0, 4]]
+    assert [column.tolist() for column in read_noise(path, "text")] == [[3, 3, 3, 4, 3], [0, 2, 3, 0, 4]]
     recipe = check({**read_recipe(tiny_runs["difflm"]), "data": str(path)})
     _, tokenizer, _ = load_run(tiny_runs["difflm"])
     setup = Setup(recipe, tmp_path / "out", torch.device("cpu"), lambda *_: None, None, False)
     tokens = read_tokens(setup, tokenizer, "train")
     kept = select_texts(tokens, Limits(24)).kept
-    batch = Batches(tokens, 4, 0, (24,), kept, origin=read_pairs(path, "text")).batch(0)
+    batch = Batches(tokens, 4, 0, (24,), kept, origin=read_noise(path, "text")).batch(0)
     rows = zip(batch.ids, batch.lengths, *batch.origin, strict=True)
     found = {tokenizer.decode(ids[:length]): (seed, sample) for ids, length, seed, sample in rows}
     assert found == {"The old pub": (3, 0), "A small inn": (3, 3), "One quiet pub": (4, 0), "The inn": (3, 4)}
@@ -115,7 +115,7 @@ def test_texts_without_noise_are_refused(tmp_path, tiny_runs, capsys, line, said
 
 def test_a_file_of_plain_texts_holds_no_noise(tmp_path):
     with pytest.raises(UsageError, match="has no noise"):
-        read_pairs(tmp_path / "my.txt", "text")
+        read_noise(tmp_path / "my.txt", "text")
 
 
 # -- estimates that lag behind ----------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""Labelled texts: a .jsonl file with a text and any number of labels per line.
+"""What a .jsonl file says about its texts: any number of labels, or the noise that each was generated from.
 
 The kind of a label follows from its value: a string labels the whole text, a list of strings has a tag for every token,
 a list of [first, last, label] has spans, both ends included. Null is no label: a classifier learns that a text has no
 label or no spans, and leaves missing tags out of its loss.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,50 +67,38 @@ class Labels:
 
 def read_labels(path: Path, text_column: str) -> list[Labels]:
     """Read every labelling of a file; one whose lines differ in kind is refused."""
-    columns: dict[str, list[object]] = {}
-    numbers: list[int] = []
-    for number, row in read_jsonl(path):
-        if not str(row.get(text_column, "")).strip():
-            continue
-        for name in (row.keys() | columns.keys()) - {text_column}:
-            columns.setdefault(name, [None] * len(numbers)).append(row.get(name))
-        numbers.append(number)
-    found = [encode_labels(name, values, path, numbers) for name, values in sorted(columns.items())]
-    if not found:
+    lines = [(n, row) for n, row in read_jsonl(path) if str(row.pop(text_column, "")).strip()]
+    names = sorted({name for _, row in lines for name in row})
+    if not names:
         raise UsageError(
             f'{path} has no labels besides {text_column!r}. Add one to each line, such as "topic": "food".'
         )
-    return found
+    return [encode_labels(name, [(n, row.get(name)) for n, row in lines], path) for name in names]
 
 
-def encode_labels(name: str, values: list[object], path: Path, numbers: list[int]) -> Labels:
-    kind = common_kind(name, values, path, numbers)
-    found = set[str]()
-    for value in values:
-        map_labels(value, kind, found.add)
-    names = sorted(found - {NONE})
-    if kind == "text" and len(names) == len(values) > FEW:
-        raise UsageError(
-            f"{name!r} in {path} differs in each of {len(values):,} texts, so it is not a label. Leave it out."
-        )
-    known = {label: i for i, label in enumerate([NONE, *names])}
-    rows = [map_labels(value, kind, known.__getitem__) for value in values]
-    return Labels(Labelling(name, kind, (NONE, *names)), rows)
-
-
-def common_kind(name: str, values: list[object], path: Path, numbers: list[int]) -> Kind:
-    """The kind that a label has in all lines; an empty list may be tags or spans."""
-    given = [(n, kind_of(value)) for n, value in zip(numbers, values, strict=True) if value not in (None, [])]
+def encode_labels(name: str, lines: list[tuple[int, object]], path: Path) -> Labels:
+    """Find the kind that a label has in all lines, and number its values."""
+    given = [(n, kind_of(value)) for n, value in lines if value not in (None, [])]  # [] may be tags or spans
     if not given:
         raise UsageError(f"{name!r} in {path} is empty in every line: it labels nothing. Leave it out.")
     kind = given[0][1]
-    odd = next((n for n, found in given if found is None or found != kind), None)
-    if kind is None or odd is not None:
+    if kind is None or any(found != kind for _, found in given):
+        odd = next(n for n, found in given if found is None or found != kind)
         raise UsageError(
             f"{name!r} in {path} is not one kind of label (line {odd}). Give a word, a list of words "
             "(one tag per token) or a list of [first, last, label] in every line."
         )
-    return kind
+    found = set[str]()
+    for _, value in lines:
+        map_labels(value, kind, found.add)
+    names = sorted(found - {NONE})
+    if kind == "text" and len(names) == len(lines) > FEW:
+        raise UsageError(
+            f"{name!r} in {path} differs in each of {len(lines):,} texts, so it is not a label. Leave it out."
+        )
+    known = {label: i for i, label in enumerate([NONE, *names])}
+    rows = [map_labels(value, kind, known.__getitem__) for _, value in lines]
+    return Labels(Labelling(name, kind, (NONE, *names)), rows)
 
 
 def kind_of(value: object) -> Kind | None:
@@ -146,3 +135,35 @@ def map_labels(value: Ids, kind: Kind, change: Callable[[str], int | None]) -> I
     if kind == "tags":
         return [change(tag) for tag in value or []]
     return [(first, last, change(label)) for first, last, label in value or []]
+
+
+# -- noise ------------------------------------------------------------------------------------------------------------
+
+HOW = "Generate such a file: difflm generate MODEL -n 100000 --sampler ddim --json > pairs.jsonl."
+
+
+def read_noise(path: Path, text_column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Read the seed and sample number of every text that `difflm generate --json` wrote, for reflow: the k-th line of a
+    seed, from 0 on, is its sample k.
+
+    Outputs of several seeds may be concatenated; each begins with its first sample. The lines do not tell whether a
+    deterministic sampler such as ddim wrote them.
+    """
+    if ".jsonl" not in path.suffixes:
+        raise UsageError(f"{path} has no noise for its texts. {HOW}")
+    origins = list[tuple[int, int]]()
+    following: Counter[int] = Counter()
+    for number, row in read_jsonl(path):
+        seed = row.get("seed")
+        if type(seed) is not int or not 0 <= seed < 2**31:
+            raise UsageError(f"line {number} of {path} does not state its seed. {HOW}")
+        if row.get("controls"):
+            raise UsageError(f"line {number} of {path} was generated under a control, not from its noise alone. {HOW}")
+        # Of several candidates one is kept, whose sample number differs from the line's.
+        if row.get("denoiser_calls") != row.get("steps"):
+            raise UsageError(f"line {number} of {path} did not take one call per step: generate without candidates.")
+        if str(row[text_column]).strip():
+            origins.append((seed, following[seed]))
+        following[seed] += 1
+    seeds, samples = np.array(origins, np.int64).reshape(-1, 2).T
+    return seeds, samples

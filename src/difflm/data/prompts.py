@@ -14,7 +14,6 @@ from difflm.data.texts import Example, file_kind, read_texts
 from difflm.data.tokenizers import START
 from difflm.data.words import split_words
 from difflm.errors import UsageError
-from difflm.runtime.files import Json
 
 HIDDEN = START  # in place of a span that was cut out: no source contains START
 SHARE = 0.3  # of a text's tokens, in a span that is cut out
@@ -84,13 +83,8 @@ def read_prompted(path: Path, column: str | None) -> Iterator[Example]:
             (short if one.labelling.kind == "text" else long).extend(told)
         for lead in (*short, *long):
             others = [one for one in short if one != lead]
-            yield Example(text, tell_beside(lead, others, draw), prompted=True)
-
-
-def tell_beside(lead: str, others: Sequence[str], draw: random.Random) -> str:
-    """A statement and any number of others, in random order."""
-    told = [lead, *draw.sample(others, draw.randint(0, len(others)))]
-    return BESIDE.join(draw.sample(told, len(told)))
+            told = [lead, *draw.sample(others, draw.randint(0, len(others)))]
+            yield Example(text, BESIDE.join(draw.sample(told, len(told))), prompted=True)
 
 
 def tell_all(labelling: Labelling, row: Ids, words: int, draw: random.Random) -> list[str]:
@@ -109,8 +103,3 @@ def tell_all(labelling: Labelling, row: Ids, words: int, draw: random.Random) ->
 def prompt_words(path: Path, column: str | None) -> Iterator[str]:
     """Yield each text and each prompt once: the texts of the vocabulary."""
     return (one.source or one.target for one in read_prompted(path, column) if one.cut is None)
-
-
-def labels_told(path: Path, column: str | None) -> list[Json]:
-    """The labels that prompts state, for the config of a run."""
-    return [one.labelling.to_json() for one in read_labels(path, column or "text")]

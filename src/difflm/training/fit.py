@@ -18,8 +18,7 @@ from difflm.data.batches import PackedBatches, PackedRows, held_out, split
 from difflm.data.chat import ChatSources
 from difflm.data.corpora import NAMES, corpus_examples, corpus_path, resolve_data
 from difflm.data.open_tokenizer import TokenizerFiles
-from difflm.data.pairs import read_pairs
-from difflm.data.prompts import labels_told
+from difflm.data.labels import read_labels, read_noise
 from difflm.data.remote import fetch_remote, is_remote
 from difflm.data.tokenfile import Ints, Limits, TokenFile, tokens_that_hold_most
 from difflm.data.tokenizers import UNK, Tokenizer
@@ -211,13 +210,14 @@ def prepare_rows(
     if able.coupled:
         if not initial:
             raise UsageError("a coupled model starts from its teacher: give init=MODEL, which wrote the texts.")
-        origin = read_pairs(corpus_path(recipe.data, setup.root), recipe.column or "text")
+        origin = read_noise(corpus_path(recipe.data, setup.root), recipe.column or "text")
         report_odd_pairs(setup, origin, tokens, np.union1d(subset, chosen.held_out[1]), initial[0])
     batches, validation = texts.make_batches(setup, longest, chosen.training, chosen.held_out, origin=origin)
     if tokens.holds_pieces:
         counts["whole_texts_held_out"] = True
     if recipe.task == "prompts":
-        counts["labels"] = labels_told(corpus_path(recipe.data, setup.root), recipe.column)
+        labels = read_labels(corpus_path(recipe.data, setup.root), recipe.column or "text")
+        counts["labels"] = [one.labelling.to_json() for one in labels]
     noisy = {"vectors", "simplex"} & {*able.settings} or able.whole_text
     others: Figure = "round_nats" if METHODS[recipe.method].family == "edits" else "masked_nats"
     unlikely: Figure = "pair_nats" if origin else "noisy_nats" if noisy else others
