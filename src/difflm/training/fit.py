@@ -17,8 +17,8 @@ from torch import Tensor
 from difflm.data.batches import PackedBatches, PackedRows, held_out, split
 from difflm.data.chat import ChatSources
 from difflm.data.corpora import NAMES, corpus_examples, corpus_path, resolve_data
-from difflm.data.open_tokenizer import TokenizerFiles
 from difflm.data.labels import read_labels, read_noise
+from difflm.data.open_tokenizer import TokenizerFiles
 from difflm.data.remote import fetch_remote, is_remote
 from difflm.data.tokenfile import Ints, Limits, TokenFile, tokens_that_hold_most
 from difflm.data.tokenizers import UNK, Tokenizer
