@@ -129,10 +129,11 @@ def test_the_cost_of_a_text_is_its_own(models):
 
 
 def test_the_clock_of_a_chosen_text_counts_all_candidates(models, monkeypatch):
-    """Ticks of a clock that moves by one at every look: a tile takes one, and nine candidates of a length are three."""
+    """Ticks of a clock that moves by one at every look: a tile takes one, nine candidates of a length are three,
+    and the choice takes another."""
     ticks = iter(range(10_000))
     monkeypatch.setattr("difflm.generation.loops.time.perf_counter", lambda: next(ticks))
-    assert models["difflm"].generate(steps=2, mbr=9, controls=[Length(5)])[0].seconds == 3
+    assert models["difflm"].generate(steps=2, mbr=9, controls=[Length(5)])[0].seconds == 4
 
 
 def test_drafts_end_as_the_text(models):

@@ -3,6 +3,7 @@
 The arguments of the generating methods are defined here, once: editors complete them, and `help` lists them."""
 
 import inspect
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -10,7 +11,7 @@ from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 import torch
 
-from difflm.controls import CONTROLS, Control, Infill
+from difflm.controls import Control, Infill
 from difflm.controls.gaps import Edit
 from difflm.controls.guidance import GuidanceSettings
 from difflm.controls.plan import ControlPlan, check_text
@@ -20,7 +21,6 @@ from difflm.diffusion.condition import UNCONDITIONAL
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED
 from difflm.diffusion.timesteps import StepSpan
-from difflm.errors import UsageError, suggest
 from difflm.generation.reading import Reader
 from difflm.generation.texts import Generation as Generation
 from difflm.methods.rivals import ControlDecoder
@@ -44,7 +44,6 @@ class Chosen:
 
     index: int
     calls: int = 0  # of the network
-    seconds: float = 0.0
     classifier_calls: int = 0
     ids: Ids | None = None
     said: Sequence[str] = ()  # warnings
@@ -184,7 +183,9 @@ class GenerationJob:
         ready = sorted(k for k, own in self.waiting.items() if len(own) == self.each)
         groups = [[one for _, one in sorted(self.waiting.pop(k).items())] for k in ready]
         ids = [[row.ids for row, _ in group] for group in groups]
-        best, texts = self.choose(ready, ids, [[decode for _, decode in group] for group in groups]), {}
+        begun, texts = time.perf_counter(), dict[int, Generation]()
+        best = self.choose(ready, ids, [[decode for _, decode in group] for group in groups]) if ready else []
+        seconds = time.perf_counter() - begun if ready else 0.0
         for k, group, chosen in zip(ready, groups, best, strict=True):
             text, checks = group[chosen.index][1](ids=chosen.ids), [*chosen.checks]
             if self.plan and not self.hides:
@@ -195,7 +196,7 @@ class GenerationJob:
                 warnings=[*text.warnings, *chosen.said],
                 denoiser_calls=sum(row.calls for row, _ in group) + chosen.calls,
                 classifier_calls=sum(row.classifier_calls for row, _ in group) + chosen.classifier_calls,
-                seconds=self.cost.pop(k) + chosen.seconds,
+                seconds=self.cost.pop(k) + seconds,
             )
         return texts
 
@@ -205,19 +206,17 @@ def choose_by_classifiers(plan: ControlPlan | ControlDecoder) -> Choice:
     model's likelihood counts too: they leave little choice, and texts that comply may read badly."""
 
     def choose(_: Sequence[int], ids: list[list[Ids]], __: list[list[Decode]]) -> list[Chosen]:
-        if not ids:
-            return []
-        rows = [one for group in ids for one in group]
-        nats, calls = plan.classifier_nats(rows), 0
-        if isinstance(plan, ControlPlan) and plan.reads_words:
+        rows, calls, found = [one for group in ids for one in group], 0, list[Chosen]()
+        nats = plan.classifier_nats(rows) if rows else []
+        if rows and isinstance(plan, ControlPlan) and plan.reads_words:
             nats = [LABEL_WEIGHT * own + words for own, words in zip(nats, plan.word_nats(rows), strict=True)]
             calls = 1
-        cost = iter(nats)
-        costs = [[next(cost) for _ in group] for group in ids]
-        asked = len({id(classifier) for classifier in plan.asked_classifiers})
-        best = (min(range(len(group)), key=group.__getitem__) for group in costs)
-        both = zip(best, map(len, costs), strict=True)
-        return [Chosen(k, calls * count, classifier_calls=asked * count) for k, count in both]
+        cost, asked = iter(nats), len({id(classifier) for classifier in plan.asked_classifiers})
+        for group in ids:
+            costs = [next(cost) for _ in group]
+            best = costs.index(min(costs))
+            found.append(Chosen(best, calls * len(group), classifier_calls=asked * len(group)))
+        return found
 
     return choose
 
@@ -252,12 +251,3 @@ def list_arguments(method: F) -> F:
     ]
     method.__signature__ = signature.replace(parameters=own + more)  # type: ignore[attr-defined]
     return method
-
-
-def explain_setting(name: str) -> UsageError:
-    """The error for an unknown argument, with a similar name or what to give instead."""
-    if name in CONTROLS:
-        return UsageError(f"{name} is a control: give controls=[{CONTROLS[name].__name__}(…)].")
-    known = [*SETTINGS, *WrittenFrom.__annotations__, "n", "seed", "edit"]
-    hint = suggest(name, known) or f"Known: {', '.join(SETTINGS)}."
-    return UsageError(f"unknown setting {name!r}. {hint}".strip())

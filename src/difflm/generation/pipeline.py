@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn, SupportsIndex, TypeVar, Unpack
 
-from difflm.controls import Control, Infill, ModelInfo
+from difflm.controls import CONTROLS, Control, Infill, ModelInfo
 from difflm.controls.base import prepare_together
 from difflm.controls.gaps import Edit
 from difflm.controls.guidance import STANDARD, TOKENS, GuidanceSettings, LabelReader
@@ -33,7 +33,6 @@ from difflm.generation.jobs import (
     Written,
     WrittenFrom,
     choose_by_classifiers,
-    explain_setting,
     list_arguments,
 )
 from difflm.generation.ranking import GapFit, check_repairs, make_ranking, read_in_order
@@ -47,7 +46,7 @@ from difflm.methods.rivals import DECODERS, ControlDecoder, choose_decoder
 from difflm.models.base import NO_WORDS, LanguageModel, Sampling
 from difflm.models.batching import Row
 from difflm.models.in_order import IN_ORDER
-from difflm.models.sampling import SETTINGS
+from difflm.models.sampling import SETTINGS, explain_setting
 from difflm.player.frames import Draft
 from difflm.runtime.files import Json
 from difflm.runtime.threads import check_process
@@ -145,7 +144,9 @@ class TextDiffusion(Reader):
     def sampling(self, **changes: Any) -> Sampling:
         """Return the model's sampling settings with some changed; `None` keeps the model's own value."""
         if unknown := [name for name in changes if name not in SETTINGS]:
-            raise explain_setting(unknown[0])
+            if (name := unknown[0]) in CONTROLS:
+                raise UsageError(f"{name} is a control: give controls=[{CONTROLS[name].__name__}(…)].")
+            raise explain_setting(name, ["n", "seed", "progress", "frames", *ARGUMENTS])
         sampling = self.model.sampling.change(changes)
         checks.check_sampling(sampling, self.model)
         return sampling

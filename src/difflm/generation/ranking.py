@@ -1,7 +1,6 @@
 """Rank candidates by how likely a model finds them: the model that wrote them, or another one, such as its twin."""
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,13 +45,11 @@ class Ranking:
         size = 1 if self.scorer.device.type == "cpu" else max(1, len(ids))
         found = []
         for start in range(0, len(ids), size):
-            begun = time.perf_counter()
-            versions = self.read_versions(numbers[start : start + size], ids[start : start + size])
-            seconds = time.perf_counter() - begun
-            for own, group in zip(versions, ids[start : start + size], strict=True):
-                index = min(range(len(own)), key=lambda k: own[k].nats_per_token)
-                changed = None if own[index].ids == group[index] else own[index].ids
-                found.append(Chosen(index, sum(one.readings for one in own), seconds, ids=changed))
+            some = slice(start, start + size)
+            for own, group in zip(self.read_versions(numbers[some], ids[some]), ids[some], strict=True):
+                best = min(own, key=lambda one: one.nats_per_token)
+                index, readings = own.index(best), sum(one.readings for one in own)
+                found.append(Chosen(index, readings, ids=None if best.ids == group[index] else best.ids))
         return found
 
     def read_versions(self, numbers: Sequence[int], ids: list[list[Ids]]) -> list[list[Repaired]]:
@@ -102,18 +99,16 @@ class GapFit:
     given: str = ""
 
     def __call__(self, _: Sequence[int], ids: list[list[Ids]], __: object = None) -> list[Chosen]:
-        found, in_order = [], self.writer.model.capabilities.reads_in_order
+        found = []
         for group in ids:
-            begun = time.perf_counter()
-            rows = {*map(tuple, group)}
             costs, calls = [0.0] * len(group), 0
-            if not in_order:
+            if not self.writer.model.capabilities.reads_in_order:
                 costs, calls = self.read_windows(group)
-            elif len(rows) > 1:  # otherwise there is nothing to choose
-                costs, calls = read_in_order(self.writer, group), len(rows)
+            elif (different := len({*map(tuple, group)})) > 1:  # otherwise there is nothing to choose
+                costs, calls = read_in_order(self.writer, group), different
             odd = map(self.count_odd, map(self.writer.tokenizer.decode, group))
             costs = [cost + UNKNOWN_SPELLING * count for cost, count in zip(costs, odd, strict=True)]
-            found.append(Chosen(costs.index(min(costs)), calls, time.perf_counter() - begun))
+            found.append(Chosen(costs.index(min(costs)), calls))
         return found
 
     def count_odd(self, text: str) -> int:

@@ -59,13 +59,6 @@ def list_texts(given: Any, what: str) -> list[str]:
     return found
 
 
-def base_of_adapters(name_or_path: str | Path) -> str | None:
-    """The directory of somebody else's model, if a run holds adapters of it."""
-    config = peek_config(str(name_or_path))
-    adapts = "adapter" in config and METHODS[config["method"]].kind == "adapter"
-    return find_base(find_run(name_or_path), config) if adapts else None
-
-
 class Reader:
     """A model with its tokenizer, which reads texts. `TextDiffusion` also writes them. It is loaded by name, saved as a
     directory, and pushed to the Hub."""
@@ -135,8 +128,12 @@ class Reader:
         elif revision is not None:
             raise UsageError(f"a revision is for models on the Hub; {name_or_path} is on this machine.")
         added = [Path(adapter)] if isinstance(adapter, str | Path) else [*map(Path, adapter)]
-        if base := base_of_adapters(name_or_path):
-            name_or_path, added = base, [Path(name_or_path), *added]
+        config = peek_config(str(name_or_path))
+        if "adapter" in config and METHODS[config["method"]].kind == "adapter":  # of somebody else's model
+            added, name_or_path = (
+                [Path(name_or_path), *added],
+                find_base(find_run(name_or_path), config) or name_or_path,
+            )
         adapters = [Adapter.read(path) for path in added]
         for one in adapters:
             one.check_base(find_run(name_or_path))
@@ -146,35 +143,28 @@ class Reader:
                 one.add_to(found.model)
                 found.model.set_longest(one.run.get("longest", found.model.longest - 1))
             made = cls(found.model, found.tokenizer, found.config, Inference(found.model, None, compile))
-            made.name, made.chat = name, found.chat
-            return made
-        made = cls._load_own(name_or_path, chosen, dtype, compile, adapters)
+            made.chat = found.chat
+        else:
+            made = cls._load_run(find_run(name_or_path), chosen, dtype, compile, adapters)
         made.name = name
         return made
 
     @classmethod
-    def _load_own(
-        cls,
-        name_or_path: str | Path,
-        device: torch.device,
-        dtype: torch.dtype | None,
-        compile: bool,
-        adapters: Sequence[Adapter],
+    def _load_run(
+        cls, run: Path, device: torch.device, dtype: torch.dtype | None, compile: bool, adapters: Sequence[Adapter]
     ) -> Self:
         """Load a run, with its classifiers."""
-        model, tokenizer, config = load_run(name_or_path, device)
+        model, tokenizer, config = load_run(run, device)
         for one in adapters:
             one.add_to(model)
-        eight = dtype is torch.int8
-        if eight:
+        if eight := dtype is torch.int8:
             check_eight_bits(model)
         model.set_compute_dtype(None if eight or dtype is torch.float32 else dtype)
         inference = Inference(model, fastest_dtype(device) if dtype is None else dtype if eight else None, compile)
         made = cls(model, tokenizer, config, inference)
-        made.folder, made.fixed_dtype = find_run(name_or_path), dtype is not None
-        made.guides = sorted(made.folder.glob("guide*/"))
+        made.folder, made.fixed_dtype, made.guides = run, dtype is not None, sorted(run.glob("guide*/"))
         if not made.guides and "base" in config:  # of the run that its weights are added to: word vectors are the same
-            made.guides = sorted(find_run(check_base(made.folder, config)[0]).glob("guide*/"))
+            made.guides = sorted(find_run(check_base(run, config)[0]).glob("guide*/"))
         check_sampling(model.sampling, model)
         return made
 
@@ -193,7 +183,21 @@ class Reader:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:
                 run = Path(beside) / target.resolve().name
-                self._write_run(run)
+                run.mkdir()
+                left_out = (*OF_WEIGHTS, "base")  # keys that describe the file of weights
+                about = {key: value for key, value in self.config.items() if key not in left_out}
+                write_checked(run / "config.json", about)
+                self.tokenizer.save(run / "tokenizer.json")
+                save_weights(run, self.model.state_dict())
+                for name in BESIDE:
+                    if self.folder is not None and (self.folder / name).is_file():
+                        shutil.copyfile(self.folder / name, run / name)
+                for guide in self.guides:
+                    own = run / (guide.name if guide.name.startswith("guide") else f"guide-{guide.name}")
+                    own.mkdir()
+                    for path in (path for pattern in GUIDE_FILES for path in guide.glob(pattern)):
+                        shutil.copyfile(path, own / path.name)
+                write_card(run)
                 if target.exists():
                     target.rmdir()
                 os.replace(run, target)
@@ -208,22 +212,6 @@ class Reader:
         with tempfile.TemporaryDirectory() as beside:
             folder = self.save_pretrained(Path(beside) / repo.rpartition("/")[2])
             return push_to_hub(folder, repo, revision, token, private)
-
-    def _write_run(self, run: Path) -> None:
-        run.mkdir()
-        left_out = (*OF_WEIGHTS, "base")  # keys that describe the file of weights
-        write_checked(run / "config.json", {key: value for key, value in self.config.items() if key not in left_out})
-        self.tokenizer.save(run / "tokenizer.json")
-        save_weights(run, self.model.state_dict())
-        for name in BESIDE:
-            if self.folder is not None and (self.folder / name).is_file():
-                shutil.copyfile(self.folder / name, run / name)
-        for guide in self.guides:
-            own = run / (guide.name if guide.name.startswith("guide") else f"guide-{guide.name}")
-            own.mkdir()
-            for path in (path for pattern in GUIDE_FILES for path in guide.glob(pattern)):
-                shutil.copyfile(path, own / path.name)
-        write_card(run)
 
     def source_room(self) -> int:
         """The largest number of tokens of a source; raises an error for a model without sources."""

@@ -2,7 +2,6 @@
 one is chosen that keeps its meaning as far as that can be checked, and fits best."""
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,16 +55,16 @@ class Rewriting:
         return [self.choose(group) for group in ids]
 
     def choose(self, group: list[Ids]) -> Chosen:
-        begun, text, lexicon = time.perf_counter(), self.edit.text.strip(), self.writer.lexicon
+        text, lexicon = self.edit.text.strip(), self.writer.lexicon
         read = [self.read_answer(row) for row in group]
         good = [one for one in dict.fromkeys(read) if find_fault(text, one, lexicon, self.edit.keep) is None]
         costs, said = self.list_costs(good, MOST_NATS), list[str]()
         if not costs:
             costs, said = self.list_costs(list_exchanges(text, self.edit.keep)), [EXCHANGED]
         best = min(costs, key=costs.__getitem__, default=text)
-        index, seconds = read.index(best) if best in read else 0, time.perf_counter() - begun
+        index = read.index(best) if best in read else 0
         ids, checks = self.writer.tokenizer.encode(best), [self.check(best)]
-        return Chosen(index, len(good), seconds, ids=ids, said=said if costs else [UNCHANGED], checks=checks)
+        return Chosen(index, len(good), ids=ids, said=said if costs else [UNCHANGED], checks=checks)
 
     def read_answer(self, row: Ids) -> str:
         """What a candidate says, as many sentences as the text has, without a mark at the end if that has none."""

@@ -271,6 +271,7 @@ class LanguageModel(Trainable):
 
     def observe_pairs(self, counts: Tensor) -> None:
         """The same for pairs: how many have each length of source and text, [S + 1, L + 1]."""
+        self.lengths.observe_pairs(counts)
 
 
 class WordModel(LanguageModel):

@@ -316,9 +316,6 @@ class DiffusionModel(LanguageModel):
             start_from_frequencies(self.denoiser.network.get_parameter("head.bias"), tokens)
             start_from_frequencies(self.denoiser.codec.bias, tokens)
 
-    def observe_pairs(self, counts: Tensor) -> None:
-        self.lengths.observe_pairs(counts)
-
     @property
     def pair_readers(self) -> list[Any]:
         return [part for part in (self.process, self.denoiser.codec) if part.reads_pairs]

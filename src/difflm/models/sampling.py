@@ -2,7 +2,6 @@
 understand it once; the command's options, the HTTP API's schema, the checks and their messages derive from it. Nothing
 here imports torch, so that the command's help need not."""
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args
@@ -10,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from difflm.errors import UsageError
+from difflm.errors import UsageError, suggest
 from difflm.runtime.files import read_own_table
 
 Family = Literal["any", "diffusion", "vectors", "simplex", "masks", "masked", "tokens", "left-to-right", "edits"]
@@ -57,11 +56,8 @@ class Sampling:
 
     def change(self, changes: Mapping[str, Any]) -> "Sampling":
         """The same with other values; `None` leaves one as it is. Unknown names and values out of range are refused."""
-        for name in changes:
-            if name not in SETTINGS:
-                near = difflib.get_close_matches(name, SETTINGS, n=1)
-                hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(SETTINGS)}."
-                raise UsageError(f"unknown setting {name!r}. {hint}")
+        if unknown := [name for name in changes if name not in SETTINGS]:
+            raise explain_setting(unknown[0])
         given = {name: value for name, value in changes.items() if value is not None}
         try:
             return replace(self, **given)
@@ -74,6 +70,12 @@ STEP_RULES = {family: about["rules"] for family, about in _TABLE["processes"].it
 KNOWN = {family: about["settings"] for family, about in _TABLE["processes"].items()}
 SETTINGS = Sampling.__pydantic_fields__  # type: ignore[attr-defined]
 FAMILIES: dict[str, Family] = {name: one.json_schema_extra["family"] for name, one in SETTINGS.items()}
+
+
+def explain_setting(name: str, others: Iterable[str] = ()) -> UsageError:
+    """The error for an unknown setting, or argument if there are `others`."""
+    hint = suggest(name, [*SETTINGS, *others]) or f"Known: {', '.join(SETTINGS)}."
+    return UsageError(f"unknown setting {name!r}. {hint}".strip())
 
 
 def understood_by(families: Collection[Family]) -> list[str]:

@@ -81,9 +81,6 @@ class EditDiffusion(editing.EditModel):
         tokens[END] = lengths.sum()
         start_from_frequencies(self.generator.head.bias, tokens)
 
-    def observe_pairs(self, counts: Tensor) -> None:
-        self.lengths.observe_pairs(counts)
-
     # -- the two networks ---------------------------------------------------------------------------------------
 
     def encode_source(self, source: Tensor | None, mask: Tensor | None) -> list[Memory] | None:
