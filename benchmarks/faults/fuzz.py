@@ -40,7 +40,7 @@ from difflm.generation.requests import parse_request
 from difflm.player.frames import Draft, pack_drafts, spaces, written
 from difflm.runtime.files import read_json
 from difflm.runtime.tensors import load_tensors
-from difflm.training.checkpoints import drop_records_after
+from difflm.training.checkpoints import go_back
 from difflm.training.recipe import load_recipe
 
 JSON = st.recursive(
@@ -167,7 +167,7 @@ def read_tokenizers(how: Any) -> None:
 @target(how=damaged, step=st.integers(0, 5))
 def read_metrics(how: Any, step: int) -> None:
     path = put("metrics.jsonl", damage(METRICS, how))
-    drop_records_after(path, step)
+    go_back(path.parent, step)
     kept = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert all(record["step"] <= step for record in kept if record.get("kind") in ("train", "validation"))
 

@@ -28,12 +28,11 @@ from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.requests import Request
 from difflm.methods import METHODS, TextSpec
 from difflm.runtime.tensors import SkipInit
-from difflm.training.checkpoints import checkpoint_steps
 from difflm.training.recipe import known_recipes, load_recipe
 from difflm.training.run import read_config
 from difflm.training.trainer import Progress
 from difflm.training.validation import Validation
-from tests.support.tiny import MODEL, WRITERS, tiny_run, write_grammar
+from tests.support.tiny import MODEL, WRITERS, checkpoint_steps, tiny_run, write_grammar
 
 PATIENCE = 300.0  # seconds after which a process that a test waits for hangs
 VERBS = ["generate", "translate", "train", "evaluate", "compare", "score", "methods", "info"]

@@ -21,10 +21,10 @@ from difflm.runtime import distributed
 from difflm.runtime.distributed import Processes, current, divide_weights
 from difflm.runtime.resumable import ResumableLines
 from difflm.runtime.tensors import load_tensors, save_tensors
-from difflm.training.checkpoints import checkpoint_steps, load_checkpoint, newest_checkpoint, shard_name
+from difflm.training.checkpoints import load_checkpoint, newest_checkpoint, shard_name
 from difflm.training.fit import check_shares
 from tests.support.processes import SIZES, command_together, run_together, running, start, train
-from tests.support.tiny import tiny_run, write_grammar
+from tests.support.tiny import checkpoint_steps, tiny_run, write_grammar
 
 # The distance between two sets of weights, as a share of the way that training moved them. Sums in another order differ
 # by about 1e-7 in float32, and Adam divides small gradients by their own size: 1e-6 to 1e-5 was measured.

@@ -14,6 +14,7 @@ import torch
 
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS
+from difflm.training.checkpoints import list_checkpoints
 from difflm.training.fit import train_run
 from difflm.training.recipe import check
 from difflm.training.texts import Setup
@@ -43,6 +44,11 @@ class Silent:
     def progress(self, now: object) -> None: ...
     def validated(self, now: object) -> None: ...
     def samples(self, step: int, model: object) -> None: ...
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """Steps of a run's checkpoints, rising."""
+    return sorted(int(path.name.removeprefix("step-")) for path in list_checkpoints(run))
 
 
 def write_grammar(path: Path, n: int, seed: int = 0) -> list[str]:

@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from difflm.app.commands.options import report_errors
 from difflm.errors import DifflmError, UsageError
 from difflm.runtime.files import replace_atomically, write_atomic
-from difflm.training.checkpoints import checkpoint_steps, save_checkpoint
+from difflm.training.checkpoints import save_checkpoint
 from difflm.training.fit import train_run
 from difflm.training.recipe import check, read_recipe
 from difflm.training.run import load_run
 from difflm.training.texts import Setup
 from difflm.training.trainer import catch_stop_signals
-from tests.support.tiny import Silent, change_json, tiny_run
+from tests.support.tiny import Silent, change_json, checkpoint_steps, tiny_run
 
 posix = pytest.mark.skipif(os.name != "posix", reason="needs fork and the signals of POSIX")
 

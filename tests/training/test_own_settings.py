@@ -98,9 +98,9 @@ def test_tokenizer_sizes_and_rows_follow_the_texts(tmp_path):
 
 
 def test_a_survey_counts():
-    found = Survey.of(["a b", "a b c", "é"])
+    found = Survey(["a b", "a b c", "é"])
     assert (found.texts, found.characters, found.bytes, found.longest) == (3, 9, 10, 5)
-    assert (found.words, found.running, found.once) == (4, 6, 2)
+    assert (found.words, found.once) == (4, 2)
 
 
 def test_names_of_texts_and_of_recipes_are_told_apart(tmp_path):

@@ -19,7 +19,7 @@ from difflm.models.base import Capabilities, Losses, Trainable
 from difflm.networks.bert import PostNormBlock
 from difflm.networks.transformer import Context
 from difflm.runtime.tensors import dequantise, load_tensors, quantise_rows, save_tensors
-from difflm.training.checkpoints import drop_records_after
+from difflm.training.checkpoints import go_back
 from difflm.training.recipe import check
 from difflm.training.run import read_config
 from difflm.training.trainer import Trainer, Update
@@ -97,7 +97,7 @@ def test_a_resumed_run_forgets_the_steps_it_will_repeat(tmp_path):
     steps = [{"kind": kind, "step": step} for step in (10, 20, 30) for kind in ("train", "validation")]
     measured = {"kind": "metric", "name": "unique", "value": 1.0}
     path.write_text("".join(json.dumps(r) + "\n" for r in [*steps, measured]) + '{"kind": "tr')
-    drop_records_after(path, 20)
+    go_back(tmp_path, 20)
     assert [json.loads(line) for line in path.read_text().splitlines()] == [*steps[:4], measured]
 
 

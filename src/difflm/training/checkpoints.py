@@ -20,6 +20,7 @@ from difflm.runtime.tensors import encode_tensors, load_tensors, save_tensors
 
 REPEATED = ("train", "validation")  # records that a resumed run writes again
 KEEP = 2  # checkpoints kept on disk
+STEP = re.compile("step-(0|[1-9][0-9]*)")
 # Of a run that trains for minutes.
 CLOCK = (("elapsed", float), ("checking", float), ("ended", float), ("checks", list), ("validated", list))
 
@@ -30,32 +31,20 @@ def advise_resume(run: Path) -> str:
     return f"Resume from {newest} with --resume." if newest else files.AGAIN
 
 
-def checkpoint_steps(run: Path) -> list[int]:
-    """Steps of a run's checkpoints, rising. Names with a leading dot are temporary; any others are ignored."""
-    found = (re.fullmatch("step-(0|[1-9][0-9]*)", p.parent.name) for p in run.glob("checkpoints/step-*/state.json"))
-    return sorted(int(name[1]) for name in found if name)
-
-
 def list_checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run, the newest first."""
-    return [run / "checkpoints" / f"step-{step}" for step in reversed(checkpoint_steps(run))]
+    """The checkpoints of a run, the newest first. Names with a leading dot are temporary; any others are ignored."""
+    found = [path.parent for path in run.glob("checkpoints/step-*/state.json") if STEP.fullmatch(path.parent.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
 def newest_checkpoint(run: Path) -> Path | None:
     return next(iter(list_checkpoints(run)), None)
 
 
-def remove_leftovers(run: Path) -> None:
-    """Remove what a process left behind that was killed while saving."""
-    for left in run.glob("checkpoints/.step-*"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
 def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: Json) -> None:
     """Write a checkpoint directory atomically, then delete the oldest ones, and later ones, which were damaged. Of
     sharded weights each process writes a file, with its rows of each tensor; the first also has what is not sharded."""
-    processes = current()
-    target = run / "checkpoints" / f"step-{step}"
+    processes, target = current(), run / "checkpoints" / f"step-{step}"
     temporary = target.with_name(f".{target.name}.new")
     with files.explain_write_errors(target), ExitStack() as stack:
         if processes.first:
@@ -65,11 +54,11 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
             files.sync_directory(run)  # the directory of checkpoints may be new
         if processes.shards:
             processes.any()  # wait until the directory exists
-            divided = {name: local_part(tensor) for name, tensor in tensors.items() if is_divided(tensor)}
-            own = {name: part for name, part in divided.items() if len(part)}
-            whole = {name: tensor for name, tensor in tensors.items() if name not in divided}
-            own |= whole if processes.first else {}
-            sha256 = save_tensors(temporary / shard_name(processes.rank, processes.count), own)
+            own = {
+                name: local_part(tensor) for name, tensor in tensors.items() if is_divided(tensor) or processes.first
+            }
+            held = {name: part for name, part in own.items() if not is_divided(tensors[name]) or len(part)}
+            sha256 = save_tensors(temporary / shard_name(processes.rank, processes.count), held)
             state = {**state, "shards": processes.gather_json(sha256)}
         else:
             state = {**state, "sha256": save_tensors(temporary / "state.safetensors", tensors)}
@@ -79,8 +68,8 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
             temporary.replace(target)
             files.sync_directory(target.parent)
             found = list_checkpoints(run)
-            here = found.index(target)
-            for other in found[:here] + found[here + KEEP :]:
+            kept = found[found.index(target) :][:KEEP]
+            for other in {*found} - {*kept}:
                 shutil.rmtree(other, ignore_errors=True)
     if processes.shards:
         processes.any()  # wait until the checkpoint exists
@@ -159,15 +148,17 @@ def is_state(state: Any) -> bool:
     return all(isinstance(number, int | float) for number in numbers)
 
 
-def drop_records_after(metrics: Path, step: int) -> None:
-    """Drop the records of steps that a resumed run will repeat, and a half-written last line."""
-
-    def is_kept(line: str) -> bool:
-        record = files.parse_record(line)
-        at = record.get("step")
-        return bool(record) and (record.get("kind") not in REPEATED or (isinstance(at, int) and at <= step))
-
+def go_back(run: Path, step: int) -> None:
+    """Remove what a process that was killed left behind: half a checkpoint, half a line of the metrics, and records of
+    steps that the resumed run will repeat."""
+    for left in run.glob("checkpoints/.step-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    metrics, kept = run / "metrics.jsonl", list[str]()
     files.check_regular(metrics)
     if metrics.exists():
-        lines = metrics.read_text(encoding="utf-8", errors="replace").split("\n")
-        files.write_atomic(metrics, "".join(f"{line}\n" for line in lines if is_kept(line)))
+        for line in metrics.read_text(encoding="utf-8", errors="replace").split("\n"):
+            record = files.parse_record(line)
+            at = record.get("step")
+            if record and (record.get("kind") not in REPEATED or (isinstance(at, int) and at <= step)):
+                kept.append(f"{line}\n")
+        files.write_atomic(metrics, "".join(kept))

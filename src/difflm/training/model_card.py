@@ -4,11 +4,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from jinja2 import Environment
+
 from difflm.data.corpora import file_names
 from difflm.methods import METHODS
 from difflm.runtime.files import Json, locked, parse_record, read_checked, write_atomic, write_checked
 
 DATASETS = {"e2e": "e2e_nlg"}  # names of corpora on the Hub
+LAYOUT = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+TEMPLATE = LAYOUT.from_string(Path(__file__).with_suffix(".md.jinja").read_text(encoding="utf-8"))
 
 
 def finish_run(run: Path, command: str) -> None:
@@ -105,35 +109,15 @@ def suggest_command(run: str, config: Json) -> str:
 
 
 def card(name: str, config: Json, records: list[Json]) -> str:
-    recipe, method = config["recipe"], METHODS[config["method"]]
-    summary, licence = summarise(config), re.sub(r"[^a-z0-9.]+", "-", recipe["licence"].lower()).strip("-")
-    rows = {
-        "method": f"`{method.name}` ({method.paper})",
-        "parameters": f"{config['parameters']:,} ({format_values(config['model'])})",
-        **({"begins with": f"`{Path(recipe['init']).name}`"} if recipe.get("init") else {}),
-        **summary,
-        "command": f"`{summary['command']}`",
-    }
-    lines = [
-        "---",
-        "library_name: difflm",
-        "pipeline_tag: text-generation",
-        f"license: {licence or 'other'}",
-        *(["datasets:", f"- {DATASETS[recipe['data']]}"] if recipe["data"] in DATASETS else []),
-        *("tags:", "- diffusion", "- text", f"- {recipe['method']}", "---"),
-        f"# {name}",
-        "",
-        f"A language model trained with difflm, method `{method.name}`.",
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {key} | {value} |" for key, value in rows.items()),
-        "",
-        "```",
-        suggest_command(name, config),
-        "```",
-    ]
-    if records:
-        lines += ["", "## Measured", "", "| texts | figure | value |", "|---|---|---|"]
-        lines += [f"| {r.get('model')} | {r.get('name')} | {'{} ({})'.format(*figure_parts(r))} |" for r in records]
-    return "\n".join(lines) + "\n"
+    recipe = config["recipe"]
+    return TEMPLATE.render(
+        name=name,
+        method=METHODS[config["method"]],
+        licence=re.sub(r"[^a-z0-9.]+", "-", recipe["licence"].lower()).strip("-") or "other",
+        dataset=DATASETS.get(recipe["data"]),
+        parameters=f"{config['parameters']:,} ({format_values(config['model'])})",
+        begins=Path(recipe["init"]).name if recipe.get("init") else "",
+        summary=summarise(config),
+        command=suggest_command(name, config),
+        records=[(record, figure_parts(record)) for record in records],
+    )

@@ -4,7 +4,6 @@ import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,48 +51,26 @@ TOKENS = {"cpu": 1024, "cuda": 16384}  # per batch, roughly
 Choice = tuple[str, Any, str]  # a key of the recipe, its value, and why
 
 
-@dataclass(frozen=True)
 class Survey:
-    """Statistics of the texts; lengths are in characters."""
+    """Statistics of texts; lengths are in characters."""
 
-    texts: int
-    characters: int
-    bytes: int
-    lengths: Sequence[int]  # of the texts, rising
-    words: int  # different ones
-    running: int  # counted words, and those that occur once
-    once: int
-    sample: Sequence[str]  # the first texts
-    english: bool = False
-
-    @classmethod
-    def of(cls, texts: Iterable[str]) -> "Survey":
-        lengths, size, counts, sample = list[int](), 0, Counter[str](), list[str]()
+    def __init__(self, texts: Iterable[str]) -> None:
+        lengths, counts = list[int](), Counter[str]()
+        self.bytes, self.sample = 0, list[str]()
         for text in texts:
-            if size < SAMPLE:
-                sample += split_long(text[:SAMPLE], MOST_PIECE)
-            if size < MOST_COUNTED:
+            if self.bytes < SAMPLE:
+                self.sample += split_long(text[:SAMPLE], MOST_PIECE)
+            if self.bytes < MOST_COUNTED:
                 counts.update(split_words(text))
             lengths.append(len(text))
-            size += len(text.encode())
-        once, running = sum(count == 1 for count in counts.values()), counts.total()
-        common = sum(count for word, count in counts.items() if word.lower() in ENGLISH)
-        english = common >= LEAST_ENGLISH * running and counts["the"] + counts["The"] >= LEAST_THE * running
-        return cls(len(lengths), sum(lengths), size, sorted(lengths), len(counts), running, once, sample, english)
-
-    @property
-    def longest(self) -> int:
-        return self.lengths[-1]
-
-    @property
-    def most(self) -> int:
-        """The length that 99 % of the texts do not exceed."""
-        return self.lengths[-(-99 * self.texts // 100) - 1]
-
-    @property
-    def closed(self) -> bool:
-        """Whether the texts have few different words, all of them common."""
-        return self.words <= CLOSED and self.once <= RARE * self.running
+            self.bytes += len(text.encode())
+        self.texts, self.characters, self.lengths = len(lengths), sum(lengths), sorted(lengths)
+        self.longest, self.most = self.lengths[-1], self.lengths[-(-99 * self.texts // 100) - 1]  # all, and 99 %
+        self.words, self.once = len(counts), sum(count == 1 for count in counts.values())
+        running, common = counts.total(), sum(count for word, count in counts.items() if word.lower() in ENGLISH)
+        # Whether the texts have few different words, all of them common.
+        self.closed = self.words <= CLOSED and self.once <= RARE * running
+        self.english = common >= LEAST_ENGLISH * running and counts["the"] + counts["The"] >= LEAST_THE * running
 
 
 def token_lengths(survey: Survey, kind: str, vocabulary: int, init: str | None) -> tuple[float, float]:
@@ -150,7 +127,7 @@ def own_recipe(data: str, changes: Changes, root: Path | None, device: str, note
         wanted = {"data": data, "column": ",".join(pairs), **given, "task": "seq2seq"}
         plain = recipes.load_recipe(BASE, wanted)
     sides = ("source", "target") if plain.has_sources else ()
-    survey = Survey.of(corpora.counted_texts(corpora.resolve_data(data, root), root, plain.column, plain.chunk, sides))
+    survey = Survey(corpora.counted_texts(corpora.resolve_data(data, root), root, plain.column, plain.chunk, sides))
     count, what = (survey.texts // 2, "pair") if sides else (survey.texts, "text")
     note(f"{corpora.file_names(data)}: {count:,} {what}{'s'[: count != 1]} of {survey.characters:,} characters")
     start = choose_start(survey, given) if not plain.has_sources else []
@@ -254,4 +231,4 @@ def resolve_own(
     given = recipes.read_changes(changes)
     usual = [default_run(texts, method) for method in ([given["method"]] if "method" in given else ["difflm", "mdlm"])]
     values = recipes.read_recipe(out or next(filter(Path.exists, usual), usual[0]))
-    return recipes.check(recipes.change_values(values, {"data": texts, **given}))
+    return recipes.check({**recipes.flatten(values), "data": texts, **given})

@@ -139,9 +139,8 @@ def known_recipes() -> dict[str, Path]:
 def load_recipe(name_or_path: str, changes: Changes = (), note: Callable[[str], None] = lambda text: None) -> Recipe:
     """Load a bundled recipe or a file, with changes; all errors are reported at once. `note` is called for
     lines of the recipe that do not apply to the method or the data that the changes name."""
-    values = _read(name_or_path)
-    given = read_changes(changes)
-    begins = values["model"].get("pretrained") == ""  # a recipe that starts from somebody else's model
+    values, given = _read(name_or_path), read_changes(changes)
+    begins = values.get("model.pretrained") == ""  # a recipe that starts from somebody else's model
     if begins and given.get("init"):
         given["model.pretrained"] = given.pop("init")
     key = "model.pretrained" if begins else "init"
@@ -165,17 +164,15 @@ def load_recipe(name_or_path: str, changes: Changes = (), note: Callable[[str], 
     if "minutes" in given and given.get("steps"):
         raise UsageError(f"minutes={given['minutes']} and steps={given['steps']} both say how long: give one of them.")
     if "minutes" in given:
-        given = {**given, "steps": 0}
+        given["steps"] = 0
     dropped = _drop_foreign(values, given)
-    sizes = values["model"]
     if given.get("init"):  # the recipe's sizes are for another initial run; sizes among the changes still apply
         theirs = _sizes_of(given["init"], given.get("method", values.get("method")))
-        kept = {key: sizes[key] for key in (*UNWEIGHTED, *ADDED) if key in sizes}
-        values = {**values, **theirs, "model": {**theirs["model"], **kept}}
+        kept = {key: values[key] for key in values if key.removeprefix("model.") in (*UNWEIGHTED, *ADDED)}
+        values = {key: value for key, value in values.items() if not key.startswith("model.")} | theirs | kept
     elif values.get("init"):
-        theirs = _sizes_of(values["init"], values.get("method"))
-        values = {**theirs, **values, "model": {**theirs["model"], **sizes}}
-    recipe = check(change_values(values, given))
+        values = _sizes_of(values["init"], values.get("method")) | values
+    recipe = check(values | given)
     if recipe.init is not None:
         check_init(recipe)
     elif recipe.tokenizer not in TOKENIZERS:
@@ -185,14 +182,15 @@ def load_recipe(name_or_path: str, changes: Changes = (), note: Callable[[str], 
     return recipe
 
 
-def _drop_foreign(values: Json, given: Mapping[str, object]) -> list[str]:
+def _drop_foreign(values: Json, given: Json) -> list[str]:
     """Drop from a recipe the sizes that another method does not have, and the licence of data that are not used."""
     messages = []
     if method := METHODS.get(str(given.get("method"))):
-        foreign = [key for key in values["model"] if key not in method.model_fields]
-        values["model"] = {key: value for key, value in values["model"].items() if key not in foreign}
-        if foreign:
+        sizes = [key.removeprefix("model.") for key in values if key.startswith("model.")]
+        if foreign := [key for key in sizes if key not in method.model_fields]:
             messages.append(f"{method.name} has no {', '.join(foreign)}: that part of the recipe is ignored.")
+        for key in foreign:
+            del values[f"model.{key}"]
     replaced = any(values.get(key) and given.get(key, values[key]) != values[key] for key in ("data", "init"))
     if replaced and values.get("licence") and "licence" not in given:
         licence = values.pop("licence")
@@ -200,18 +198,20 @@ def _drop_foreign(values: Json, given: Mapping[str, object]) -> list[str]:
     return messages
 
 
+def flatten(values: Mapping[str, Any]) -> Json:
+    """Values by their whole keys: {"model": {"hidden": 256}} is model.hidden."""
+    found: Json = {key: value for key, value in values.items() if key != "model"}
+    sizes = values.get("model") or {}  # may be empty in a file
+    if not isinstance(sizes, Mapping):
+        raise UsageError(f"recipe: `model` should hold `key: value` lines, not {type(sizes).__name__}.")
+    return found | {f"model.{key}": value for key, value in sizes.items()}
+
+
 def read_changes(changes: Changes) -> Json:
-    """Changes by their whole keys: {"model": {"hidden": 256}} is model.hidden."""
-    if not isinstance(changes, Mapping):
-        return dict(map(split_change, changes))
-    found: Json = {}
-    for key, value in changes.items():
-        if isinstance(value, Mapping):
-            found |= {f"{key}.{name}": inner for name, inner in value.items()}
-        else:
-            plain = str(value) if isinstance(value, Path) else value
-            found[key] = None if (key, plain) == ("init", "none") else plain
-    return found
+    """Changes by their whole keys."""
+    pairs = changes.items() if isinstance(changes, Mapping) else map(split_change, changes)
+    found = flatten({key: str(value) if isinstance(value, Path) else value for key, value in pairs})
+    return found | ({"init": None} if found.get("init") == "none" else {})
 
 
 def spell_changes(changes: Changes) -> list[str]:
@@ -234,40 +234,41 @@ def split_change(change: str) -> tuple[str, object]:
         raise UsageError(f"the value of {change[:100]!r} cannot be read.") from None
     with suppress(ValueError):  # YAML 1.1 parses 3e-4 as a string; here it is a number
         value = float(text) if isinstance(value, str) else value
-    return key, None if (key, value) == ("init", "none") else value
+    return key, value
 
 
 def _sizes_of(init: object, method: object) -> Json:
-    """The sizes of the run that a recipe starts from."""
+    """The settings in which a recipe must agree with the run that it starts from."""
     theirs = initial_run(str(init))
     if theirs["method"] == method:
-        return {**theirs, "model": dict(theirs["model"])}
-    if (ours := METHODS.get(str(method))) and theirs["method"] in ours.begins_with:
-        alike = issubclass(ours, METHODS[theirs["method"]])
-        kept = set(ours.model_fields) - {*UNWEIGHTED} if alike else SIZES
-        return {**theirs, "method": method, "model": {k: v for k, v in theirs["model"].items() if k in kept}}
-    raise UsageError(f"init={init} is a {theirs['method']} model; this recipe trains {method}.")
+        return theirs
+    ours = METHODS.get(str(method))
+    if ours is None or theirs["method"] not in ours.begins_with:
+        raise UsageError(f"init={init} is a {theirs['method']} model; this recipe trains {method}.")
+    alike = issubclass(ours, METHODS[theirs["method"]])
+    shared = set(ours.model_fields) - {*UNWEIGHTED} if alike else SIZES
+    kept = [key for key in theirs if not key.startswith("model.") or key.removeprefix("model.") in shared]
+    return {key: theirs[key] for key in kept} | {"method": method}
 
 
 def check_init(recipe: Recipe) -> None:
     """Reject an initial run of a method that this one cannot start from, or of other sizes."""
-    ours = read_changes({**dict(recipe), "model": recipe.build_method().model_dump()})
-    free = {f"model.{key}" for key in UNWEIGHTED}
-    for key, value in read_changes(_sizes_of(recipe.init, recipe.method)).items():
-        added = key.removeprefix("model.") in ADDED and not value
-        if key not in free and not added and ours[key] != value:
+    ours = flatten({**dict(recipe), "model": recipe.build_method().model_dump()})
+    for key, value in _sizes_of(recipe.init, recipe.method).items():
+        name = key.removeprefix("model.")
+        if name not in UNWEIGHTED and (value or name not in ADDED) and ours[key] != value:
             raise UsageError(f"init={recipe.init} has {key}={value}, not {ours[key]}: leave {key} out.")
 
 
 def check_tokenizer(recipe: Recipe) -> None:
     """Reject a tokenizer unless it is a Hugging Face one, or that of a run with the same kind of sources."""
-    if is_pretrained(Path(recipe.tokenizer)):
+    folder = Path(recipe.tokenizer)
+    if is_pretrained(folder):
         if recipe.task == "prompts" or recipe.source_words == "own":
             asked = "task=prompts asks for words" if recipe.task == "prompts" else "source_words=own asks for two"
             raise UsageError(f"tokenizer={recipe.tokenizer} splits words into pieces; {asked}. Give tokenizer=words.")
-        PretrainedTokenizer.read(Path(recipe.tokenizer))
+        PretrainedTokenizer.read(folder)
         return
-    folder = Path(recipe.tokenizer)
     if folder.is_dir() and not (folder / "tokenizer.json").exists():
         raise UsageError(f"{folder} holds no tokenizer.json: a fast tokenizer's save_pretrained writes one.")
     try:
@@ -279,14 +280,16 @@ def check_tokenizer(recipe: Recipe) -> None:
         raise UsageError(f"tokenizer={recipe.tokenizer} goes with source_words={theirs['source_words']}.")
 
 
-def check(values: Json) -> Recipe:
+def check(values: Mapping[str, Any]) -> Recipe:
+    """The recipe of these values; sizes of the model may be nested, or have whole keys."""
     if values.get("data") is None:
         raise UsageError(
             "this recipe trains on your own texts: give data=FILE, such as data=my.txt (a classifier: my.jsonl)."
         )
+    given = {str(key): value for key, value in flatten(values).items()}
+    sizes = {key.removeprefix("model."): given.pop(key) for key in [*given] if key.startswith("model.")}
     try:
-        given = {str(key): value for key, value in values.items() if (key, value) != ("model", None)}  # empty: defaults
-        recipe = Recipe(**given)
+        recipe = Recipe(**given, model=sizes)
         if recipe.method not in METHODS:
             hint = suggest(recipe.method, METHODS, quoted=False)
             raise UsageError(f"unknown method {recipe.method!r}. {hint}Known: {', '.join(METHODS)}.")
@@ -330,75 +333,63 @@ def _read(name_or_path: str) -> Json:
         raise UsageError(
             f"{path} is not a recipe: it should hold `key: value` lines. Texts are .txt, .csv or .jsonl files."
         )
-    return change_values(values, {})
+    return flatten(values)
 
 
-def change_values(values: Json, changes: Json) -> Json:
-    """The values of a recipe with changes, whose keys are whole."""
-    inner = {key.removeprefix("model."): value for key, value in changes.items() if key.startswith("model.")}
-    outer = {key: value for key, value in changes.items() if not key.startswith("model.")}
-    changed = {**values, **outer}
-    sizes = changed.get("model") or {}  # may be empty in a file
-    if not isinstance(sizes, dict):
-        raise UsageError(f"recipe: `model` should hold `key: value` lines, not {type(sizes).__name__}.")
-    return {**changed, "model": {**sizes, **inner}}
+Fault = tuple[object, str]  # what may be wrong, and the message if it is
 
 
-def _find_adapter_faults(recipe: Recipe, kind: str) -> list[tuple[object, str]]:
-    """What is wrong with the settings of adapters, as pairs of a condition and its message."""
+def _find_fault(recipe: Recipe) -> str:
+    """What two settings contradict each other in, or a setting and the method; "" if nothing."""
+    name, method, reads, own = recipe.method, METHODS[recipe.method], recipe.has_sources, recipe.source_words == "own"
+    wide = reads and method.kind != "adapter" and recipe.longest + recipe.source_longest > MOST_TOKENS
+    prompts, spans = recipe.task == "prompts", recipe.task == "span-denoising"
+    pieces = prompts and recipe.tokenizer in TOKENIZERS[1:]
+    parallel = not reads and len(split_paths(recipe.data)) > 1
+    fault = method(**recipe.model).find_fault()
+    faults: tuple[Fault, ...] = (
+        (recipe.longest == 1, "longest: should be at least 2, or 0 to choose it from the texts"),
+        (fault, fault),
+        *_find_adapter_faults(recipe, method.kind),
+        (prompts and not method.reads_prompts, f"task: {name} reads no prompts; autoregressive does"),
+        (pieces, "task: prompts are made of whole words: give tokenizer=words"),
+        (spans and not reads, f"task: {name} reads no sources, which span-denoising needs"),
+        (reads and recipe.chunk and not spans, f"chunk: pieces of a file have no source, and {name} needs one"),
+        (reads and recipe.split, "split: texts written from a source are not split. Leave it out"),
+        (wide, f"longest and source_longest: at most {MOST_TOKENS} together"),
+        (not reads and recipe.source_longest, f"source_longest: {name} reads no sources. Leave it out"),
+        (not reads and own, f"source_words: {name} reads no sources. Leave it out"),
+        (own and method.one_canvas, f"source_words: {name} has one embedding for both sides. Leave it out"),
+        (own and spans, "source_words: in span-denoising, source and text are one text. Leave it out"),
+        (parallel, f"data: {name} reads no sources. Name one file, not {recipe.data}"),
+        *(_find_packing_faults(recipe) if recipe.rows == "packed" else ()),
+    )
+    return next((said for wrong, said in faults if wrong), "")
+
+
+def _find_adapter_faults(recipe: Recipe, kind: str) -> list[Fault]:
     begun, lora = recipe.init or recipe.model.get("pretrained"), recipe.lora
     other = recipe.init and lora and initial_run(recipe.init)["method"]
+    chats = "conversations are for somebody else's chat model: difflm train chat model.pretrained=DIR"
     return [
         (lora and not begun, "lora: adapters are of a trained model: give init=MODEL or model.pretrained=DIR"),
         (other and other != recipe.method, f"lora: init is a {other} model: give method={other}"),
         (kind == "adapter" and not lora, "lora: somebody else's model itself stays as it is: give lora=16"),
         ((recipe.alpha or recipe.targets) and not lora, "alpha, targets: these are of adapters: give lora=16, too"),
-        (
-            recipe.task == "conversations" and kind != "adapter",
-            "task: conversations are for somebody else's chat model: difflm train chat model.pretrained=DIR",
-        ),
+        (recipe.task == "conversations" and kind != "adapter", f"task: {chats}"),
     ]
 
 
-def _find_fault(recipe: Recipe) -> str:
-    """What two settings contradict each other in, or a setting and the method; "" if nothing."""
-    name, method, begun = recipe.method, METHODS[recipe.method], recipe.model.get("pretrained")
-    prompts, spans, own = recipe.task == "prompts", recipe.task == "span-denoising", recipe.source_words == "own"
-    reads, packed = recipe.has_sources, recipe.rows == "packed"
-    packing = {key: one.packs_pretrained if begun else one.packs for key, one in METHODS.items()}
-    able = f"These read packed rows: {', '.join(key for key, packs in packing.items() if packs)}"
+def _find_packing_faults(recipe: Recipe) -> list[Fault]:
+    begun = recipe.model.get("pretrained")
+    able = [name for name, one in METHODS.items() if (one.packs_pretrained if begun else one.packs)]
+    who = f"{recipe.method}{' with model.pretrained' if begun else ''}"
     change = "distinct=false" if recipe.distinct else "widths=[]"
-    fault = method(**recipe.model).find_fault()
-    faults = (
-        (recipe.longest == 1, "longest: should be at least 2, or 0 to choose it from the texts"),
-        (fault, fault),
-        *_find_adapter_faults(recipe, method.kind),
-        (prompts and not method.reads_prompts, f"task: {name} reads no prompts; autoregressive does"),
-        (prompts and recipe.tokenizer in TOKENIZERS[1:], "task: prompts are made of whole words: give tokenizer=words"),
-        (spans and not reads, f"task: {name} reads no sources, which span-denoising needs"),
-        (reads and recipe.chunk and not spans, f"chunk: pieces of a file have no source, and {name} needs one"),
-        (reads and recipe.split, "split: texts written from a source are not split. Leave it out"),
-        (
-            reads and method.kind != "adapter" and recipe.longest + recipe.source_longest > MOST_TOKENS,
-            f"longest and source_longest: at most {MOST_TOKENS} together",
-        ),
-        (not reads and recipe.source_longest, f"source_longest: {name} reads no sources. Leave it out"),
-        (not reads and own, f"source_words: {name} reads no sources. Leave it out"),
-        (own and method.one_canvas, f"source_words: {name} has one embedding for both sides. Leave it out"),
-        (own and spans, "source_words: in span-denoising, source and text are one text. Leave it out"),
-        (
-            not reads and len(split_paths(recipe.data)) > 1,
-            f"data: {name} reads no sources. Name one file, not {recipe.data}",
-        ),
-        (
-            packed and not packing[name],
-            f"rows: {name}{' with model.pretrained' if begun else ''} reads one text per row. {able}",
-        ),
-        (packed and reads, "rows: packed rows have no sources. Leave rows=packed out"),
-        (packed and recipe.model.get("in_order"), "model.in_order: packed rows are not read in order. Give rows=texts"),
-        (
-            packed and (recipe.distinct or recipe.widths),
-            f"rows: packed rows hold all texts and have one width, longest. Give {change}",
-        ),
-    )
-    return next((said for wrong, said in faults if wrong), "")
+    all_wide = f"packed rows hold all texts and have one width, longest. Give {change}"
+    in_order = "packed rows are not read in order. Give rows=texts"
+    return [
+        (recipe.method not in able, f"rows: {who} reads one text per row. These read packed rows: {', '.join(able)}"),
+        (recipe.has_sources, "rows: packed rows have no sources. Leave rows=packed out"),
+        (recipe.model.get("in_order"), f"model.in_order: {in_order}"),
+        (recipe.distinct or recipe.widths, f"rows: {all_wide}"),
+    ]

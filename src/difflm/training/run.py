@@ -135,7 +135,8 @@ def initial_run(name_or_path: str | Path) -> Json:
     words = {key: config["recipe"][key] for key in ("tokenizer", "vocabulary", "more_than")}
     words["source_words"] = config["recipe"].get("source_words", "shared")
     sizes = {"longest": config["longest"], "source_longest": config["recipe"].get("source_longest", 0)}
-    return {"method": config["method"], "model": config["model"], **sizes, **words}
+    model = {f"model.{key}": value for key, value in config["model"].items()}
+    return {"method": config["method"], **model, **sizes, **words}
 
 
 def read_sizes(config: Json, words: Tokenizer) -> TextSpec:

@@ -55,15 +55,12 @@ class Progress:
     tokens_per_second: float
 
     def record(self) -> Json:
-        return {
-            "kind": "train",
-            "step": self.step,
-            **{name: round(value, 6) for name, value in self.losses.items()},
-            "lr": self.lr,
-            "seconds": round(self.seconds, 2),
+        losses = {name: round(value, 6) for name, value in self.losses.items()}
+        speed = {
             "steps_per_second": round(self.steps_per_second, 3),
             "tokens_per_second": round(self.tokens_per_second),
         }
+        return {"kind": "train", "step": self.step, **losses, "lr": self.lr, "seconds": round(self.seconds, 2), **speed}
 
 
 class Watcher(Protocol):
@@ -92,17 +89,14 @@ class Outcome:
         return {"sha256": self.sha256, "trained": {**about, "validation": self.validation}}
 
 
+@dataclass
 class Meter:
-    """Sums of what was trained since the last line of the log."""
+    """Sums of what was trained since the last line of the log, after the step `first`."""
 
-    def __init__(self, step: int) -> None:
-        self.first, self.begun, self.tokens = step, time.perf_counter(), 0
-        self.losses: dict[str, Tensor] = {}
-
-    def add(self, losses: dict[str, Tensor], batches: list[Batch]) -> None:
-        self.tokens += sum(int(batch.lengths.sum()) for batch in batches)
-        for name, value in losses.items():
-            self.losses[name] = self.losses[name] + value if name in self.losses else value
+    first: int
+    begun: float = field(default_factory=time.perf_counter)
+    tokens: int = 0
+    losses: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Update:
@@ -265,47 +259,41 @@ class Trainer:
             keep_lock(self.run)
             if (metrics := self.run / "metrics.jsonl").exists():
                 sync_path(metrics)
-        state = {"step": self.step, "seconds": self.seconds, "validation": self.validation}
-        state |= self.pace.state(self.step)
         if self.processes.shards or self.processes.first:
-            checkpoints.save_checkpoint(self.run, self.step, self.tensors(), state)
+            state = {"step": self.step, "seconds": self.seconds, "validation": self.validation}
+            checkpoints.save_checkpoint(self.run, self.step, self.tensors(), state | self.pace.state(self.step))
         self.save_model()
 
     def save_model(self) -> None:
-        weights = sharding.whole_tensors(
-            self.ema.model.state_dict() if self.best_weights is None else self.best_weights
-        )
+        own = self.ema.model.state_dict() if self.best_weights is None else self.best_weights
+        weights, name, recipe = sharding.whole_tensors(own), "model.safetensors", self.recipe
         if not self.processes.first:
             return
-        if not self.recipe.lora:
-            self.sha256 = checkpoints.save_weights(self.run, weights)
-            return
-        recipe, naming = self.recipe, self.model.find_stored
-        weights, about = export_adapters(self.leave_frozen(weights), naming, recipe.scaling)
-        about["base_model_name_or_path"] = recipe.init or recipe.model["pretrained"]
-        write_atomic(self.run / adapters.CONFIG, json.dumps(about, indent=2))
-        self.sha256 = checkpoints.save_weights(self.run, weights, adapters.WEIGHTS)
+        if recipe.lora:
+            name = adapters.WEIGHTS
+            weights, about = export_adapters(self.leave_frozen(weights), self.model.find_stored, recipe.scaling)
+            about["base_model_name_or_path"] = recipe.init or recipe.model["pretrained"]
+            write_atomic(self.run / adapters.CONFIG, json.dumps(about, indent=2))
+        self.sha256 = checkpoints.save_weights(self.run, weights, name)
 
     def resume(self, note: Callable[[str, int], None]) -> None:
         """Continue from the newest complete checkpoint, or start from the beginning if there is none."""
-        if self.processes.first:
-            checkpoints.remove_leftovers(self.run)
-        damage: DifflmError | None = None
+        damage: list[DifflmError] = []
         for path in checkpoints.list_checkpoints(self.run):
             try:
                 self._load(path)
             except DifflmError as error:
-                damage = damage or error
+                damage.append(error)
                 continue
             if damage:
-                note(f"a checkpoint is damaged, continuing from {path} ({damage})", 0)
+                note(f"a checkpoint is damaged, continuing from {path} ({damage[0]})", 0)
             break
         else:
             if damage:
-                raise damage
+                raise damage[0]
             note("no checkpoint yet, starting from the beginning", 0)
         if self.processes.first:
-            checkpoints.drop_records_after(self.run / "metrics.jsonl", self.step)
+            checkpoints.go_back(self.run, self.step)
 
     def _load(self, path: Path) -> None:
         tensors, state = checkpoints.load_checkpoint(path)
@@ -322,12 +310,11 @@ class Trainer:
     # -- the run ------------------------------------------------------------------------------------------------
 
     def fit(self, batches: Stream, held_out: list[Batch], watcher: Watcher) -> Outcome:
-        recipe, pace = self.recipe, self.pace
-        stop: Stopped = "done"
-        last = pace.has_ended(self.step)
+        recipe, pace, last = self.recipe, self.pace, self.pace.has_ended(self.step)
         if last or self.out_of_patience():  # a finished run lacks at most model.safetensors
             self.save_model()
             return self.outcome("done" if last else "early")
+        stop: Stopped = "done"
         on_loss.append(lambda: f"{self.advise()}; --resume continues it.")
         meter, start = Meter(self.step), time.perf_counter() - self.seconds
         # A classifier generates no samples, and they are drawn from noise alone, without a source.
@@ -338,7 +325,9 @@ class Trainer:
             while not last and stop == "done":
                 micro = [next(stream) for _ in range(recipe.accumulate)]
                 rate = pace.rate(self.step)
-                meter.add(self.train_step(micro), micro)
+                for name, value in self.train_step(micro).items():
+                    meter.losses[name] = meter.losses[name] + value if name in meter.losses else value
+                meter.tokens += sum(int(batch.lengths.sum()) for batch in micro)
                 last = pace.has_ended(self.step)
                 stopping = self.processes.any(asked_to_stop())
                 # Losses are checked before anything is saved.
