@@ -128,14 +128,15 @@ def write_groups(lm: "TextDiffusion", pairs: "PairSet", cell: Cell, seed: int) -
     """The samples of each source, the calls for all of them, and seconds."""
     from difflm.evaluation.seq2seq import write_candidates
 
-    _, made, calls, seconds = write_candidates(lm, pairs.sources, cell.samples, seed, cell.settings)
-    return [[text.text for text in group] for group in made], calls, seconds
+    _, texts, calls, seconds = write_candidates(lm, pairs.sources, cell.samples, seed, cell.settings)
+    return texts, calls, seconds
 
 
 def measure_selected(lm: "TextDiffusion", pairs: "PairSet", sizes: Sequence[int]) -> Measured:
     """What the method's own selection chooses: the most central of some candidates, drawn at the same temperature by
     all; of left-to-right models also what beam search finds. The best candidate by the references is no result."""
     from difflm.data.text_metrics import choose_oracle, most_central
+    from difflm.data.words import split_words
     from difflm.evaluation.seq2seq import write_candidates
 
     found = Measured()
@@ -146,14 +147,13 @@ def measure_selected(lm: "TextDiffusion", pairs: "PairSet", sizes: Sequence[int]
     _, made, calls, _ = write_candidates(lm, pairs.sources, max(sizes), 1, cell.settings)
     for size in sizes:
         some = [group[:size] for group in made]
-        texts = [group[most_central([text.tokens for text in group])].text for group in some]
+        texts = [group[most_central([split_words(text) for text in group])] for group in some]
         counts = count_matches(texts, pairs.references)
         name = f"mbr={size}|{cell.name.split('|', 1)[1]}"
         found.cells[name] = {"bleu": float(bleu_of(counts.sum(0))), "calls": calls * size / max(sizes)}
         found.items[name] = counts
         if size == max(sizes):
-            printed = [[text.text for text in group] for group in some]
-            best = [g[choose_oracle(g, r)] for g, r in zip(printed, pairs.references, strict=True)]
+            best = [g[choose_oracle(g, r)] for g, r in zip(some, pairs.references, strict=True)]
             found.cells[f"oracle={size}||"] = {"bleu": float(bleu_of(count_matches(best, pairs.references).sum(0)))}
     return found
 

@@ -268,13 +268,13 @@ def write(
 ) -> "Outputs":
     """What the model writes for all sources with these settings."""
     from difflm.data.text_metrics import most_central
+    from difflm.data.words import split_words
     from difflm.evaluation.seq2seq import Outputs, put_repairs, write_candidates
     from difflm.generation.ranking import make_ranking
 
     settings = {key: value for key, value in how.items() if key not in RANKING}
     count, sources, chosen = max(each, how.get("mbr", 1)), pairs.sources, list[int]()
-    ids, made, calls, seconds = write_candidates(lm, sources, count, 0, settings)
-    texts = [[text.text for text in group] for group in made]
+    ids, texts, calls, seconds = write_candidates(lm, sources, count, 0, settings)
     if how.get("rank"):
         twin = rankers[how["rank"]]
         begun = time.perf_counter()
@@ -285,7 +285,7 @@ def write(
         chosen, seconds = [one.index for one in best], seconds + time.perf_counter() - begun
         calls += sum(one.calls for one in best) / len(best)
     elif how.get("mbr", 1) > 1:
-        chosen = [most_central([text.tokens for text in group]) for group in made]
+        chosen = [most_central([split_words(text) for text in group]) for group in texts]
     words = ", ".join(f"{key}={value}" for key, value in how.items())
     return Outputs(texts, calls, seconds, words, chosen)
 

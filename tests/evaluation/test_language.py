@@ -346,7 +346,7 @@ def test_seconds_do_not_count_the_first_call(grammar, judge, monkeypatch):
         return write(*request)
 
     clock = SimpleNamespace(perf_counter=lambda: len(calls) + 8.0 * bool(calls))
-    monkeypatch.setattr("difflm.evaluation.language.time", clock)
+    monkeypatch.setattr("difflm.evaluation.shared.time", clock)
     model.model.write = slow_at_first
     report = evaluate_language({"m": model}, held_out(grammar[:4]), None, Options(samples=4, score_texts=1))
     assert report.row("m").figures["seconds"] == len(calls) - 1 > 0

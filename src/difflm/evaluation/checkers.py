@@ -62,15 +62,14 @@ class Checkers:
 
     def second_opinions(self, control: str, made: Texts) -> dict[str, list[float]]:
         """Return successes according to the second checkers, averaged for each target that has a sentence."""
-        known = [(target, texts) for target, texts in made if target.sentence]
-        parts, found = control.split("+"), {}
+        known, parts, found = [one for one in made if one[0].sentence], control.split("+"), {}
         if POS in parts and self.second_tagger:
             found["tags_equal_second"] = compare(known, self.second_tagger.tags, lambda _, a, b: equal_tags(a, b))
-        parse = partial(parse_texts, self.second_parser) if self.second_parser else None
-        if parse and "tree" in parts:
-            found["tree_f1_second"] = compare(known, parse, lambda _, a, b: agreement(a, b).f1)
-        if parse and "span" in parts:
-            found["span_found_second"] = compare(known, parse, holds_spans)
+        if parse := partial(parse_texts, self.second_parser) if self.second_parser else None:
+            if "tree" in parts:
+                found["tree_f1_second"] = compare(known, parse, lambda _, a, b: agreement(a, b).f1)
+            if "span" in parts:
+                found["span_found_second"] = compare(known, parse, holds_spans)
         return {figure: values for figure, values in found.items() if values}
 
 

@@ -4,7 +4,6 @@
 """
 
 import random
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,19 +133,13 @@ def write_samples(lm: TextDiffusion, changes: Json, n: int, seed: int, doing: st
     job = lm.make_job(n, seed, **settings)
     # The first call is slower than the next ones: two steps of one batch are not counted.
     deque(islice(lm.stream(1, seed, **settings), 2), maxlen=0)
-    rows: dict[int, list[int]] = {}
-    calls, start = 0, time.perf_counter()
-    for made in lm.run_unchecked([job]):
-        rows |= {row.sample: row.ids for row in made}
-        calls += sum(row.calls for row in made)
-        say(doing, len(rows), n)
-    seconds = time.perf_counter() - start
-    ids = [rows[k] for k in range(n)]
+    rows, seconds = shared.write_rows(lm, job, doing)
+    ids = [row.ids for row in rows]
     notes = {
         "seconds": f"seconds: on {shared.device_name(lm.device)}",
         "sampling": shared.describe_sampling(job.sampling),
     }
-    figures: dict[str, float | None] = {"denoiser_calls": calls / n, "seconds": seconds}
+    figures: dict[str, float | None] = {"denoiser_calls": sum(row.calls for row in rows) / n, "seconds": seconds}
     return Texts([lm.tokenizer.decode(row) for row in ids], ids, lm.tokenizer, lm.config["method"], figures, notes)
 
 

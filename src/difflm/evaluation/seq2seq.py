@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from difflm.data import text_metrics as metrics
+from difflm.data.words import split_words
 from difflm.errors import UsageError
 from difflm.evaluation import shared
 from difflm.evaluation.bert_score import BertScore
@@ -20,7 +21,7 @@ from difflm.evaluation.corpora import PairSet, pairs_for, read_pair_set
 from difflm.evaluation.options import Options, Watcher, say
 from difflm.evaluation.reports import SEQ2SEQ, Report, Row
 from difflm.generation.checks import check_device
-from difflm.generation.jobs import Chosen, Decode, Generation, Ids, Rank
+from difflm.generation.jobs import Chosen, Ids, Rank
 from difflm.generation.pipeline import TextDiffusion
 from difflm.generation.ranking import Ranking, check_repairs, make_ranking
 from difflm.generation.reading import Reader
@@ -169,14 +170,11 @@ def write_outputs(
         sampling = shared.describe_sampling(lm.sampling(**settings, **changes))
         return {"how": how, "about": {"method": lm.config["method"], "sampling": f"{how}: {sampling}"}}
 
-    ids, made, calls, seconds = write_candidates(lm, pairs.sources, mbr, seed, settings, f"{name}: writing")
-    texts = [[text.text for text in group] for group in made]
+    ids, texts, calls, seconds = write_candidates(lm, pairs.sources, mbr, seed, settings, f"{name}: writing")
     yield Outputs([group[:1] for group in texts], calls / mbr, seconds / mbr, **describe("one sample"))
     if mbr > 1:
         start = time.perf_counter()
-        chosen = [
-            metrics.most_central([text.tokens for text in group]) for group in made
-        ]  # as `translate --mbr` chooses
+        chosen = [metrics.most_central(list(map(split_words, group))) for group in texts]  # as `translate --mbr` does
         own = seconds + time.perf_counter() - start
         yield Outputs(texts, calls, own, chosen=chosen, selection="mbr", **describe(f"MBR of {mbr}"))
     for how, ranking in rankings.items():
@@ -190,11 +188,9 @@ def write_outputs(
         chosen = list(map(metrics.choose_oracle, texts, pairs.references))
         yield Outputs(texts, calls, seconds, chosen=chosen, selection="oracle", **describe(f"oracle of {mbr}"))
     if "left-to-right" in lm.model.capabilities.settings and (beams := options.beams):
-        _, made, calls, seconds = write_candidates(
-            lm, pairs.sources, 1, seed, {**settings, "beams": beams}, f"{name}: writing"
-        )
-        found = [[text.text for text in group] for group in made]
-        yield Outputs(found, calls, seconds, **describe(f"{beams} beams", beams=beams))
+        search = {**settings, "beams": beams}
+        _, texts, calls, seconds = write_candidates(lm, pairs.sources, 1, seed, search, f"{name}: writing")
+        yield Outputs(texts, calls, seconds, **describe(f"{beams} beams", beams=beams))
 
 
 def put_repairs(lm: TextDiffusion, texts: list[list[str]], best: Sequence[Chosen]) -> list[list[str]]:
@@ -208,22 +204,12 @@ def put_repairs(lm: TextDiffusion, texts: list[list[str]], best: Sequence[Chosen
 
 def write_candidates(
     lm: TextDiffusion, sources: Sequence[str], each: int, seed: int, settings: Json, doing: str = ""
-) -> tuple[list[list[Ids]], list[list[Generation]], float, float]:
+) -> tuple[list[list[Ids]], list[list[str]], float, float]:
     """Return the candidates of each source as ids and as texts, the calls per source, and the seconds for all."""
     warm = lm.make_job(1, seed, source=sources[0], **settings)  # the first call is slower than the next ones
     deque(lm.run_jobs([warm]), maxlen=0)
-    made: dict[int, tuple[list[Ids], list[Generation]]] = {}
-
-    def keep_all(numbers: Sequence[int], rows: list[list[Ids]], decoded: list[list[Decode]]) -> list[Chosen]:
-        for number, ids, group in zip(numbers, rows, decoded, strict=True):
-            made[number] = ids, [decode() for decode in group]
-        say(doing, len(made), len(sources))
-        return [Chosen(0)] * len(rows)
-
     job = lm.make_job(1, seed, mbr=each, source=sources, **settings)  # as `translate --mbr` writes them
-    job.choose = keep_all
-    start = time.perf_counter()
-    deque(lm.run_jobs([job]), maxlen=0)
-    seconds = time.perf_counter() - start
-    rows, texts = zip(*(made[number] for number in range(len(sources))), strict=True)
-    return [*rows], [*texts], sum(text.denoiser_calls for group in texts for text in group) / len(sources), seconds
+    rows, seconds = shared.write_rows(lm, job, doing)
+    ids = [[row.ids for row in rows[k : k + each]] for k in range(0, len(rows), each)]
+    texts = [[lm.tokenizer.decode(one) for one in group] for group in ids]
+    return ids, texts, sum(row.calls for row in rows) / len(sources), seconds

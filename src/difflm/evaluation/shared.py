@@ -1,6 +1,7 @@
 """What the tasks share: runs that are loaded and may be compared, the texts that they write, and a judge's nats."""
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from itertools import compress
@@ -17,7 +18,7 @@ from difflm.evaluation.corpora import fits
 from difflm.evaluation.options import Options, say
 from difflm.evaluation.reports import Row
 from difflm.generation.divided import DividedTextDiffusion
-from difflm.generation.jobs import Generation, GenerationJob
+from difflm.generation.jobs import FinishedRow, Generation, GenerationJob
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import DECODERS
 from difflm.models.open_models import find_open_model
@@ -150,6 +151,17 @@ def run_all(lm: TextDiffusion, jobs: Sequence[GenerationJob], doing: str = "") -
         found[number] |= made
         say(doing, sum(map(len, found)), sum(job.n for job in jobs))
     return [[texts[k] for k in sorted(texts)] for texts in found]
+
+
+def write_rows(lm: TextDiffusion, job: GenerationJob, doing: str = "") -> tuple[list[FinishedRow], float]:
+    """Return all candidates of a job as ids, in their order, and the seconds; nothing is chosen or checked."""
+    rows: dict[int, FinishedRow] = {}
+    start = time.perf_counter()
+    for made in lm.run_unchecked([job]):
+        rows |= {row.sample: row for row in made}
+        say(doing, len(rows), job.n * job.each)
+    seconds = time.perf_counter() - start
+    return [rows[k] for k in sorted(rows)], seconds
 
 
 # -- scoring ----------------------------------------------------------------------------------------------------------

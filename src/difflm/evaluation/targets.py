@@ -80,8 +80,7 @@ def keep_fitting(pairs: Sequence[E2EPair], models: Iterable[TextDiffusion]) -> l
 
 
 def draw(name: str, pairs: Sequence[E2EPair], tagger: Tagger, count: int, seed: int) -> list[Target]:
-    order = random.Random(f"{seed} {name}").sample(pairs, len(pairs))
-    parts = name.split("+")
+    order, parts = random.Random(f"{seed} {name}").sample(pairs, len(pairs)), name.split("+")
     chosen = list(islice(alternate_fields(order) if "field" in parts else ((pair, None) for pair in order), count))
     words = [split_words(pair.text) for pair, _ in chosen]
     tags = tagger.tags(words) if "pos" in parts else [[]] * len(words)
@@ -132,15 +131,16 @@ def alternate_fields(order: Sequence[E2EPair]) -> Iterator[tuple[E2EPair, str]]:
                 used.add(id(pair))
                 yield pair, field
 
-    def values(field: str) -> list[str]:
-        found = dict.fromkeys(pair.fields[field] for pair in order if field in pair.fields)
-        return [value for value in found if value in FIELDS[field]]  # others are typing errors
+    queues = []
+    for field in FIELDS:
+        values = dict.fromkeys(pair.fields[field] for pair in order if field in pair.fields)
+        known = [value for value in values if value in FIELDS[field]]  # others are typing errors
+        queues.append(alternate([pairs_with(field, value) for value in known]))
+    return alternate(queues)
 
-    return alternate([alternate([pairs_with(field, value) for value in values(field)]) for field in FIELDS])
 
-
-def alternate(queues: Sequence[Iterator[T]]) -> Iterator[T]:
-    """Take one item of each queue in turn until all are empty."""
+def alternate(queues: Iterable[Iterator[T]]) -> Iterator[T]:
+    """Take one item of each queue in turn until all are empty; an item is made when its turn has come."""
     waiting = deque(queues)
     while waiting:
         queue = waiting.popleft()
