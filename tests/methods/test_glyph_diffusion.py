@@ -29,8 +29,8 @@ from difflm.evaluation.corpora import corpus_for
 from difflm.evaluation.language import evaluate_language
 from difflm.evaluation.options import Options
 from difflm.fast.inference import Inference
-from difflm.generation.drafts import picture_url
 from difflm.generation.pipeline import TextDiffusion
+from difflm.generation.watching import picture_url
 from difflm.methods import METHODS, TextSpec
 from difflm.methods.glyph_diffusion import Glyphs, PictureLengths
 from difflm.methods.glyph_diffusion.glyphs import BYTES, UNKNOWN, Spelling, builtin_font, draw_byte

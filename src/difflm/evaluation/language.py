@@ -81,16 +81,15 @@ def evaluate_language(
             sets[f"{name}, random latents"] = write_random(lm, lm.model, samples, seed)
     say("looking for copies")
     written = (text for made in sets.values() for text in made.texts)
-    measure = Measure(
-        reader,
-        None if corpus.training is None else metrics.copied_among(written, corpus.training()),
-        [len(split_words(text)) for text in reference],
-        min(len(made.texts) for made in sets.values()),
-        seed,
-    )
-    rows = [measure.row(name, made) for name, made in sets.items()]
+    copied = None if corpus.training is None else metrics.copied_among(written, corpus.training())
+    lengths, smallest = [len(split_words(text)) for text in reference], min(len(made.texts) for made in sets.values())
+    rows = [measure_texts(name, made, smallest, lengths, copied, seed) for name, made in sets.items()]
     scored, note = choose_scored(reference, list(writers.values()), options.score_texts)
     for row in rows:
+        if reader is None:
+            row.notes[JUDGED] = "no judge: no judge figures"
+        else:
+            reader.add_figures(row, sets[row.name])
         if row.name in writers:
             add_likelihood(row, writers[row.name], scored, note, (seed, options.draws))
     repeated = round((rows[0].figures["copied"] or 0) * len(real))
@@ -188,41 +187,30 @@ class Judge:
         row.figures["above_p99"] = high / max(1, empty + len(written))
 
 
-@dataclass(frozen=True)
-class Measure:
-    """The comparisons for the texts of a row."""
-
-    judge: Judge | None
-    copied: set[str] | None  # None: the training texts are unknown
-    lengths: list[int]  # of all held-out texts
-    smallest: int  # texts of the smallest row
-    seed: int
-
-    def row(self, name: str, made: Texts) -> Row:
-        words = [split_words(text) for text in made.texts]
-        first, count, lengths = words[: self.smallest], len(words), [len(w) for w in words]
-        figures: dict[str, float | None] = dict.fromkeys(name for name in LANGUAGE if name != RECONSTRUCTED)
-        figures |= {f"distinct_{n}": metrics.distinct_n(first, n) for n in range(1, 5)}
-        figures |= {
-            "self_bleu": metrics.self_bleu(first, seed=self.seed) if self.smallest > 1 else None,
-            "copied": None if self.copied is None else metrics.copied_share(made.texts, self.copied),
-            "unknown": metrics.unknown_share(made.ids, UNK) if any(made.ids) else None,
-            "unique": metrics.unique_share(made.texts),
-            "length_mean": sum(lengths) / count,
-            "length_distance": metrics.length_distance(lengths, self.lengths),
-        }
-        texts = {figure: self.smallest if figure.startswith(("distinct", "self")) else count for figure in figures}
-        about = {"method": made.method, "tokenizer": shared.describe_tokenizer(made.tokenizer)}
-        row = Row(name, figures | made.figures, about, texts=texts, notes=dict(made.notes))
-        if self.smallest < count:
-            row.notes["distinct_4"] = (
-                f"distinct-n and self-BLEU: on {self.smallest:,} texts of each, as many as all have"
-            )
-        if self.judge is None:
-            row.notes[JUDGED] = "no judge: no judge figures"
-        else:
-            self.judge.add_figures(row, made)
-        return row
+def measure_texts(
+    name: str, made: Texts, smallest: int, lengths: Sequence[int], copied: set[str] | None, seed: int
+) -> Row:
+    """The figures of a row but those of a judge. Variety is measured on as many texts as the smallest row has;
+    `lengths` are those of all held-out texts, and None are `copied` if the training texts are unknown."""
+    words, count = [split_words(text) for text in made.texts], len(made.texts)
+    first, own = words[:smallest], list(map(len, words))
+    figures: dict[str, float | None] = dict.fromkeys(name for name in LANGUAGE if name != RECONSTRUCTED)
+    figures |= {f"distinct_{n}": metrics.distinct_n(first, n) for n in range(1, 5)}
+    figures |= {
+        "self_bleu": metrics.self_bleu(first, seed=seed) if smallest > 1 else None,
+        "copied": None if copied is None else metrics.copied_share(made.texts, copied),
+        "unknown": metrics.unknown_share(made.ids, UNK) if any(made.ids) else None,
+        "unique": metrics.unique_share(made.texts),
+        "length_mean": sum(own) / count,
+        "length_distance": metrics.length_distance(own, lengths),
+        **made.figures,
+    }
+    texts = {figure: smallest if figure.startswith(("distinct", "self")) else count for figure in figures}
+    about = {"method": made.method, "tokenizer": shared.describe_tokenizer(made.tokenizer)}
+    row = Row(name, figures, about, texts=texts, notes=dict(made.notes))
+    if smallest < count:
+        row.notes["distinct_4"] = f"distinct-n and self-BLEU: on {smallest:,} texts of each, as many as all have"
+    return row
 
 
 def choose_scored(reference: Sequence[str], lms: Sequence[TextDiffusion], count: int) -> tuple[list[str], str]:

@@ -2,8 +2,8 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
 from itertools import compress
 from pathlib import Path
 
@@ -17,10 +17,10 @@ from difflm.errors import UsageError
 from difflm.evaluation.corpora import fits
 from difflm.evaluation.options import Options, say
 from difflm.evaluation.reports import Row
-from difflm.generation.divided import DividedTextDiffusion
 from difflm.generation.jobs import FinishedRow, Generation, GenerationJob
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods.rivals import DECODERS
+from difflm.models import batching
 from difflm.models.open_models import find_open_model
 from difflm.models.sampling import FAMILIES, Sampling, understood_by
 from difflm.runtime.distributed import current
@@ -33,6 +33,31 @@ JUDGED = "judge_nats_per_token"
 
 
 # -- loading ----------------------------------------------------------------------------------------------------------
+
+
+class DividedTextDiffusion(TextDiffusion):
+    """Divides jobs, or the texts of few jobs, among the processes. A text does not depend on the process that writes
+    it, so measurements are the same as with one process."""
+
+    def finished_rows(
+        self, jobs: Sequence[GenerationJob], is_own: Callable[[GenerationJob, batching.Row], bool] | None = None
+    ) -> Iterator[tuple[int, list[FinishedRow], float]]:
+        """Generate this process's rows of all jobs, and yield those of all processes, job by job."""
+        begun, (rank, count) = time.perf_counter(), (current().rank, current().count)
+        turns = {id(job): number for number, job in enumerate(jobs)} if len(jobs) >= count else {}
+
+        def is_here(job: GenerationJob, row: batching.Row) -> bool:
+            return turns.get(id(job), row.sample // job.each) % count == rank  # candidates of a text stay together
+
+        made = [(owner, row) for owner, rows, _ in super().finished_rows(jobs, is_here) for row in rows]
+        # A decoder knows only afterwards where the given words are.
+        told = [[owner, asdict(row), [*jobs[owner].given.get(row.sample, {}).items()]] for owner, row in made]
+        found: list[list[FinishedRow]] = [[] for _ in jobs]
+        for owner, row, given in (one for own in current().gather_json(told) for one in own):
+            found[owner].append(FinishedRow(**row))
+            jobs[owner].given[row["sample"]] = dict(given)
+        for owner, rows in enumerate(found):
+            yield owner, sorted(rows, key=lambda one: one.sample), time.perf_counter() - begun
 
 
 def load_model(name: str, device: str) -> TextDiffusion:

@@ -21,9 +21,9 @@ from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.discrete_steps import ORDERED
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.errors import DifflmError
-from difflm.generation.drafts import read_drafts
 from difflm.generation.jobs import FinishedRow, GenerationJob
 from difflm.generation.reading import Reader
+from difflm.generation.watching import read_drafts
 from difflm.models.base import LanguageModel, TextBatch
 from difflm.models.batching import ALONE, WIDTH, Row, SampleBatch, batch_rows, max_batch_rows, pad_batch
 from difflm.models.in_order import IN_ORDER
