@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from difflm.app.commands.evaluate import Scored
+from difflm.app.commands.evaluate import describe_nats
 from difflm.app.commands.info import recipes_by_method
 from difflm.data.tokenizers import Words
 from difflm.diffusion import word_bound
@@ -283,9 +283,11 @@ def test_the_noise_of_a_bound_depends_on_the_seed_and_nothing_else():
 
 
 def test_a_bound_is_printed_with_what_its_draws_leave_open():
-    assert str(Scored(20.0, 1.5, 10, "bound")) == "   20.000 ± 1.500 nats   2.000 ± 0.150 nats/token bound"
-    assert "±" not in str(Scored(20.0, 0.0, 10, "exact")) and "±" not in str(Scored(20.0, math.nan, 10, "bound"))
-    assert Scored(20.0, 1.5, 10, "bound").figures()["standard_error"] == 1.5
+    line, figures = describe_nats(20.0, 1.5, 10, "bound")
+    assert line == "   20.000 ± 1.500 nats   2.000 ± 0.150 nats/token bound" and figures["standard_error"] == 1.5
+    for error, kind in ((0.0, "exact"), (math.nan, "bound")):
+        line, figures = describe_nats(20.0, error, 10, kind)
+        assert "±" not in line and "standard_error" not in figures
     assert str(Validation(3, 1.25, "bound", error=0.02)) == "≤ 1.2500 ± 0.0200 nats/token"
     told = {"nats_per_token": 1.25, "standard_error": 0.02, "step": 9, "likelihood": "bound"}
     config = {"trained": {"steps": 9, "minutes": 1, "stopped": "done", "validation": told}}

@@ -37,8 +37,9 @@ def train_methods(
     command = ["difflm", "compare", "--methods", ",".join(names), *changes, "--minutes", f"{minutes:g}"]
     for name in names:
         run, own = folder / name, [*others, f"method={name}", *([] if "steps" in given else [f"minutes={minutes:g}"])]
-        resume = (run / "recipe.json").exists()
-        if resume and is_finished(run):
+        resume, config = (run / "recipe.json").exists(), run / "config.json"
+        trained = read_checked(config).get("trained", {}) if resume and config.exists() else {}
+        if trained.get("stopped", "interrupted") != "interrupted":
             note(f"{run}: trained before")
             continue
         amount = f"{given['steps']} steps" if "steps" in given else f"{minutes:g} minutes"
@@ -49,9 +50,3 @@ def train_methods(
         if train_and_save(recipe, run, again, root, device, resume, False, begun).stopped == "interrupted":
             return None
     return [str(folder / name) for name in names]
-
-
-def is_finished(run: Path) -> bool:
-    """Whether a run was trained to its end."""
-    config = read_checked(run / "config.json") if (run / "config.json").exists() else {}
-    return config.get("trained", {}).get("stopped", "interrupted") != "interrupted"

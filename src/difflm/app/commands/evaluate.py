@@ -1,8 +1,7 @@
 """`difflm evaluate`, `difflm compare` and `difflm score`."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -122,26 +121,25 @@ def score(
     for warning in lm.warn_of_language(" ".join(texts)):
         complain(f"warning: {warning}")
     rows, told = lm.encode(texts), lm.encode_sources(sources) if sources else []
-    scores: list[Scored] = []
+    found: list[tuple[float, float, int]] = []  # nats, the error of a bound's draws, and tokens, END included
     with Bar("scoring", len(rows)) as bar:
         for start in range(0, len(rows), 256):
             here = slice(start, start + 256)
             numbers = range(len(rows))[here]
             nats, errors = lm.score_ids_with_errors(rows[here], seed, draws, numbers=numbers, sources=told[here])
             for k, value, error in zip(numbers, nats.tolist(), errors.tolist(), strict=True):
-                scored = Scored(value, error, len(rows[k]) + 1, kind)
+                found.append((value, error, len(rows[k]) + 1))
+                said, figures = describe_nats(*found[-1], kind)
                 about = {"source": sources[k], "text": texts[k]} if sources else {"text": texts[k]}
-                line = to_json({**about, **scored.figures()})
-                bar.put(line if as_json else f"{scored}  {texts[k]}")
-                scores.append(scored)
-            bar.update("scoring", len(scores), len(rows))
-    mean = Scored.mean(scores)
+                bar.put(to_json({**about, **figures}) if as_json else f"{said}  {texts[k]}")
+            bar.update("scoring", len(found), len(rows))
+    count, (values, spreads, tokens) = len(found), zip(*found, strict=True)
+    said, figures = describe_nats(sum(values) / count, math.hypot(*spreads) / count, sum(tokens) / count, kind)
     if as_json:
-        put_json({"mean": mean.figures(), "texts": len(scores)})
+        put_json({"mean": figures, "texts": count})
     else:
-        print(f"{mean}  mean of {len(scores):,} text{'s'[: len(scores) != 1]}")
-    unknown = sum(row.count(UNK) for row in rows)
-    if unknown:
+        print(f"{said}  mean of {count:,} text{'s'[: count != 1]}")
+    if unknown := sum(row.count(UNK) for row in rows):
         note(f"{unknown:,} of {sum(map(len, rows)):,} tokens are unknown words for this model; all count as one.")
 
 
@@ -170,31 +168,11 @@ def read_given(run: str, given: str, column: str | None, source: str | None) -> 
     return texts, [source] * len(texts) if source is not None else []
 
 
-@dataclass(frozen=True)
-class Scored:
-    """Nats of a text, or their mean over several, with the standard error of a bound's draws."""
-
-    nats: float
-    error: float  # 0 for exact nats, NaN for a single draw
-    tokens: float
-    kind: str
-
-    @classmethod
-    def mean(cls, scores: "Sequence[Scored]") -> "Scored":
-        """Average total nats and total tokens, END included; the errors of the texts' draws are independent."""
-        count, error = len(scores), math.sqrt(sum(one.error**2 for one in scores))
-        nats, tokens = sum(one.nats for one in scores), sum(one.tokens for one in scores)
-        return cls(nats / count, error / count, tokens / count, scores[0].kind)
-
-    @property
-    def estimated(self) -> bool:
-        return self.kind == "bound" and math.isfinite(self.error)
-
-    def __str__(self) -> str:
-        error = f" ±{self.error:6.3f}" if self.estimated else ""
-        per_token = f" ±{self.error / self.tokens:6.3f}" if self.estimated else ""
-        return f"{self.nats:9.3f}{error} nats {self.nats / self.tokens:7.3f}{per_token} nats/token {self.kind}"
-
-    def figures(self) -> dict[str, object]:
-        figures = {"nats": round(self.nats, 4), "nats_per_token": round(self.nats / self.tokens, 4), "kind": self.kind}
-        return {**figures, "standard_error": round(self.error, 4)} if self.estimated else figures
+def describe_nats(nats: float, error: float, tokens: float, kind: str) -> tuple[str, dict[str, object]]:
+    """A line, and the figures, of the nats of a text or of their mean. `error` is the standard error of a bound's
+    draws, NaN for a single one."""
+    figures: dict[str, object] = {"nats": round(nats, 4), "nats_per_token": round(nats / tokens, 4), "kind": kind}
+    if kind != "bound" or not math.isfinite(error):
+        return f"{nats:9.3f} nats {nats / tokens:7.3f} nats/token {kind}", figures
+    line = f"{nats:9.3f} ±{error:6.3f} nats {nats / tokens:7.3f} ±{error / tokens:6.3f} nats/token {kind}"
+    return line, {**figures, "standard_error": round(error, 4)}
