@@ -9,11 +9,10 @@ from difflm import Contains, TextDiffusion, UsageError
 from difflm.controls.gaps import Edit
 from difflm.data.meaning import Lexicon, find_fault
 from difflm.data.tokenizers import Bpe
-from difflm.generation import rewriting
+from difflm.generation import ranking
 from difflm.generation.pipeline import WHOLE
-from difflm.generation.ranking import UNKNOWN_SPELLING
+from difflm.generation.ranking import LOST_WORD, UNCHANGED, UNKNOWN_SPELLING, restate
 from difflm.generation.requests import Request, generation_to_json
-from difflm.generation.rewriting import LOST_WORD, UNCHANGED, restate
 from difflm.methods import METHODS, TextSpec
 from tests.support.open_checkpoints import MODELS
 from tests.support.restated import SENTENCES
@@ -45,7 +44,7 @@ def keeps(answer, kept, denied):
 
 def choose(lm, monkeypatch, text, answers, nats, keep=()):
     """What is chosen of these answers, if they have so many nats."""
-    monkeypatch.setattr(rewriting, "read_in_order", lambda _, rows: [0.0, *nats][: len(rows)])
+    monkeypatch.setattr(ranking, "read_in_order", lambda _, rows: [0.0, *nats][: len(rows)])
     made = restate(Edit(text, keep=keep), PHRASE, lm)
     chosen = made.choose([made.encode(answer) for answer in answers])
     return lm.tokenizer.decode(chosen.ids), chosen

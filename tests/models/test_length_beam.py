@@ -21,8 +21,7 @@ from difflm.fast.inference import Inference
 from difflm.methods import METHODS, TextSpec
 from difflm.models.batching import source_condition
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.length_predictor import UNSEEN, LengthPredictor
-from difflm.models.lengths import DrawnFromSource
+from difflm.models.lengths import UNSEEN, DrawnFromSource, LengthPredictor
 from tests.support.recorded import Strict
 
 WORDS, LONGEST = 12, 8
@@ -161,7 +160,7 @@ def test_a_gpu_reads_many_sources_at_once_in_few_sizes(monkeypatch):
     sources = [[4 + k % 6] * (1 + k % 5) for k in range(11)]
     condition = source_condition([source for source in sources for _ in range(2)])
     alone = model.lengths.predict(model.denoiser, condition).length_logits
-    monkeypatch.setattr("difflm.models.length_predictor.sources_at_once", lambda device: 256)
+    monkeypatch.setattr("difflm.models.lengths.sources_at_once", lambda device: 256)
     read, encode = [], model.denoiser.network.encode
     monkeypatch.setattr(model.denoiser.network, "encode", lambda ids, mask: read.append(len(ids)) or encode(ids, mask))
     together = model.lengths.predict(model.denoiser, condition).length_logits

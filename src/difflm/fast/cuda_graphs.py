@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from difflm.data.batches import Batch
 from difflm.diffusion.denoiser import Denoiser
 from difflm.models.base import Losses
-from difflm.models.length_predictor import LengthPredictor
+from difflm.models.lengths import LengthPredictor
 from difflm.runtime.tensors import storage_addresses
 
 _capture_lock = threading.RLock()

@@ -41,7 +41,7 @@ from difflm.models.autoregressive import Autoregressive
 from difflm.models.base import LanguageModel, PrefixModel, Runner, Sampling, TextBatch
 from difflm.models.batching import WIDTH
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.length_predictor import LengthPredictor
+from difflm.models.lengths import LengthPredictor
 from difflm.networks.transformer import Transformer
 from difflm.runtime.tensors import module_tensors, storage_addresses
 

@@ -35,10 +35,9 @@ from difflm.generation.jobs import (
     choose_by_classifiers,
     list_arguments,
 )
-from difflm.generation.ranking import GapFit, check_repairs, make_ranking, read_in_order
+from difflm.generation.ranking import GapFit, check_repairs, make_ranking, read_in_order, restate
 from difflm.generation.reading import Reader, list_texts
 from difflm.generation.requests import Request
-from difflm.generation.rewriting import restate
 from difflm.generation.scheduler import run_list
 from difflm.generation.texts import Generation, Texts
 from difflm.generation.watching import Progress, Watcher

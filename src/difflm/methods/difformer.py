@@ -14,7 +14,7 @@ from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel, Noising
-from difflm.models.length_predictor import LengthPredictor
+from difflm.models.lengths import LengthPredictor
 
 
 class Difformer(ReadsSources):

@@ -15,7 +15,7 @@ from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel
-from difflm.models.length_predictor import LengthPredictor
+from difflm.models.lengths import LengthPredictor
 
 ROWS = 64  # words whose nearest neighbour is updated at each training step
 

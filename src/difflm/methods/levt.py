@@ -29,11 +29,11 @@ from difflm.models.base import (
     TextBatch,
     WordModel,
     source_of,
-    start_from_frequencies,
 )
 from difflm.models.lengths import LengthPolicy, put_between_ends
 from difflm.networks import EncoderDecoder
 from difflm.networks.cache import Memory
+from difflm.networks.head import start_from_frequencies
 from difflm.runtime.delayed_flag import DelayedFlag
 
 EDITS = ("keep", "replace", "delete", "insert")  # of a word; "insert" keeps it, and others follow it

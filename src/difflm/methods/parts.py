@@ -5,8 +5,7 @@ from typing import Literal, TypeVar, Unpack
 
 from difflm.diffusion.denoiser import CrossAttention
 from difflm.methods.base import ReadsSources, Sized, TextSpec
-from difflm.models.length_predictor import LengthPredictor
-from difflm.models.lengths import DrawnFromSource, DrawnLength
+from difflm.models.lengths import DrawnFromSource, DrawnLength, LengthPredictor
 from difflm.networks import EncoderDecoder, Sizes, SourceSizes, Transformer
 from difflm.networks.transformer import Settings
 

@@ -15,12 +15,12 @@ from difflm.diffusion.denoiser import autocast_to, require_source
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.loop import Caches, Frame, Memory, Steering
 from difflm.machine import avoid_onednn
-from difflm.models.base import Capabilities, Losses, Runner, TextBatch, WordModel, source_of, start_from_frequencies
+from difflm.models.base import Capabilities, Losses, Runner, TextBatch, WordModel, source_of
 from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Sampling
 from difflm.networks import EncoderDecoder, Sizes, SourceSizes, Transformer
 from difflm.networks.documents import NOTHING, document_ends
-from difflm.networks.head import weigh_nats
+from difflm.networks.head import start_from_frequencies, weigh_nats
 
 BANNED = (START, UNK, PAD)  # tokens that no text contains
 

@@ -294,10 +294,3 @@ class WordModel(LanguageModel):
 
     def forbid_tokens(self, ids: Iterable[int]) -> None:
         self.banned[list(ids)] = True
-
-
-@torch.no_grad()
-def start_from_frequencies(bias: Tensor, counts: Tensor) -> None:
-    """Initialise the bias of a head with log p(token): Adam would need thousands of steps to get there."""
-    smoothed = counts.to(bias) + 1
-    bias.copy_((smoothed / smoothed.sum()).log())

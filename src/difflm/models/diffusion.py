@@ -30,13 +30,13 @@ from difflm.models.base import (
     Sampling,
     TextBatch,
     source_of,
-    start_from_frequencies,
 )
 from difflm.models.in_order import IN_ORDER, write_in_order
 from difflm.models.lengths import LengthPolicy
 from difflm.models.sampling import Family
 from difflm.models.word_nats import WordDenoiser, WordNats, has_linear_bound, is_linear, read_masked
 from difflm.networks.documents import document_ends
+from difflm.networks.head import start_from_frequencies
 from difflm.runtime.delayed_flag import DelayedFlag
 
 OF_STATE: dict[State, Family] = {"vectors": "vectors", "pixels": "vectors", "simplex": "simplex", "tokens": "tokens"}

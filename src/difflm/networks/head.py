@@ -155,3 +155,10 @@ class WeighedNats(torch.autograd.Function):
         # Multiplied and narrowed in one pass.
         found = (torch.mul(one, grad, out=torch.empty_like(one, dtype=ctx.dtype)) for one in kept)
         return (*found, *[None] * 4)
+
+
+@torch.no_grad()
+def start_from_frequencies(bias: Tensor, counts: Tensor) -> None:
+    """Initialise the bias of a head with log p(token): Adam would need thousands of steps to get there."""
+    smoothed = counts.to(bias) + 1
+    bias.copy_((smoothed / smoothed.sum()).log())

@@ -18,7 +18,7 @@ from difflm.data.labels import NONE, Kind
 from difflm.data.tokenizers import UNK
 from difflm.errors import UsageError, say_in_request
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.rewriting import KEPT
+from difflm.generation.ranking import KEPT
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.files import Json
 

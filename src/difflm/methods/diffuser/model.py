@@ -17,10 +17,11 @@ from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.methods import levt as editing
 from difflm.methods.diffuser.process import EditProcess
 from difflm.methods.levt import DELETE, EDITS, INSERT, KEEP, REPLACE
-from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, source_of, start_from_frequencies
+from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, source_of
 from difflm.models.lengths import DrawnLength
 from difflm.networks import EncoderDecoder, Transformer
 from difflm.networks.cache import Memory, Slots
+from difflm.networks.head import start_from_frequencies
 from difflm.networks.rotary import compute_rotations
 from difflm.runtime.delayed_flag import DelayedFlag
 
