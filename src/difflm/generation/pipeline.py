@@ -101,21 +101,22 @@ class TextDiffusion(Reader):
             self._classifiers[folder] = made.guiding(dtype if self.device.type != "cpu" else None)
         return self._classifiers[folder]
 
-    def _find_classifiers(self, heads: set[str]) -> list[LabelReader]:
-        """The classifiers that know these heads, of two the later; all if one is missing: the error names them."""
+    def _find_classifiers(self, heads: set[str] | None) -> list[LabelReader]:
+        """The classifiers that know these heads, of two the later; all if one is missing, since the error names them,
+        or if no heads are given."""
         for folder in self.guides:
             if folder not in self._heads:
                 self._heads[folder] = heads_of(folder)
         known = {folder: self._heads[folder] for folder in self.guides}
-        asked = {head: folder for folder, some in known.items() for head in heads & (some or set())}
-        some_missing = heads > asked.keys()
-        chosen = [f for f, some in known.items() if some is None or f in asked.values() or some_missing]
-        return [self._classifiers.get(folder) or self._load_classifier(folder) for folder in chosen]
+        asked = {head: folder for folder, some in known.items() for head in (heads or set()) & (some or set())}
+        all_asked = heads is None or heads > asked.keys()
+        chosen = [f for f, some in known.items() if all_asked or some is None or f in asked.values()]
+        return [self._load_classifier(folder) for folder in chosen]
 
     @property
     def labellings(self) -> dict[str, Labelling]:
         """Return the labels that its classifiers know, by name; if two know the same label, the later one counts."""
-        return {name: one for folder in self.guides for name, one in self._load_classifier(folder).labellings.items()}
+        return {name: one for c in self._find_classifiers(None) for name, one in c.labellings.items()}
 
     def to(self, device: str) -> "TextDiffusion":
         """Move the model to "cpu", "cuda", "mps" or the best of them ("auto"), and return it. Unless a dtype was given,
@@ -351,14 +352,13 @@ class TextDiffusion(Reader):
             warnings += [*checks.warn_of_sources(job.told), *self.warn_of_language(source, source=True)]
         return warnings
 
-    def _choose_ranking(self, job: GenerationJob) -> Choice | None:
-        """How the best candidate of a text is chosen; None: they cannot be told apart."""
+    def _choose_ranking(self, job: GenerationJob) -> Choice:
+        """How the best candidate of a text is chosen."""
         if job.rank is not None:
             return make_ranking(self, job.rank, job.candidates, job.told, job.n, job.seed, job.repairs)
         if job.mbr > 1:  # minimum Bayes risk: the candidate most like the others (Kumar & Byrne, 2004)
             return lambda _, __, made: [Chosen(most_central([one().tokens for one in group])) for group in made]
-        if job.plan is None:
-            return None
+        assert job.plan is not None, "what does not rank has controls, gaps or messages"
         if not job.by_fit:
             return choose_by_classifiers(job.plan)
         self.check_reads_tokens()
@@ -416,33 +416,23 @@ class TextDiffusion(Reader):
     ) -> ControlPlan | ControlDecoder:
         """Bind controls to this model, after a `prompt` of this many tokens; rejects what the model cannot do."""
         check_process()
-        kind, decoder = self.config["method"], None
-        if self.model.capabilities.whole_text:
-            raise UsageError(NO_WORDS.format(kind, self.model.capabilities.whole_text))
-        if method is not None:
-            decoder = choose_decoder(method, self.model, kind, controls, edit, guidance)
-        model, most, first = self.model, self.model.longest, 0
-        if model.capabilities.denoises:
-            most, first = model.lengths.max_words, model.lengths.first
-            if prompt and model.capabilities.always_planned:
-                most, first = most + first - prompt, 0
-        elif decoder is None:
+        model, able, kind = self.model, self.model.capabilities, self.config["method"]
+        if able.whole_text:
+            raise UsageError(NO_WORDS.format(kind, able.whole_text))
+        decoder = None if method is None else choose_decoder(method, model, kind, controls, edit, guidance)
+        if not able.denoises and decoder is None:
             known = " or ".join(name for name in DECODERS if isinstance(model, DECODERS[name].decodes))
             how = f": give --method {known}" if known else ", which takes none"
             raise UsageError(f"controls are for diffusion models; this one is {kind}{how}.")
+        most, first = model.lengths.max_words, model.lengths.first
+        if prompt and able.always_planned:
+            most, first = most + first - prompt, 0
         heads = {control.head for control in controls if control.head}
-        classifiers = [*map(self._load_classifier, self.guides)] if decoder else []
-        if heads and decoder is None:
-            classifiers = self._find_classifiers(heads)
-        labellings = {name: one for c in classifiers for name, one in c.labellings.items()}  # the later of two
-        info = ModelInfo(
-            self.tokenizer,
-            most,
-            first,
-            labellings,
-            {name: c.word_counts[k] for c in classifiers for name, k in c.numbers.items() if k in c.word_counts},
-            [Labelling(**one) for one in self.config.get("labels", ())],
-        )
+        classifiers = self._find_classifiers(None if decoder else heads) if heads or decoder else []
+        labels = {name: one for c in classifiers for name, one in c.labellings.items()}  # the later of two
+        counts = {name: c.word_counts[k] for c in classifiers for name, k in c.numbers.items() if k in c.word_counts}
+        told = [Labelling(**one) for one in self.config.get("labels", ())]
+        info = ModelInfo(self.tokenizer, most, first, labels, counts, told)
         with prepare_together(controls, info, edit):
             if decoder is not None:
                 return decoder(model, info, controls, classifiers, guidance.size if guidance else None)

@@ -133,7 +133,7 @@ class Autoregressive(WordModel):
 
     def token_nats(self, ids: Tensor, lengths: Tensor, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
         """−log p of every word and of END, [B, L + 1], and the mask of those that exist."""
-        inputs = start_words(ids)
+        inputs = F.pad(ids, (1, 0), value=START)
         targets, mask = following_words(inputs, lengths + 1)
         return cross_entropy(self.read(inputs, memory=memory)[0], targets), mask
 
@@ -153,7 +153,7 @@ class Autoregressive(WordModel):
             return inputs, batch.ids, batch.documents != NOTHING, None
         source, lengths = batch.source, batch.source_lengths
         if source is None or lengths is None or self.network.encodes_sources:
-            inputs, memory = start_words(batch.ids), memory or self.encode_source(*source_of(batch))
+            inputs, memory = F.pad(batch.ids, (1, 0), value=START), memory or self.encode_source(*source_of(batch))
             return inputs, *following_words(inputs, batch.lengths + 1), memory
         inputs = join_rows(source, lengths, batch.ids)
         targets, mask = following_words(inputs, lengths + batch.lengths)
@@ -179,10 +179,6 @@ class Autoregressive(WordModel):
 
     def write(self, batch: TextBatch, runner: Runner) -> Iterator[Frame]:
         return runner.decode(self, batch)
-
-
-def start_words(ids: Tensor) -> Tensor:
-    return torch.cat([torch.full_like(ids[:, :1], START), ids], dim=1)
 
 
 def following_words(inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
@@ -77,20 +77,14 @@ class Capabilities:
     one_by_one: bool = False  # whether a CPU makes the first texts of a seed one by one instead of in batches
     syncs_with_device: bool = True  # whether sampling synchronises with the device
 
-    @property
-    def denoises(self) -> bool:
-        """Whether it denoises a canvas, so that it has a denoiser, a length policy and times."""
-        return self.state in ("vectors", "simplex", "tokens", "pixels")
+    denoises: bool = field(init=False)  # whether it denoises a canvas, so that it has a denoiser and times
+    whole_text: str = field(init=False)  # what it writes from, if words have no states of their own, else nothing
+    position_beliefs: bool = field(init=False)  # whether it has beliefs about single words, which controls can change
 
-    @property
-    def position_beliefs(self) -> bool:
-        """Whether it has beliefs about single words, which controls can change."""
-        return self.denoises and not self.whole_text
-
-    @property
-    def whole_text(self) -> str:
-        """What it writes from, if words have no states of their own, else nothing."""
-        return self.state if self.state in ("latents", "pixels") else ""
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "denoises", self.state in ("vectors", "simplex", "tokens", "pixels"))
+        object.__setattr__(self, "whole_text", self.state if self.state in ("latents", "pixels") else "")
+        object.__setattr__(self, "position_beliefs", self.denoises and not self.whole_text)
 
 
 class PrefixModel(CausalModel, Protocol):
