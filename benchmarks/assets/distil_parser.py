@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.assets.train_parser import make_options, measure, save_parser, train_new
 from benchmarks.assets.treebanks import E2E_SPLITS, Treebank, e2e_texts, read_trees, treebank, write_trees
-from difflm.annotators.parser import Parser, SpanParser, load_parser, parse_texts
+from difflm.annotators.parser import SpanParser, load_parser, parse_texts
 from difflm.annotators.trees import Agreement, Tree, agreements, join_sentences, phrases, split_sentences
 from difflm.runtime.files import write_atomic
 
@@ -85,7 +85,7 @@ def shares(counts: Agreement) -> dict[str, float]:
     return {"f1": round(100 * counts.f1, 2), "exact": round(100 * exact, 2), "trees": counts.trees}
 
 
-def released_spans(parser: Parser, data: Path) -> float | None:
+def released_spans(parser: SpanParser, data: Path) -> float | None:
     """Return the share of Diffusion-LM's released span targets (made with benepar) that the parser finds."""
     path = data / "control_targets" / "target_spans.json"
     if not path.exists():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer
 
-from difflm.annotators.span_scorer import Sentences, pad_rows
+from difflm.annotators.parser import Sentences, pad_rows
 
 
 class PretrainedWords(nn.Module):

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from benchmarks.assets.treebanks import TREEBANKS, Treebank, treebank
-from difflm.annotators.parser import Parser, SpanParser, batch_by_cells
-from difflm.annotators.span_scorer import (
+from difflm.annotators.parser import (
     HashedShape,
     HashedWords,
+    SpanParser,
     SpanScorer,
+    batch_by_cells,
     best_binary_trees,
     index_by_width,
     mark_sentences,
@@ -171,7 +172,7 @@ def train_new(
     return parser
 
 
-def measure(parser: Parser, trees: Sequence[Tree]) -> dict[str, float]:
+def measure(parser: SpanParser, trees: Sequence[Tree]) -> dict[str, float]:
     counts = agreements(trees, parser.parse([tree.words() for tree in trees]))
     shares = {"f1": counts.f1, "precision": counts.matched / counts.found, "recall": counts.matched / counts.gold}
     shares["exact"] = counts.exact / counts.trees

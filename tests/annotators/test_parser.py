@@ -7,8 +7,15 @@ import pytest
 import torch
 
 from benchmarks.assets.train_parser import count_labels, margin_loss, save_parser, train
-from difflm.annotators.parser import SpanParser, load_parser, parse_texts
-from difflm.annotators.span_scorer import HashedShape, HashedWords, SpanScorer, best_trees
+from difflm.annotators.parser import (
+    HashedShape,
+    HashedWords,
+    SpanParser,
+    SpanScorer,
+    best_trees,
+    load_parser,
+    parse_texts,
+)
 from difflm.annotators.trees import Agreement, Span, Tree, agreements, parse_tree, tree_of
 from difflm.errors import DifflmError, UsageError
 from tests.support.pretrained import make_encoder

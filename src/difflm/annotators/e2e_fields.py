@@ -8,7 +8,7 @@ precision and recall on real pairs.
 import difflib
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -31,16 +31,19 @@ def normalise(field: str, value: str) -> tuple[str, str]:
     """Return field and value as the corpus writes them. Case, spaces, punctuation and "The" may differ, and fields may
     have the challenge's names (eatType, priceRange, familyFriendly)."""
     fields = {_key(name): name for name in FIELDS} | _DATA["aliases"]
-    known = fields.get(_key(field))
-    if known is None:
-        raise UsageError(f"unknown field {field!r}. {_nearest(field, fields)}Known: {', '.join(FIELDS)}.")
+    known = _look_up(field, fields, f"unknown field {field!r}", FIELDS)
     values = {_key(name): name for name in FIELDS[known]}
     values |= _DATA["value_aliases"].get(known, {})
     values |= {key.removeprefix("the"): name for key, name in values.items()}
-    if _key(value) not in values:
-        listed = ", ".join(FIELDS[known])
-        raise UsageError(f"unknown value {value!r} for {known}. {_nearest(value, values)}Known: {listed}.")
-    return known, values[_key(value)]
+    return known, _look_up(value, values, f"unknown value {value!r} for {known}", FIELDS[known])
+
+
+def _look_up(name: str, known: dict[str, str], refusal: str, listed: Iterable[str]) -> str:
+    if (key := _key(name)) in known:
+        return known[key]
+    near = difflib.get_close_matches(key, known, n=1)
+    meant = f"Did you mean {known[near[0]]!r}? " if near else ""
+    raise UsageError(f"{refusal}. {meant}Known: {', '.join(listed)}.")
 
 
 def verbatim(words: Sequence[str], field: str, value: str) -> bool:
@@ -53,7 +56,7 @@ def expresses(words: Sequence[str], field: str, value: str) -> bool:
     """Return whether a text expresses that `field` is `value`; case does not matter."""
     field, value = normalise(field, value)
     joined = " ".join(words)
-    text = _Text.of(joined) if len(joined) <= LONGEST_CACHED else _Text(joined)
+    text = (_cached_text if len(joined) <= LONGEST_CACHED else _Text)(joined)
     if field == "name":
         return any(not text.is_landmark(place) for place in text.venues.get(value, ()))
     if field == "near":
@@ -70,11 +73,6 @@ def wordings(field: str, value: str) -> tuple[str, ...]:
 
 def _key(name: str) -> str:
     return "".join(c for c in _normalise_text(name) if c.isalnum())
-
-
-def _nearest(name: str, known: dict[str, str]) -> str:
-    near = difflib.get_close_matches(_key(name), known, n=1)
-    return f"Did you mean {known[near[0]]!r}? " if near else ""
 
 
 def _normalise_text(text: str) -> str:
@@ -123,28 +121,21 @@ class _Text:
         masked = re.sub(r"\bin (?=pric|cost)", "", masked)  # "high in price" is a high price
         self.plain = " ".join(_PATTERNS["money"].sub(" ", masked).split())
 
-    @staticmethod
-    @lru_cache(maxsize=1 << 13)
-    def of(text: str) -> "_Text":
-        return _Text(text)
-
     def is_landmark(self, place: tuple[str, str]) -> bool:
         before, after = place
         return bool(_BEFORE.search(before)) or bool(_PATTERNS["landmark_after"].match(after))
 
 
+_cached_text = lru_cache(maxsize=1 << 13)(_Text)
 Rule = Callable[[_Text], bool]
 
 
 def _matches(pattern: str) -> Rule:
     """Require a match that is not negated: "does not serve Chinese food" does not express Chinese."""
     compiled = re.compile(pattern)
-
-    def rule(text: _Text) -> bool:
-        starts = (match.start() for match in compiled.finditer(text.plain))
-        return any(not _PATTERNS["negated"].search(text.plain[:start].rstrip()) for start in starts)
-
-    return rule
+    return lambda text: any(
+        not _PATTERNS["negated"].search(text.plain[: match.start()].rstrip()) for match in compiled.finditer(text.plain)
+    )
 
 
 def _described_noun(words: Sequence[str], at: int) -> str:

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from difflm.data.words import MOST_CACHED
 from difflm.errors import DifflmError, UsageError
-from difflm.runtime.files import INSTALL, check_regular, check_sha256, read_checked
+from difflm.runtime.files import INSTALL, check_regular, check_sha256, read_checked, sha256_of
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -39,9 +39,7 @@ Ids = NDArray[np.uint64]
 
 
 class Tagger(Protocol):
-    @property
-    def name(self) -> str:
-        """Name and version; figures of different taggers cannot be compared."""
+    name: str  # and version; figures of different taggers cannot be compared
 
     def tags(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
         """Return a Universal tag for each word of each sentence."""
@@ -63,12 +61,9 @@ def spacy_tagger() -> Tagger:
 
 def digest_folder(folder: Path) -> str:
     """SHA-256 of the names and contents of all files below a folder, compiled ones aside."""
-    found = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"):
-        found.update(
-            f"{path.relative_to(folder).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
-        )
-    return found.hexdigest()
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    lines = (f"{path.relative_to(folder).as_posix()} {sha256_of(path)}\n" for path in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 class _Spacy:
@@ -80,10 +75,8 @@ class _Spacy:
 
         # spaCy tags white space as SPACE, which is not a Universal tag.
         documents = (Doc(self.pipeline.vocab, words=list(words)) for words in sentences)
-        return [
-            [token.pos_ if token.pos_ in TAGS else "X" for token in document]
-            for document in self.pipeline.pipe(documents, batch_size=256)
-        ]
+        tagged = self.pipeline.pipe(documents, batch_size=256)
+        return [[token.pos_ if token.pos_ in TAGS else "X" for token in document] for document in tagged]
 
 
 @cache
@@ -141,11 +134,11 @@ def extract_features(sentences: Sequence[Sequence[str]]) -> tuple[Ids, Ids]:
     hashed = [_hash_word(word) if len(word) <= MOST_CACHED else _hash_word.__wrapped__(word) for word in flat]
     parts = np.array(hashed, dtype=np.uint64).reshape(len(flat), -1)
     inside = np.flatnonzero([real for words in sentences for real in (0, 0, *[1] * len(words), 0, 0)])
-    here, left, right = parts[inside].T, parts[inside - 1].T, parts[inside + 1].T
+    here, left, right = parts[inside].T, parts[inside - 1, :3].T, parts[inside + 1, :3].T
     far_left, far_right = parts[inside - 2, 0], parts[inside + 2, 0]
-    (lower, ending, shape), (left_lower, left_ending, left_shape) = here[:3], left[:3]
-    right_lower, right_ending, right_shape = right[:3]
-    columns: list[Ids] = [*here, *left[:3], *right[:3], far_left, far_right]
+    (lower, ending, shape), (left_lower, left_ending, left_shape) = here[:3], left
+    right_lower, right_ending, right_shape = right
+    columns: list[Ids] = [*here, *left, *right, far_left, far_right]
     pairs = (
         (left_lower, lower), (lower, right_lower), (left_lower, right_lower), (far_left, left_lower),
         (right_lower, far_right), (left_ending, ending), (ending, right_ending), (left_shape, shape),

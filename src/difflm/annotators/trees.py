@@ -132,11 +132,9 @@ def clean(tree: Tree) -> Tree | None:
 
     Several phrases under an unlabelled root are joined under TEXT."""
     children = _clean_node(tree)
-    if not children:
-        return None
     if len(children) == 1 and not isinstance(only := children[0], str):
         return only
-    return Tree(TEXT, children)
+    return Tree(TEXT, children) if children else None
 
 
 def tree_of(words: Sequence[str], spans: Iterable[Span]) -> Tree:
@@ -167,9 +165,8 @@ def tree_of(words: Sequence[str], spans: Iterable[Span]) -> Tree:
     return tree
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Counts of matched, expected and found phrases over any number of trees; agreements can be added."""
+class Agreement(NamedTuple):
+    """Counts of matched, expected and found phrases over any number of trees."""
 
     matched: int = 0
     gold: int = 0
@@ -181,10 +178,6 @@ class Agreement:
     def f1(self) -> float:
         return 2 * self.matched / (self.gold + self.found) if self.gold + self.found else 1.0
 
-    def __add__(self, other: "Agreement") -> "Agreement":
-        mine, theirs = vars(self), vars(other)
-        return Agreement(**{name: mine[name] + theirs[name] for name in mine})
-
 
 def agreement(gold: Tree, found: Tree) -> Agreement:
     """Count labelled brackets in common, as multisets of (first, last, label), without TEXT."""
@@ -194,7 +187,8 @@ def agreement(gold: Tree, found: Tree) -> Agreement:
 
 
 def agreements(gold: Iterable[Tree], found: Iterable[Tree]) -> Agreement:
-    return sum((agreement(g, f) for g, f in zip(gold, found, strict=True)), Agreement())
+    counts = (agreement(g, f) for g, f in zip(gold, found, strict=True))
+    return Agreement(*map(sum, zip(*counts, strict=True)))
 
 
 def split_sentences(words: Sequence[str]) -> list[list[str]]:
@@ -202,7 +196,7 @@ def split_sentences(words: Sequence[str]) -> list[list[str]]:
     sentences: list[list[str]] = []
     ended = True
     for word in words:
-        mark = word in _ENDS or (ended and bool(sentences) and word in _CLOSERS)
+        mark = word in (".", "!", "?") or (ended and bool(sentences) and word in (")", "''", "”", "’", "]"))
         if (ended and not mark) or not sentences:
             sentences.append([])
         sentences[-1].append(word)
@@ -213,10 +207,6 @@ def split_sentences(words: Sequence[str]) -> list[list[str]]:
 def join_sentences(trees: Sequence[Tree]) -> Tree:
     """Return the tree of a text: that of its only sentence, or TEXT over those of several."""
     return trees[0] if len(trees) == 1 else Tree(TEXT, tuple(trees))
-
-
-_ENDS = frozenset((".", "!", "?"))
-_CLOSERS = frozenset((")", "''", "”", "’", "]"))
 
 
 def _clean_node(tree: Tree) -> tuple[Tree | str, ...]:

@@ -116,7 +116,6 @@ class Batch:
         )
 
     def take(self, rows: slice) -> "Batch":
-        """Some of the texts."""
         return self.map(lambda array: array[rows])
 
     def arrays(self) -> list[Array]:
@@ -162,15 +161,14 @@ class Batches:
         self._full = bool(tokens.lengths[self.indices].min() == widest)
         # A group is no longer than an epoch: otherwise copies of one text, of equal length, could share a batch.
         self._group_size = min(_GROUP, max(1, len(self.indices) // batch_size))
-        self._cached: tuple[int, Ints] | None = None
+        self._cached = -1, np.empty((0, 0), np.int64)  # the last group, and the texts of its batches
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, as narrow as the allowed widths and its longest text and source permit."""
         group, number = divmod(step, self._group_size)
-        cached = self._cached
-        if cached is None or cached[0] != group:
-            cached = self._cached = (group, self._group(group))
-        chosen = cached[1][number]
+        if self._cached[0] != group:
+            self._cached = group, self._group(group)
+        chosen = self._cached[1][number]
         width = smallest_width(self.widths, self.tokens.lengths[chosen])
         sources: tuple[Ints | None, Ints | None] = (None, None)
         if (column := self.tokens.sources) is not None:
@@ -248,10 +246,9 @@ class PackedRows:
 
     def __init__(self, tokens: TokenFile, width: int, without: Ints | None = None, only: Ints | None = None) -> None:
         self.tokens, self.width = tokens, width
-        if only is None:
-            held = np.empty(0, np.int64) if without is None else without
-            firsts, lasts = np.append(0, held + 1), np.append(held, len(tokens))
-        else:
+        held = np.empty(0, np.int64) if without is None else without
+        firsts, lasts = np.append(0, held + 1), np.append(held, len(tokens))
+        if only is not None:
             firsts, lasts = only, only + 1
         self._begin = tokens.offsets[firsts].astype(np.int64)  # of each stretch in the file
         self._start = np.append(0, np.cumsum(tokens.offsets[lasts].astype(np.int64) - self._begin))  # among the rows

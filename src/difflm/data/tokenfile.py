@@ -201,11 +201,9 @@ def sum_file(path: Path) -> int:
 
 def _map_column(directory: Path, meta: Json, prefix: str) -> tuple[np.ndarray, np.ndarray]:
     ids = _map_file(directory / f"{prefix}ids.bin", np.dtype(meta["dtype"]))
-    offsets = _map_file(directory / f"{prefix}offsets.bin", _OFFSET)
-    total = meta[f"{prefix}tokens"]
-    if len(ids) != total or len(offsets) != meta["count"] + 1 or (offsets[0], offsets[-1]) != (0, total):
-        raise ValueError
-    if (offsets[1:] < offsets[:-1]).any():
+    offsets, total = _map_file(directory / f"{prefix}offsets.bin", _OFFSET), meta[f"{prefix}tokens"]
+    ends = (len(ids), len(offsets), offsets[0], offsets[-1])
+    if ends != (total, meta["count"] + 1, 0, total) or (offsets[1:] < offsets[:-1]).any():
         raise ValueError
     return ids, offsets
 
@@ -228,13 +226,9 @@ def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, b
         files[name].write(data)
         sums[name] = zlib.crc32(data, sums.get(name, 0))
 
-    def note_pieces() -> Iterator[Example]:
-        for example in examples:
-            continues.append(example.continues)
-            yield example
-
     with ExitStack() as stack:
-        for encoded in encode_examples(note_pieces(), tokenizer):
+        for some, encoded in encode_examples(examples, tokenizer):
+            continues += bytes(example.continues for example in some)
             if not count:
                 totals = dict.fromkeys(("", "source_")[: len(encoded)], 0)
             for column, rows in zip(totals, encoded, strict=True):
@@ -265,9 +259,11 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     return [[one[i] for piece in cut_text(text) for i in tokenizer.encode(piece)] for text in texts]
 
 
-def encode_examples(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterator[list[list[list[int]]]]:
-    """Yield the ids of the targets and, where they have some, of the sources of 1024 examples at a time, or of fewer
-    where they are long."""
+def encode_examples(
+    examples: Iterable[Example], tokenizer: Tokenizer
+) -> Iterator[tuple[list[Example], list[list[list[int]]]]]:
+    """Yield 1024 examples at a time, or fewer where they are long, with the ids of their targets and, where they have
+    some, of their sources."""
     examples = iter(examples)
     while some := list(islice(examples, 1)):
         size = len(some[0].target) + len(some[0].source or "")
@@ -277,14 +273,13 @@ def encode_examples(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterat
         columns = [[one.target for one in some], [one.source for one in some if one.source is not None]]
         sides = zip((tokenizer, tokenizer.for_sources), columns, strict=True)
         encoded = [encode_texts(side, texts) for side, texts in sides if texts]
+        pairs = list[tuple[list[int], list[int]]]()  # of source and target
         if some[0].prompted:
             rows = zip(some, *encoded, strict=True)
             pairs = [(end_prompt(told), ids) if one.cut is None else cut_gap(ids, one.cut) for one, ids, told in rows]
-            encoded = [[ids for _, ids in pairs], [prompt for prompt, _ in pairs]]
         elif some[0].cut is not None:
             pairs = [cut_span(ids, one.cut or 0) for ids, one in zip(encoded[0], some, strict=True)]
-            encoded = [[span for _, span in pairs], [source for source, _ in pairs]]
-        yield encoded
+        yield some, [[target for _, target in pairs], [source for source, _ in pairs]] if pairs else encoded
 
 
 # -- texts that fit ---------------------------------------------------------------------------------------------------

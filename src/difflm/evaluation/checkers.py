@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from difflm.annotators.parser import Parser, load_parser, own_parser, parse_texts
+from difflm.annotators.parser import SpanParser, load_parser, own_parser, parse_texts
 from difflm.annotators.tagger import Tagger, own_tagger
 from difflm.annotators.trees import Tree, agreement, agreements
 from difflm.controls import Span
@@ -28,9 +28,9 @@ Texts = Sequence[tuple[Target, Sequence[Words]]]  # targets with their generated
 @dataclass(frozen=True)
 class Checkers:
     tagger: Tagger
-    parser: Parser
+    parser: SpanParser
     second_tagger: Tagger | None = None
-    second_parser: Parser | None = None
+    second_parser: SpanParser | None = None
 
     @classmethod
     def load(cls, second_parser: Path | None) -> "Checkers":

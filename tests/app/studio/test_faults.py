@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from difflm.annotators.e2e_fields import expresses
-from difflm.annotators.span_scorer import HashedShape, HashedWords
+from difflm.annotators.parser import HashedShape, HashedWords
 from difflm.annotators.tagger import own_tagger
 from difflm.app.studio.limits import Limits
 from difflm.app.studio.log import log_event
