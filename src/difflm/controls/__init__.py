@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from difflm.controls.base import Check as Check
 from difflm.controls.base import Control
 from difflm.controls.base import ModelInfo as ModelInfo
-from difflm.controls.exact import Avoid, Length
+from difflm.controls.exact import Avoid, Contains, Length
 from difflm.controls.gaps import Infill
 from difflm.controls.learned import Field, Label, Span, Tags, Tree
 from difflm.controls.patterns.pattern import Json, Pattern, WordCount
-from difflm.controls.phrases import Contains
 from difflm.errors import UsageError, suggest
 from difflm.runtime.registry import Registry
 

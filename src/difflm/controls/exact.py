@@ -1,21 +1,40 @@
-"""Exact controls: lengths, and words that must not appear."""
+"""Exact controls of words: lengths, and what must or must not appear. Words are those of the printed text, whatever the
+tokens of a model are; of subwords it is told which would lengthen a word."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from difflm.controls.base import CHARACTERS, WORDS, Canvas, Check, Control, Exact, ModelInfo, need_number, need_text
 from difflm.controls.patterns.pattern import WordCount
-from difflm.controls.patterns.token_automata import TokenAutomaton, avoid_phrases
-from difflm.controls.pieces import avoid_words
-from difflm.data.tokenizers import SPECIALS, Tokenizer
-from difflm.data.words import has_phrase, split_words
+from difflm.controls.patterns.regular import Chars, Either, Node, Repeated, sequence
+from difflm.controls.patterns.token_automata import (
+    Columns,
+    TokenAutomaton,
+    avoid_phrases,
+    compile_pattern,
+    find_phrase,
+)
+from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer
+from difflm.data.words import CJK, FUSED, UNITS, Given, has_phrase, is_letter, space_words, split_words, touches
 from difflm.errors import UsageError
+from difflm.runtime.work import spend_work
 
 if TYPE_CHECKING:
     from difflm.diffusion.codecs import Codec
     from difflm.diffusion.samplers.loop import Transform
+
+# What might follow a token and join it with the words before it into one word.
+BEHIND = ("a", "A", "1", "s", "é", ".", ".a", ".1", "-", "-a", "'s", "&a", ",1", ":1", "£", "e.", "g.", "m.")
+ANYTHING, NOTHING = Repeated(Chars(named="sS"), 0, None), sequence()
+EDGE = Chars(tuple(re.findall("(.)-(.)", CJK)), "W")  # what may be next to a word
+Followers = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -61,9 +80,9 @@ class TokenLength(Length):
 
     def check(self, words: Sequence[str]) -> Check:
         assert isinstance(words, str)
-        if self.tokenizer.length_unit == "characters":
-            return replace(super().check(words), checker=CHARACTERS)
-        return replace(super().check(self.tokenizer.tokens(self.tokenizer.encode(words))), checker="its tokens")
+        by_characters = self.tokenizer.length_unit == "characters"
+        units = words if by_characters else self.tokenizer.tokens(self.tokenizer.encode(words))
+        return replace(super().check(units), checker=CHARACTERS if by_characters else "its tokens")
 
 
 class SpacedLength(WordCount):
@@ -74,6 +93,71 @@ class SpacedLength(WordCount):
     @property
     def target(self) -> int:  # type: ignore[override]
         return self.low
+
+
+@dataclass(frozen=True)
+class Contains(Exact):
+    """A word or phrase that must appear; it is placed where the model finds it likeliest."""
+
+    phrase: str
+    name = "contains"
+
+    @cached_property
+    def words(self) -> list[str]:
+        return split_words(self.phrase.strip())
+
+    def check_value(self) -> None:
+        need_text(self.phrase, 'Contains("Japanese")')
+        if not self.words:
+            raise UsageError("contains: give a word, such as --contains Japanese.")
+
+    def prepare(self, info: ModelInfo) -> None:
+        self.check_value()
+        ids = self.ids(info)
+        if UNK in ids:
+            word, known = self.words[ids.index(UNK)], info.tokenizer.known_words
+            near = next(filter(None, (get_close_matches(one, known, n=3) for one in (word, word.capitalize()))), [])
+            hint = f" Near: {', '.join(near)}." if near else ""
+            raise UsageError(f"contains: this model does not know the word {word!r}.{hint}")
+        if len(ids) > info.max_words:
+            room = f"a text of this model ({info.max_words} tokens)"
+            raise UsageError(f"contains: {self.phrase!r} is longer than {room}.")
+
+    def ids(self, info: ModelInfo) -> list[int]:
+        return info.tokenizer.encode_inside(self.phrase)
+
+    def verbatim(self, info: ModelInfo) -> str:
+        return self.phrase
+
+    def given(self) -> str:
+        return self.phrase
+
+    def automaton(self, info: ModelInfo) -> TokenAutomaton:
+        if info.tokenizer.whole_words:
+            return compile_pattern(hold_phrase(self.phrase), info.tokenizer)
+        if not info.tokenizer.spells:
+            return find_phrase(self.ids(info), info.tokenizer.size)
+        phrase = self.phrase.strip()
+        followers = *sort_followers(phrase, info.tokenizer), spaced_pieces(info.tokenizer)
+        return find_phrase(self.ids(info), info.tokenizer.size, *followers, info.tokenizer.encode(phrase))
+
+    def given_in(self, words: Sequence[str], taken: Set[int]) -> Given:
+        """What the phrase gives where it first occurs among words, beside positions that are taken."""
+        own, _ = space_words(self.phrase.strip())
+        free = (k for k in range(len(words) - len(own) + 1) if taken.isdisjoint(range(k, k + len(own))))
+        start = next((k for k in free if list(words[k : k + len(own)]) == self.words), None)
+        if start is None:
+            return {}
+        # A given mark says itself how it is spaced, as those of the model depend on the whole text.
+        spaces = {k: "" if not k or touches(words[k - 1], words[k]) else " " for k in range(len(words))}
+        given: dict[int, tuple[str | None, str | None]] = {start + k: word for k, word in enumerate(own)}
+        given[start] = None if is_letter(words[start][0]) else spaces[start] or None, words[start]
+        if (end := start + len(own)) < len(words) and not is_letter(words[end - 1][-1]):
+            given[end] = spaces[end], None
+        return given
+
+    def judge(self, text: str) -> tuple[bool, str]:
+        return has_phrase(text, self.phrase), WORDS
 
 
 @dataclass(frozen=True)
@@ -127,3 +211,97 @@ def spell_variants(word: str, info: ModelInfo) -> list[list[int]]:
         return [list(way) for way in product(*ways)]
     cases = {word, word.lower(), word.upper(), word.capitalize(), word.title()}
     return info.tokenizer.encode_batch(sorted(space + case for case in cases for space in ("", " ")))
+
+
+# -- words that must not be there -------------------------------------------------------------------------------------
+
+
+def avoid_words(words: Sequence[str], tokenizer: Tokenizer) -> TokenAutomaton:
+    """The automaton of texts that contain none of these words, however they are tokenized."""
+    held = Either(tuple(hold_phrase(word, parted=True) for word in words))
+    return compile_pattern(held, tokenizer, negated=True, as_bytes=True)
+
+
+def hold_phrase(phrase: str, parted: bool = False) -> Node:
+    """Texts that have the characters of a phrase, in any case, with nothing next to it that lengthens its words; of one
+    word that may be `parted` also those in which `split_words` reads what touches it as another word."""
+    words, before, ahead, behind = " ".join(phrase.split()), [EDGE], list[Node](), list[Node]()
+    if parted:
+        lower, units, pairs = words.lower(), UNITS.split("|"), [pair.split() for pair in FUSED]
+        before += [Chars(named="d")] * (lower in units)  # 5pm
+        ahead = [any_case(head) for head, tail in pairs if tail == lower]  # can-not
+        behind = [any_case(unit) for unit in units if words[-1].isdigit()]
+        behind += [any_case(tail) for head, tail in pairs if head == lower]
+    left: Node = Either((NOTHING, *(sequence(ANYTHING, one) for one in before)))
+    left = Either((left, *(sequence(left, head) for head in ahead))) if is_letter(words[0]) else ANYTHING
+    right: Node = Either((NOTHING, sequence(EDGE, ANYTHING)))
+    right = Either((right, *(sequence(tail, right) for tail in behind))) if is_letter(words[-1]) else ANYTHING
+    return sequence(left, any_case(words), right)
+
+
+def any_case(text: str) -> Node:
+    """A text in any case, each character whole or byte by byte."""
+    found = list[Node]()
+    for char in text:
+        like = {char, char.lower(), char.upper(), char.title(), *{"k": "\u212a", "å": "\u212b"}.get(char.lower(), "")}
+        same = sorted(one for one in like if len(one) == 1 and one.lower() == char.lower())
+        cut = [sequence(cut_bytes(one)) for one in same if not one.isascii()]
+        found.append(Either((Chars(tuple((one, one) for one in same)), *cut)))
+    return sequence(*found)
+
+
+def cut_bytes(text: str) -> str:
+    """A text whose bytes beyond ASCII are spelt one by one, as surrogates."""
+    return text.encode().decode("ascii", "surrogateescape")
+
+
+def let_end(automaton: TokenAutomaton, ends: Sequence[int]) -> TokenAutomaton:
+    """The automaton of accepted texts that the model ends itself: anything may follow the end."""
+    over, classes = len(automaton.table) - 1, automaton.classes.copy()
+    dead = over + 1  # the last state is never left
+    classes[list(ends)] = automaton.table.shape[1]
+    table = np.where(automaton.table == over, dead, automaton.table)[:-1]
+    table = np.column_stack([table, np.where(automaton.accepting[:-1], over, dead)])
+    table = np.vstack([table, *(np.full(table.shape[1], state) for state in (over, dead))])
+    return Columns(classes.tolist(), [*table.T]).smallest(np.insert(automaton.accepting, over, True))
+
+
+# -- what may follow required words -----------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=8)
+def printed_pieces(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """What each token adds to a text after a word: its spelling or, if that is not given, the result of decoding."""
+    if tokenizer.spells:
+        return tuple(tokenizer.spellings())
+    pieces = range(len(SPECIALS), tokenizer.size)
+    word = next((i for i in pieces if tokenizer.decode([i]).strip().isalpha()), pieces[0])
+    before = tokenizer.decode([word])
+    return tuple(tokenizer.decode([word, i]).removeprefix(before) for i in pieces)
+
+
+@lru_cache(maxsize=64)
+def sort_followers(phrase: str, tokenizer: Tokenizer) -> Followers:
+    """Tokens that lengthen the last word of a phrase, and those that do so unless a space or nothing follows them."""
+    last = phrase.split()[-1]  # spaces separate words, so what follows changes nothing before them
+    words, glued, closing = split_words(last), list[int](), list[int]()
+
+    def stays(text: str) -> bool:
+        spend_work(len(words) // 2 + len(phrase) // 16)
+        return split_words(last + text)[: len(words)] == words and has_phrase(phrase + text, phrase)
+
+    for i, piece in enumerate(printed_pieces(tokenizer), len(SPECIALS)):
+        if piece[:1].isspace():
+            continue
+        if any("\ud800" <= char <= "\udfff" for char in piece) or not stays(piece):
+            glued.append(i)
+        elif not all(stays(piece + more) for more in BEHIND):
+            closing.append(i)
+    return tuple(glued), tuple(closing)
+
+
+@lru_cache(maxsize=8)
+def spaced_pieces(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Specials, and tokens that begin with white space: they lengthen no word."""
+    pieces = enumerate(printed_pieces(tokenizer), len(SPECIALS))
+    return (*range(len(SPECIALS)), *(i for i, piece in pieces if piece[:1].isspace()))

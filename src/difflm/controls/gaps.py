@@ -10,11 +10,11 @@ from numbers import Real
 from typing import TYPE_CHECKING
 
 from difflm.controls.base import CHARACTERS, Canvas, Check, Control, Exact, KnownText, KnownTokens, ModelInfo, need_text
+from difflm.controls.exact import ANYTHING, NOTHING, cut_bytes, sort_followers, spaced_pieces
 from difflm.controls.patterns.regular import Chars, Either, Node, Repeated, parse_pattern, sequence
 from difflm.controls.patterns.token_automata import TokenAutomaton, compile_pattern
-from difflm.controls.pieces import ANYTHING, NOTHING, cut_bytes, sort_followers, spaced_pieces
 from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer
-from difflm.data.words import Given, is_letter, space_words, split_words, touches
+from difflm.data.words import is_letter, space_words, split_words, touches
 from difflm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -164,11 +164,7 @@ class Infill(Exact, KnownText):
 
     def find_words(self, text: str) -> Sequence[int]:
         """Where the words of a text begin."""
-        if self.spaced:
-            return [word.start() for word in re.finditer(r"\S+", text)]
-        words, _ = space_words(text)
-        sizes = accumulate(len(space) + len(word) for space, word in words)
-        return [end - len(word) for end, (_, word) in zip(sizes, words, strict=True)]
+        return [word.start() for word in re.finditer(r"\S+", text)] if self.spaced else [*place_words(text)]
 
 
 def cut_gaps(known: KnownTokens, total: int, shares: Sequence[float], more: int = 0) -> list[int]:
@@ -190,6 +186,13 @@ def fill_between(left: str, right: str) -> Node:
     before, after = (ANYTHING if touches else NOTHING for touches in touching)
     one = sequence(before, sign, after)
     return one if any(touching) else Either((one, sequence(sign, ANYTHING, sign)))
+
+
+def place_words(text: str) -> dict[int, int]:
+    """Where the words of a text begin, and where each ends."""
+    words, _ = space_words(text)
+    ends = accumulate(len(space) + len(word) for space, word in words)
+    return {end - len(word): end for end, (_, word) in zip(ends, words, strict=True)}
 
 
 def matches_parts(parts: Sequence[str], gaps: Sequence[int | None], text: str, words: Sequence[int]) -> bool:
@@ -240,13 +243,14 @@ def fits_between(sizes: Sequence[int], runs: Sequence[int]) -> bool:
 
 
 @dataclass(frozen=True)
-class Edit:
+class Edit(KnownText):
     """A text to rewrite; `keep` names words of it to keep. `strength` is how much noise is added first. None: a model
     that was trained to says it in other words, others add 0.5."""
 
     text: str
     strength: float | None = None
     keep: Sequence[str] = ()  # phrases, or a single one; stored as a tuple
+    name = "edit"
 
     def __post_init__(self) -> None:
         kept = (self.keep,) if isinstance(self.keep, str) else tuple(self.keep)
@@ -254,7 +258,7 @@ class Edit:
             raise UsageError('an edit takes a text and words of it to keep, such as keep=["The Mill"].')
         if not isinstance(self.strength, Real | None):
             raise UsageError(f"strength must be a number above 0 and up to 1, not {self.strength!r}.")
-        object.__setattr__(self, "keep", kept)
+        vars(self).update(keep=kept, parts=kept)
 
     @property
     def noise(self) -> float:
@@ -268,25 +272,17 @@ class Edit:
         for phrase in self.keep:
             find_phrase(phrase, self.text)
 
-
-@dataclass(frozen=True)
-class EditedText(KnownText):
-    """The text of an edit: the tokens of kept phrases are known, and it stays as long as it is."""
-
-    text: str
-    parts: Sequence[str]
-    name = "edit"
+    def texts(self, tokenizer: Tokenizer) -> Sequence[str]:
+        return [self.text.strip()]
 
     def places(self, tokenizer: Tokenizer) -> list[range]:
         """Positions of the tokens of each kept phrase, wherever it occurs."""
-        return [place for phrase in self.parts for place in find_kept(phrase, self.text, tokenizer)]
-
-    def texts(self, tokenizer: Tokenizer) -> Sequence[str]:
-        return [self.text]
+        return [place for phrase in self.keep for place in find_kept(phrase, self.text.strip(), tokenizer)]
 
     def known(self, info: ModelInfo) -> KnownTokens:
-        places, ids = self.places(info.tokenizer), info.tokenizer.encode(self.text)
-        kept = {k for place in places for k in place}
+        """The tokens of kept phrases; the text stays as long as it is."""
+        (text,), tokenizer, places = self.texts(info.tokenizer), info.tokenizer, self.places(info.tokenizer)
+        ids, kept = tokenizer.encode(text), {k for place in places for k in place}
         parts, sizes = [list[int]()], list[int]()
         for known, run in groupby(range(len(ids)), kept.__contains__):
             if known:
@@ -294,26 +290,26 @@ class EditedText(KnownText):
             else:
                 parts.append([])
                 sizes.append(len([*run]))
-        words, _ = space_words(self.text)
-        if not info.tokenizer.whole_words:  # pieces have their spaces in them
-            words = [("", self.text[begin:end]) for begin, end in info.tokenizer.spans(self.text)]
+        words, _ = space_words(text)
+        if not tokenizer.whole_words:  # pieces have their spaces in them
+            words = [("", text[begin:end]) for begin, end in tokenizer.spans(text)]
         inside = {k for place in places for k in place[1:]}
-        given = [k for place in places for k in place if info.tokenizer.whole_words or ids[k] == UNK]
+        given = {k for k in kept if tokenizer.whole_words or ids[k] == UNK}
         own = {k: (words[k][0] if k in inside else None, words[k][1]) for k in given}
-        empty: list[Given] = [{}] * len(sizes)
-        return KnownTokens(parts, sizes, [False] * len(sizes), info.max_words, [own, *empty])
+        return KnownTokens(parts, sizes, [False] * len(sizes), info.max_words, [own, *([{}] * len(sizes))])
 
     def rule(self, codec: "Codec", info: ModelInfo, canvas: Canvas) -> "Transform | None":
         """For subwords, the rule that nothing lengthens kept words."""
-        if info.tokenizer.whole_words or not self.parts:
+        (text,), tokenizer, places = self.texts(info.tokenizer), info.tokenizer, self.places(info.tokenizer)
+        if tokenizer.whole_words or not places:
             return None
         from difflm.controls.rules import KeepApart
 
-        spans, places = info.tokenizer.spans(self.text), self.places(info.tokenizer)
-        kept = [self.text[spans[place[0]][0] : spans[place[-1]][1]].strip() for place in places]
-        followers = tuple(sort_followers(one, info.tokenizer) for one in kept)
+        spans = tokenizer.spans(text)
+        kept = [text[spans[place[0]][0] : spans[place[-1]][1]].strip() for place in places]
+        followers = tuple(sort_followers(one, tokenizer) for one in kept)
         ends = tuple((canvas.first + place[0], canvas.first + place[-1] + 1) for place in places)
-        return KeepApart(codec, followers, spaced_pieces(info.tokenizer), canvas, places=ends)
+        return KeepApart(codec, followers, spaced_pieces(tokenizer), canvas, places=ends)
 
     def check(self, words: Sequence[str]) -> Check:
         return Check(None, None, "none: an edit is not checked")
@@ -331,17 +327,11 @@ def find_phrase(phrase: str, text: str) -> list[int]:
 def find_kept(phrase: str, text: str, tokenizer: Tokenizer) -> list[range]:
     """Positions of the tokens of a phrase in a text, wherever it occurs. For subwords, all tokens that spell a part of
     it, and the one before them, a space or a punctuation mark, if the first does not begin with a space."""
-    words, asked = split_words(text), split_words(phrase.strip())
-    starts = find_phrase(phrase, text)
+    starts, asked = find_phrase(phrase, text), split_words(phrase.strip())
     if tokenizer.whole_words:
         return [range(start, start + len(asked)) for start in starts]
-    places, end = list[tuple[int, int]](), 0
-    for word in words:
-        begin = text.index(word, end)
-        end = begin + len(word)
-        places.append((begin, end))
     found, spans, ids = list[range](), tokenizer.spans(text), tokenizer.encode(text)
-    spaced = {*spaced_pieces(tokenizer)}
+    places, spaced = [*place_words(text).items()], {*spaced_pieces(tokenizer)}
     for start in starts:
         begin, end = places[start][0], places[start + len(asked) - 1][1]
         inside = [k for k, (first, last) in enumerate(spans) if first < end and last > begin]

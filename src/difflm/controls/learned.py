@@ -1,5 +1,7 @@
 """Controls that a classifier guides towards, and that an independent checker checks."""
 
+import re
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -80,20 +82,44 @@ class Field(Label):
         return Check(there, float(there), "difflm field rules")
 
 
+class Syntax(Control):
+    """Labels of words or phrases, whose places are known in advance."""
+
+    kind: ClassVar[Kind]
+    words: int  # how many words a text must have for it
+
+    @abstractmethod
+    def unseen(self, known: Sequence[str]) -> Iterable[str]:
+        """What is asked for, as far as it is not among the values that a classifier knows."""
+
+    def prepare(self, info: ModelInfo) -> None:
+        self.check_value()
+        if not info.tokenizer.whole_words:
+            raise UsageError(f"{self.name}: it needs whole words; this model writes pieces of words.")
+        if self.words > info.max_words:
+            raise UsageError(f"{self.name}: it needs {self.words} words; this model takes at most {info.max_words}.")
+        known = check_label_known(self.head or "", self.kind, info.labels)
+        for label in self.unseen(known):
+            raise UsageError(f"{self.name}: this model's classifier never saw {label}. {list_names(label, known)}")
+
+    def length(self, info: ModelInfo) -> int | None:
+        return self.words
+
+
 @dataclass(frozen=True)
-class Tags(Control):
+class Tags(Syntax):
     """A Universal part of speech for every word."""
 
     tags: Sequence[str]  # a sequence, or a string with spaces; stored as a tuple
     name = "pos"
     head = POS
-    kind: ClassVar[Kind] = "tags"
+    kind = "tags"
 
     def __post_init__(self) -> None:
         given = self.tags.split() if isinstance(self.tags, str) else self.tags
         if not isinstance(given, Sequence) or not all(isinstance(tag, str) for tag in given):
             raise UsageError(f'Tags takes parts of speech, such as Tags("PROPN AUX ADJ"), not {self.tags!r}.')
-        object.__setattr__(self, "tags", tuple(given))
+        vars(self).update(tags=tuple(given), words=len(given))
 
     @property
     def target(self) -> str:
@@ -106,15 +132,8 @@ class Tags(Control):
             if tag not in TAGS:
                 raise UsageError(f"pos: unknown tag {tag!r}. {list_names(tag, TAGS)}")
 
-    def prepare(self, info: ModelInfo) -> None:
-        self.check_value()
-        check_room(len(self.tags), info, self.name)
-        known = check_label_known(POS, self.kind, info.labels)
-        if unseen := [tag for tag in self.tags if tag not in known]:
-            raise UsageError(f"pos: this model's classifier never saw {unseen[0]}. Known: {', '.join(known)}.")
-
-    def length(self, info: ModelInfo) -> int:
-        return len(self.tags)
+    def unseen(self, known: Sequence[str]) -> Iterable[str]:
+        return (tag for tag in self.tags if tag not in known)
 
     def prior(self, info: ModelInfo) -> Prior | None:
         counts = info.word_labels.get(POS)
@@ -126,19 +145,18 @@ class Tags(Control):
     def check(self, words: Sequence[str]) -> Check:
         tagger = checking_tagger()
         found = tagger.tags([list(words)])[0]
-        same = sum(a == b for a, b in zip(found, self.tags, strict=False))
-        share = same / max(len(found), len(self.tags))
+        share = sum(a == b for a, b in zip(found, self.tags, strict=False)) / max(len(found), len(self.tags))
         return Check(share == 1, share, tagger.name)
 
 
 @dataclass(frozen=True)
-class Tree(Control):
+class Tree(Syntax):
     """A whole tree, with exactly these phrases. `brackets` is its notation, such as "(S (NP * *) (VP * (ADJP *)))"."""
 
     brackets: str
     name = "tree"
     head = PHRASES
-    kind: ClassVar[Kind] = "spans"
+    kind = "spans"
     whole = True
 
     def __post_init__(self) -> None:
@@ -152,21 +170,16 @@ class Tree(Control):
     def tree(self) -> trees.Tree:
         return parse_tree(self.brackets)
 
+    @property
+    def words(self) -> int:  # type: ignore[override]
+        return len(self.tree.words())
+
     def check_value(self) -> None:
         if given := [word for word in self.tree.words() if word != trees.ANY]:
             raise UsageError(f"tree: write * for every word, not {given[0]!r}; --contains asks for words.")
 
-    def prepare(self, info: ModelInfo) -> None:
-        self.check_value()
-        check_room(len(self.tree.words()), info, self.name)
-        known = check_label_known(PHRASES, self.kind, info.labels)
-        for span in phrases(self.tree):
-            if span.label not in known:
-                hint = list_names(span.label, known)
-                raise UsageError(f"tree: this model's classifier never saw {span.label}. {hint}")
-
-    def length(self, info: ModelInfo) -> int:
-        return len(self.tree.words())
+    def unseen(self, known: Sequence[str]) -> Iterable[str]:
+        return (span.label for span in phrases(self.tree) if span.label not in known)
 
     def prior(self, info: ModelInfo) -> Prior | None:
         """Make words likelier at positions of the tree where they usually occur."""
@@ -187,7 +200,7 @@ class Tree(Control):
 
 
 @dataclass(frozen=True)
-class Span(Control):
+class Span(Syntax):
     """Words `first` to `last`, counted from 0 and including both ends, form a phrase: a VP, or S::VP for an S over a
     VP."""
 
@@ -196,19 +209,19 @@ class Span(Control):
     label: str
     name = "span"
     head = PHRASES
-    kind: ClassVar[Kind] = "spans"
+    kind = "spans"
 
     def __post_init__(self) -> None:
-        for place in ("first", "last"):
-            object.__setattr__(self, place, need_number(getattr(self, place), 'Span(7, 10, "VP")'))
-        need_text(self.label, 'Span(7, 10, "VP")')
+        need_text(self.label, example := 'Span(7, 10, "VP")')
+        first, last = (need_number(place, example) for place in (self.first, self.last))
+        vars(self).update(first=first, last=last, words=last + 1)
 
     @classmethod
     def parse(cls, text: str) -> "Span":
-        first, last, label = ([part.strip() for part in text.split(",")] + [""] * 3)[:3]
-        if text.count(",") != 2 or not (first.isdecimal() and last.isdecimal() and label):
+        found = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*,\s*([^,]*[^,\s])\s*", text)
+        if found is None:
             raise UsageError(f"span {text!r} is not of the form FIRST,LAST,LABEL, such as 7,10,VP.")
-        return cls(int(first[:9]), int(last[:9]), label)
+        return cls(int(found[1][:9]), int(found[2][:9]), found[3])
 
     @property
     def target(self) -> str:
@@ -218,22 +231,19 @@ class Span(Control):
         if not 0 <= self.first <= self.last:
             raise UsageError(f"span {self.target}: positions count from 0, and the first must not come after the last.")
 
-    def prepare(self, info: ModelInfo) -> None:
-        self.check_value()
-        check_room(self.last + 1, info, self.name)
-        known = check_label_known(PHRASES, self.kind, info.labels)
-        if not self.alternatives(info):
-            raise UsageError(f"span: this model's classifier never saw {self.label}. {list_names(self.label, known)}")
+    def unseen(self, known: Sequence[str]) -> Iterable[str]:
+        return () if any(span_has_label(label, self.label) for label in known) else (self.label,)
+
+    def length(self, info: ModelInfo) -> None:
+        return None
 
     def min_length(self, info: ModelInfo) -> int:
-        return self.last + 1
-
-    def alternatives(self, info: ModelInfo) -> list[int]:
-        """Labels of which any will do: the requested one, and chains that contain it."""
-        return [i for i, label in enumerate(info.labels[PHRASES].values) if span_has_label(label, self.label)]
+        return self.words
 
     def wanted(self, info: ModelInfo) -> list[list[int]]:
-        return [[self.first, self.last, *self.alternatives(info)]]
+        """The span with all labels that will do: the requested one, and chains that contain it."""
+        labels = info.labels[PHRASES].values
+        return [[self.first, self.last, *(i for i, label in enumerate(labels) if span_has_label(label, self.label))]]
 
     def check(self, words: Sequence[str]) -> Check:
         tree, checker = parse_bracketed(words)
@@ -251,14 +261,6 @@ def checking_tagger() -> Tagger:
         return spacy_tagger()
     except UsageError:
         return own_tagger()
-
-
-def check_room(words: int, info: ModelInfo, name: str) -> None:
-    """Refuse more words than a model writes, and one whose tokens are no words."""
-    if not info.tokenizer.whole_words:
-        raise UsageError(f"{name}: it needs whole words; this model writes pieces of words.")
-    if words > info.max_words:
-        raise UsageError(f"{name}: it needs {words} words; this model takes at most {info.max_words}.")
 
 
 def check_label_known(head: str, kind: Kind, labels: Mapping[str, Labelling]) -> list[str]:

@@ -1,97 +1,17 @@
-"""Words and phrases that must appear, whether they fit, and whether the controls of a request agree: what no text can
-satisfy is refused before a model is loaded."""
+"""Whether the controls of a request agree, and the phrases that they require: what no text can satisfy is refused
+before a model is loaded."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import cast
 
-from difflm.controls.base import WORDS, Control, Exact, KnownText, KnownTokens, ModelInfo, need_text
-from difflm.controls.gaps import Edit, EditedText, Infill, fits_between
-from difflm.controls.patterns.token_automata import TokenAutomaton, compile_pattern, find_phrase
-from difflm.controls.pieces import Followers, hold_phrase, sort_followers, spaced_pieces
-from difflm.data.tokenizers import UNK
-from difflm.data.words import Given, has_phrase, is_letter, join_words, space_words, split_words, touches
+from difflm.controls.base import Control, KnownText, KnownTokens, ModelInfo
+from difflm.controls.exact import Contains, Followers, sort_followers
+from difflm.controls.gaps import Edit, Infill, fits_between
+from difflm.data.words import Given, has_phrase, join_words
 from difflm.errors import UsageError
 
 MOST = 8  # all their orders are compared at every step, and each phrase doubles the work
-
-
-@dataclass(frozen=True)
-class Contains(Exact):
-    """A word or phrase that must appear; it is placed where the model finds it likeliest."""
-
-    phrase: str
-    name = "contains"
-
-    @cached_property
-    def words(self) -> list[str]:
-        return split_words(self.phrase.strip())
-
-    def check_value(self) -> None:
-        need_text(self.phrase, 'Contains("Japanese")')
-        if not self.words:
-            raise UsageError("contains: give a word, such as --contains Japanese.")
-
-    def prepare(self, info: ModelInfo) -> None:
-        self.check_value()
-        ids = self.ids(info)
-        if UNK in ids:
-            word, known = self.words[ids.index(UNK)], info.tokenizer.known_words
-            near = next(filter(None, (get_close_matches(one, known, n=3) for one in (word, word.capitalize()))), [])
-            hint = f" Near: {', '.join(near)}." if near else ""
-            raise UsageError(f"contains: this model does not know the word {word!r}.{hint}")
-        if len(ids) > info.max_words:
-            room = f"a text of this model ({info.max_words} tokens)"
-            raise UsageError(f"contains: {self.phrase!r} is longer than {room}.")
-
-    def ids(self, info: ModelInfo) -> list[int]:
-        return info.tokenizer.encode_inside(self.phrase)
-
-    def verbatim(self, info: ModelInfo) -> str:
-        return self.phrase
-
-    def given(self) -> str:
-        return self.phrase
-
-    def opening(self, info: ModelInfo) -> list[int]:
-        """Pieces of the phrase at the beginning of a text."""
-        return info.tokenizer.encode(self.phrase.strip()) if info.tokenizer.spells else []
-
-    def automaton(self, info: ModelInfo) -> TokenAutomaton:
-        if info.tokenizer.whole_words:
-            return compile_pattern(hold_phrase(self.phrase), info.tokenizer)
-        if not info.tokenizer.spells:
-            return find_phrase(self.ids(info), info.tokenizer.size)
-        followers = *sort_followers(self.phrase.strip(), info.tokenizer), spaced_pieces(info.tokenizer)
-        return find_phrase(self.ids(info), info.tokenizer.size, *followers, self.opening(info))
-
-    def given_in(self, words: Sequence[str], taken: Collection[int]) -> Given:
-        """What the phrase gives where it first occurs among words, beside positions that are taken."""
-        own, _ = space_words(self.phrase.strip())
-        starts = range(len(words) - len(own) + 1)
-        same = (k for k in starts if list(words[k : k + len(own)]) == self.words)
-        start = next((k for k in same if not any(place in taken for place in range(k, k + len(own)))), None)
-        if start is None:
-            return {}
-
-        def space_before(k: int) -> str:
-            return "" if not k or touches(words[k - 1], words[k]) else " "
-
-        given: dict[int, tuple[str | None, str | None]] = {start + k: word for k, word in enumerate(own)}
-        # A given mark says itself how it is spaced, as those of the model depend on the whole text.
-        given[start] = None if is_letter(words[start][0]) else space_before(start) or None, words[start]
-        if (end := start + len(own)) < len(words) and not is_letter(words[end - 1][-1]):
-            given[end] = space_before(end), None
-        return given
-
-    def stands_in(self, text: str) -> bool:
-        return has_phrase(text, self.phrase)
-
-    def judge(self, text: str) -> tuple[bool, str]:
-        return self.stands_in(text), WORDS
 
 
 class Phrases:
@@ -146,7 +66,7 @@ class Phrases:
     @property
     def openings(self) -> tuple[tuple[int, ...], ...]:
         """The tokens of each phrase at the beginning of a text."""
-        return tuple(tuple(ways[0].opening(self.info)) for ways in self.asked)
+        return tuple(tuple(self.info.tokenizer.encode(ways[0].phrase.strip())) for ways in self.asked)
 
 
 def choose_phrases(
@@ -157,15 +77,15 @@ def choose_phrases(
     worded: bool = False,
 ) -> Phrases:
     """The phrases that the controls require; `worded`: with all wordings of those that have several, if these fit."""
-    wordings = worded and not known
-    avoided = {c.forbids.strip().lower() for c in controls if c.forbids}
-    ways = {c: [Contains(text) for text in c.wordings(info)] for c in controls if wordings}
-    ways = {c: [one for one in own if not any(has_phrase(one.phrase, w) for w in avoided)] for c, own in ways.items()}
-    plain = find_required([c for c in controls if not ways.get(c)], info, known)
-    more = [own for own in ways.values() if own and not any(w.stands_in(p.phrase) for w in own for p in plain)]
-    found = Phrases([*([one] for one in plain), *more], info)
-    if wordings and (len(found.asked) > MOST or found.needed > (info.max_words if words is None else words)):
-        found = Phrases([[one] for one in find_required(controls, info, known)], info)
+    found = Phrases([[one] for one in find_required(controls, info, known)], info)
+    if worded and not known:
+        avoided = {c.forbids.strip().lower() for c in controls if c.forbids}
+        ways = [[text for text in c.wordings(info) if not any(has_phrase(text, w) for w in avoided)] for c in controls]
+        plain = find_required([c for c, own in zip(controls, ways, strict=True) if not own], info, known)
+        more = [own for own in ways if own and not any(has_phrase(p.phrase, text) for text in own for p in plain)]
+        every = Phrases([*([one] for one in plain), *([*map(Contains, own)] for own in more)], info)
+        if len(every.asked) <= MOST and every.needed <= (info.max_words if words is None else words):
+            found = every
     if len(found.asked) > MOST:
         raise UsageError(f"contains: at most {MOST} words or phrases can be required at once, not {len(found.asked)}.")
     return found
@@ -186,7 +106,7 @@ def find_required(controls: Iterable[Control], info: ModelInfo, known: Sequence[
     asked = [Contains(text) for c in controls if (text := c.verbatim(info)) is not None]
     found: list[Contains] = []
     for phrase in sorted(asked, key=lambda c: -len(c.words)):
-        if not any(phrase.stands_in(text) for text in [*known, *(c.phrase for c in found)]):
+        if not any(has_phrase(text, phrase.phrase) for text in [*known, *(c.phrase for c in found)]):
             found.append(phrase)
     return found
 
@@ -200,9 +120,8 @@ def check_agreement(controls: Sequence[Control], edit: Edit | None, info: ModelI
     for control in bound:
         if not control.head and (control.keeps_text or not control.needs_automaton):
             control.prepare(info)
-    edited = None if edit is None else EditedText(edit.text.strip(), edit.keep)
-    keeps: KnownText | None = find_template(bound, edit) or edited
-    words, _ = agree_on_length([*bound, edited] if edited else bound, info)
+    keeps: KnownText | None = find_template(bound, edit) or edit
+    words, _ = agree_on_length([*bound, edit] if edit else bound, info)
     parts = keeps.parts if keeps else ()
     check_avoided(bound, info, parts)
     required = find_required(bound, info, parts)

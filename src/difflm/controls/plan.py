@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas, Check, Control, KnownText, KnownTokens, ModelInfo
-from difflm.controls.exact import avoid_all
-from difflm.controls.gaps import Edit, EditedText, Infill, cut_gaps, fits_between
+from difflm.controls.exact import avoid_all, let_end, spaced_pieces
+from difflm.controls.gaps import Edit, Infill, cut_gaps, fits_between
 from difflm.controls.guidance import (
     STANDARD,
     Guidance,
@@ -43,7 +43,6 @@ from difflm.controls.phrases import (
     find_template,
     join_given,
 )
-from difflm.controls.pieces import let_end, spaced_pieces
 from difflm.controls.rules import (
     ClimbEnergy,
     ForbidSpecials,
@@ -158,13 +157,12 @@ class ControlPlan:
         for control in self.controls:
             control.prepare(info)
         self.infill = find_template(self.controls, edit)
-        self.edited = None if edit is None else EditedText(edit.text.strip(), edit.keep)
-        keeps: KnownText | None = self.infill or self.edited
+        keeps: KnownText | None = self.infill or edit
         self.known = keeps.known(info) if keeps else None
         # Whether the model continues a text as far as it likes: a template that ends in its only gap.
         alone = self.infill is not None and self.infill.ends_open and len(self.infill.gaps) == 1
         self.continues = alone and model.lengths.continues
-        asked = [*self.controls, self.edited] if self.edited else self.controls
+        asked = [*self.controls, edit] if edit else self.controls
         self.words, self.least = agree_on_length(asked, info)
         given, parts = (keeps.texts(info.tokenizer), keeps.parts) if keeps else ((), ())
         unknown = (word for text in given for word in info.tokenizer.unknown(text.strip()))
@@ -351,7 +349,7 @@ class ControlPlan:
 
     def lay_out(self, known: KnownTokens, widths: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
         """Layouts of texts whose free gaps have these widths, and for each what is given."""
-        begin = self.info.tokenizer.encode(self.edited.text) if self.edited else ()
+        begin = self.info.tokenizer.encode(self.edit.text.strip()) if self.edit else ()
         placed = [known.place(own) for own in widths]
         return [self.layout(total, known, begin) for total, known, _ in placed], [given for *_, given in placed]
 

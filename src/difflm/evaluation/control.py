@@ -18,14 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from difflm.annotators.e2e_fields import verbatim
-from difflm.controls import Contains
 from difflm.controls.guidance import ORIGINAL, GuidanceSettings
 from difflm.controls.learned import POS, checking_tagger, parse_ahead
 from difflm.controls.plan import check_text
 from difflm.data.corpora import E2EPair, e2e_path, read_e2e
 from difflm.data.text_metrics import distinct_n, self_bleu
 from difflm.data.texts import read_lines
-from difflm.data.words import join_words, split_words
+from difflm.data.words import has_phrase, join_words, split_words
 from difflm.errors import UsageError
 from difflm.evaluation import shared
 from difflm.evaluation import targets as asking
@@ -318,7 +317,7 @@ def outcomes(target: Target, text: Generation) -> dict[str, float]:
     for field_, value in asked.field.items():
         found["field_verbatim"] = float(verbatim(words, field_, value))
     if asked.contains:
-        there = [Contains(phrase).stands_in(text.text) for phrase in asked.contains]
+        there = [has_phrase(text.text, phrase) for phrase in asked.contains]
         found["contains_found"] = sum(there) / len(there)
     if len(text.controls) > 1:
         found["all_at_once"] = float(all(check["satisfied"] for check in text.controls))

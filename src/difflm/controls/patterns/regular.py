@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import chain
 from typing import ClassVar, NoReturn
 
 import numpy as np
@@ -34,9 +33,6 @@ NAMED: Mapping[str, Callable[[str], bool]] = {
 }
 CONTROLS = {"n": "\n", "t": "\t", "r": "\r"}
 COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
-
-
-# -- the syntax tree ---------------------------------------------------------------------------------------------------
 
 
 class Node(ABC):
@@ -67,7 +63,7 @@ class Chars(Node):
         for name in {*self.named}:
             spend_work(len(alphabet) // 4)
             found |= np.array([NAMED[name.lower()](char) != name.isupper() for char in alphabet], dtype=bool)
-        return ~found if self.negated else found
+        return found != self.negated
 
     def extend(self, automaton: "Thompson", start: int) -> int:
         end = automaton.new_state()
@@ -131,10 +127,14 @@ class Repeated(Node):
 ANY = Chars((("\n", "\n"),), negated=True)
 
 
+def character(char: str) -> Chars:
+    return Chars(((char, char),))
+
+
 def sequence(*parts: Node | str) -> Sequenced:
     """Parts that follow each other; text stands for itself."""
-    own = ((part,) if isinstance(part, Node) else (Chars(((char, char),)) for char in part) for part in parts)
-    return Sequenced(tuple(chain.from_iterable(own)))
+    own = ((part,) if isinstance(part, Node) else map(character, part) for part in parts)
+    return Sequenced(tuple(node for nodes in own for node in nodes))
 
 
 def parse_pattern(pattern: str, change: Callable[[Chars], Chars] = lambda chars: chars) -> Node:
@@ -143,7 +143,7 @@ def parse_pattern(pattern: str, change: Callable[[Chars], Chars] = lambda chars:
         raise UsageError(f"pattern: it has {len(pattern)} characters; at most {MAX_LENGTH} are read.")
     parser = Parser(pattern, change)
     tree = parser.read_either(0)
-    if parser.at < len(pattern):
+    if parser.next:
         parser.refuse("a closing bracket has no opening one")
     return tree
 
@@ -161,6 +161,12 @@ class Parser:
     def next(self) -> str:
         return self.pattern[self.at : self.at + 1]
 
+    def skip(self, sign: str) -> bool:
+        """Whether the sign comes next; then it is read."""
+        found = self.pattern.startswith(sign, self.at)
+        self.at += len(sign) * found
+        return found
+
     def take_character(self) -> str:
         if not self.next:
             self.refuse("the pattern ends too early")
@@ -170,44 +176,36 @@ class Parser:
     def read_either(self, depth: int) -> Node:
         if depth > MAX_DEPTH:
             self.refuse(f"more than {MAX_DEPTH} groups are nested")
-        parts = [self.read_sequence(depth)]
-        while self.next == "|":
-            self.at += 1
-            parts.append(self.read_sequence(depth))
-        return parts[0] if len(parts) == 1 else Either(tuple(parts))
-
-    def read_sequence(self, depth: int) -> Node:
-        parts: list[Node] = []
-        while self.next and self.next not in "|)":
-            parts.append(self.read_repeats(self.read_one(depth)))
-        return Sequenced(tuple(parts))
+        ways: list[list[Node]] = [[]]
+        while self.next not in ("", ")"):
+            if self.skip("|"):
+                ways.append([])
+            else:
+                ways[-1].append(self.read_repeats(self.read_one(depth)))
+        first, *others = (Sequenced(tuple(way)) for way in ways)
+        return Either((first, *others)) if others else first
 
     def read_one(self, depth: int) -> Node:
-        char = self.next
+        char, itself = self.next, f"\\{self.next} is the character itself"
         if char in "*+?{":
-            self.refuse(f"{char!r} repeats nothing here; \\{char} is the character itself")
+            self.refuse(f"{char!r} repeats nothing here; {itself}")
         if char in "^$":
-            itself = f"\\{char} is the character itself"
             self.refuse(f"{char!r} is not needed, since a pattern matches the whole text; {itself}")
         self.at += 1
-        if char == "(":
-            if self.next == "?":
-                if self.pattern[self.at : self.at + 2] != "?:":
-                    self.refuse("of the groups that begin with ?, only (?:…) is supported")
-                self.at += 2
-            inner = self.read_either(depth + 1)
-            if self.next != ")":
-                self.refuse("a closing bracket is missing")
-            self.at += 1
-            return inner
-        plain = {"[": self.read_set, "\\": self.read_escape, ".": lambda: ANY}
-        return self.change(plain[char]() if char in plain else Chars(((char, char),)))
+        if char != "(":
+            plain = {"[": self.read_set, "\\": self.read_escape, ".": lambda: ANY}
+            return self.change(plain[char]() if char in plain else character(char))
+        if not self.skip("?:") and self.next == "?":
+            self.refuse("of the groups that begin with ?, only (?:…) is supported")
+        inner = self.read_either(depth + 1)
+        if not self.skip(")"):
+            self.refuse("a closing bracket is missing")
+        return inner
 
     def read_repeats(self, part: Node) -> Node:
-        least, most = 1, None
-        if self.next and self.next in "*+?":
-            sign = self.take_character()
-            least, most = int(sign == "+"), 1 if sign == "?" else None
+        signs: Mapping[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+        if self.next in signs:
+            least, most = signs[self.take_character()]
         elif self.next == "{":
             found = COUNT.match(self.pattern, self.at)
             if found is None or not (found[1] or found[3]):
@@ -229,17 +227,14 @@ class Parser:
         char = self.take_character()
         if char.lower() in NAMED:
             return Chars(named=char)
-        if char in CONTROLS:
-            return Chars(((CONTROLS[char], CONTROLS[char]),))
-        if char.isalnum():
+        if char.isalnum() and char not in CONTROLS:
             self.at -= 1
             known = r"\d \w \s \D \W \S \n \t \r"
             self.refuse(f"\\{char} is not supported; {known} are, and \\ before punctuation")
-        return Chars(((char, char),))
+        return character(CONTROLS.get(char, char))
 
     def read_set(self) -> Chars:
-        negated = self.next == "^"
-        self.at += negated
+        negated = self.skip("^")
         ranges, named = list[tuple[str, str]](), ""
         while self.next != "]" or not (ranges or named):
             if self.next in ("[", "]") or self.pattern[self.at : self.at + 2] in ("--", "&&", "~~", "||"):
@@ -257,7 +252,7 @@ class Parser:
 
     def read_member(self) -> Chars:
         char = self.take_character()
-        return self.read_escape() if char == "\\" else Chars(((char, char),))
+        return self.read_escape() if char == "\\" else character(char)
 
 
 # -- from the tree to an automaton -------------------------------------------------------------------------------------
@@ -285,12 +280,12 @@ class Thompson:
 
     def closure(self, states: Iterable[int]) -> frozenset[int]:
         """The states that are reached without reading."""
-        found, left = set(states), list(states)
-        while left:
-            for state in self.free[left.pop()]:
-                if state not in found:
-                    found.add(state)
-                    left.append(state)
+        found = dict.fromkeys(states)
+        left = list(found)
+        for state in left:  # the list grows during the loop
+            new = [end for end in self.free[state] if end not in found]
+            found.update(dict.fromkeys(new))
+            left += new
         spend_work(1 + len(found))
         return frozenset(found)
 
@@ -314,35 +309,31 @@ class CharacterAutomaton:
 @share_budget()
 def compile_characters(pattern: str | Node, characters: Iterable[str], negated: bool = False) -> CharacterAutomaton:
     """The automaton of a pattern, or of all other texts, over these characters; texts with others are not accepted."""
-    tree = parse_pattern(pattern) if isinstance(pattern, str) else pattern
-    found, alphabet = Thompson(tree), sorted({*characters})
-    sets = list({chars: None for reads in found.reads for chars, _ in reads})
+    found, alphabet = Thompson(parse_pattern(pattern) if isinstance(pattern, str) else pattern), sorted({*characters})
+    sets = dict.fromkeys(chars for reads in found.reads for chars, _ in reads)
     members = np.array([chars.members(alphabet) for chars in sets], dtype=bool).reshape(len(sets), len(alphabet))
     columns = number_rows(members.T)
     meant = {chars: np.unique(columns[row]).tolist() for chars, row in zip(sets, members, strict=True)}
-    reads = [[(meant[chars], end) for chars, end in own] for own in found.reads]
-    numbers, rows = {found.closure([0]): 0}, list[dict[int, int]]()
+    numbers, steps = {found.closure([0]): 0}, list[dict[int, int]]()
     left = list(numbers)
     for subset in left:  # the list grows during the loop
-        to = dict[int, set[int]]()
-        for state in subset:
-            for read, end in reads[state]:
-                spend_work(1 + len(read))
-                for column in read:
-                    to.setdefault(column, set()).add(end)
-        rows.append({})
-        for column, ends in to.items():
+        reached = dict[int, set[int]]()
+        for chars, end in (read for state in subset for read in found.reads[state]):
+            spend_work(1 + len(meant[chars]))
+            for column in meant[chars]:
+                reached.setdefault(column, set()).add(end)
+        steps.append({})
+        for column, ends in reached.items():
             if (closed := found.closure(ends)) not in numbers:
                 numbers[closed] = len(numbers)
                 left.append(closed)
-            rows[-1][column] = numbers[closed]
+            steps[-1][column] = numbers[closed]
         if len(numbers) > MAX_STATES:
             refuse_work(f"it is too large; its automaton has more than {MAX_STATES} states")
-    table = np.full((len(rows) + 1, int(columns.max(initial=-1)) + 1), len(rows))
-    for state, row in enumerate(rows):
-        table[state, list(row)] = list(row.values())
-    accepting = np.array([*(found.end in subset for subset in numbers), False])
-    table, accepting = minimise(table, accepting)
+    table = np.full((len(steps) + 1, int(columns.max(initial=-1)) + 1), len(steps))
+    for state, step in enumerate(steps):
+        table[state, list(step)] = list(step.values())
+    table, accepting = minimise(table, np.array([*(found.end in subset for subset in numbers), False]))
     if negated:
         table, accepting = minimise(table, ~accepting)
     return CharacterAutomaton(dict(zip(alphabet, columns.tolist(), strict=True)), table, accepting)

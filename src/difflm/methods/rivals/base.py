@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Control, ModelInfo
-from difflm.controls.exact import Avoid, Length, spell_variants
+from difflm.controls.exact import Avoid, Contains, Length, spell_variants
 from difflm.controls.gaps import Infill
-from difflm.controls.phrases import Contains, agree_on_length, check_avoided, join_given
+from difflm.controls.phrases import agree_on_length, check_avoided, join_given
 from difflm.data.tokenizers import END
 from difflm.data.words import Given
 from difflm.diffusion.condition import UNCONDITIONAL, Condition

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from difflm.controls.exact import Length
+from difflm.controls.exact import Contains, Length
 from difflm.controls.gaps import Infill
-from difflm.controls.phrases import Contains
 from difflm.diffusion import FREE, Noise
 from difflm.methods.rivals.base import Part
 from difflm.methods.rivals.gaps import IMPOSSIBLE, GapDecoder, SoftTexts

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from difflm.controls.exact import Avoid, Length
+from difflm.controls.exact import Avoid, Contains, Length
 from difflm.controls.gaps import Infill
 from difflm.controls.learned import Label, Span, Tags, Tree
-from difflm.controls.phrases import Contains
 from difflm.data.tokenizers import START
 from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
 from difflm.diffusion.samplers.loop import Caches, PrefixRule

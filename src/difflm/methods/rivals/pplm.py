@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from difflm.controls.exact import Avoid, Length
+from difflm.controls.exact import Avoid, Contains, Length
 from difflm.controls.learned import Label, Span, Tags, Tree
-from difflm.controls.phrases import Contains
 from difflm.data.tokenizers import PAD, START
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.samplers.left_to_right import CausalModel, left_to_right
