@@ -482,7 +482,7 @@ def test_places_say_what_is_free():
     brief = lm.plan_controls([Length(3), Contains("pub")])
     layouts, _ = brief.layouts(torch.arange(1), 0)
     tile = pad_batch([Row(0, 0, layouts[0])], layouts[0].width, torch.device("cpu"))
-    place = Canvas(torch.arange(tile.width) < tile.lengths.unsqueeze(1), 1, tile.known >= 0)
+    place = Canvas(torch.arange(tile.width) < tile.lengths.unsqueeze(1), 1, tile.known)
     (rule,) = brief.word_rules(place)
     assert rule.free[0].nonzero().flatten().tolist() == [1, 2, 3]
 

@@ -52,9 +52,8 @@ def draft(known: list[list[int]], options: list[list[int]], usual: list[int]) ->
     plan: Any = SimpleNamespace(denoiser=OneSize(), **about, **rules)
     gaps = len(known) - 1
     text = KnownTokens(known, [1] * gaps, [True] * gaps, 99, [{}] * len(known))
-    tried = [(gap, [*usual[:gap], n, *usual[gap + 1 :]]) for gap, own in enumerate(options) for n in own]
-    rows = [Layout(*text.place(own)[:2]) for _, own in tried]
-    return GapSizes(plan, text, options, usual, lambda _: True, tried, rows)
+    plan.lay_out = lambda known, widths: ([Layout(*known.place(own)[:2]) for own in widths], None)
+    return GapSizes(plan, text, [None] * gaps, options, usual, lambda _: True)
 
 
 ONE_GAP = [[LEFT], [RIGHT]], [[1, 2, 3, 4]], [3]
@@ -62,7 +61,7 @@ TWO_GAPS = [[LEFT], [RIGHT], [RIGHT]], [[*range(1, 9)], [*range(4, 9)]], [3, 4]
 
 
 def list_shares(*asked: tuple[list[list[int]], list[list[int]], list[int]]) -> list[list[list[float]]]:
-    return [[own.tolist() for own in sizes.shares] for sizes in share_sizes([draft(*one) for one in asked])]
+    return [[own.tolist() for own in shares] for shares in share_sizes([draft(*one) for one in asked])]
 
 
 def test_a_size_scores_the_mean_log_probability_of_what_is_written() -> None:
@@ -85,7 +84,8 @@ def test_requests_share_batches_and_nothing_else() -> None:
 
 def test_sizes_are_drawn_by_their_shares() -> None:
     shares = [torch.tensor([0.25, 0.75]).double()]
-    sizes = replace(draft([[LEFT], [RIGHT]], [[4, 5]], [4]), shares=shares)
+    sizes = draft([[LEFT], [RIGHT]], [[4, 5]], [4])
+    sizes.shares = shares
     assert [sizes.draw([u]) for u in (0.0, 0.2, 0.3, 0.99)] == [[4], [4], [5], [5]]
 
 
@@ -98,7 +98,8 @@ def test_known_words_are_placed_around_gaps_of_these_sizes() -> None:
 def test_sizes_that_do_not_fit_together_are_drawn_again() -> None:
     shares = [torch.tensor([0.5, 0.5])] * 2
     asked = draft([[LEFT], [RIGHT], [RIGHT]], [[1, 2], [1, 2]], [9, 9])
-    sizes = replace(asked, fits=lambda drawn: sum(drawn) == 3, shares=shares)
+    sizes = replace(asked, fits=lambda drawn: sum(drawn) == 3)
+    sizes.shares = shares
     assert sizes.draw([0.1, 0.1, 0.9, 0.9, 0.1, 0.9]) == [1, 2]
     assert sizes.draw([0.1, 0.1, 0.9, 0.9]) == [9, 9]
 

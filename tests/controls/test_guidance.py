@@ -385,7 +385,7 @@ def test_of_two_classifiers_that_know_a_label_the_later_one_is_asked(tiny_runs, 
     lm = TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(guide).guided_by(other)
     brief = lm.plan_controls([Label("food", "zzz")])
     assert brief is not None
-    (wish,) = brief.targets(Canvas(torch.ones(1, 4, dtype=torch.bool), 0, torch.zeros(1, 4)))
+    (wish,) = brief.targets(Canvas(torch.ones(1, 4, dtype=torch.bool), 0))
     assert wish.classifier.labellings["food"].values == (NONE, "French", "zzz") and wish.labels.tolist() == [2]
     with pytest.raises(UsageError, match="other"):
         TextDiffusion.from_pretrained(tiny_runs["difflm"]).guided_by(other).guided_by(guide).plan_controls(

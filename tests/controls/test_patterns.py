@@ -594,7 +594,7 @@ def test_a_gpu_can_capture_the_rule(untrained):
     """All of its tensors are found, and a copy of them does the same."""
     plan = untrained["mdlm"].plan_controls([Pattern("The .*")])
     mask = torch.ones(1, 6, dtype=torch.bool)
-    (rule,) = plan.last_rules(Canvas(mask, 0, ~mask))
+    (rule,) = plan.last_rules(Canvas(mask, 0))
     belief = Belief(torch.randn(1, 6, plan.denoiser.codec.vocabulary))
     found, again = rule(belief, mask, mask), clone_tensors(rule, {})(belief, mask, mask)
     assert torch.equal(found.logits, again.logits) and torch.equal(found.words, again.words)

@@ -55,7 +55,7 @@ def test_a_tree_asks_for_its_length_its_phrases_and_how_words_stand():
     tree.prepare(setting())
     assert tree.length(setting()) == 5 and tree.target == TREE
     assert tree.wanted(setting()) == [[0, 4, 3], [0, 1, 2], [2, 3, 5], [3, 3, 1]]
-    place = Canvas(torch.ones(2, 6, dtype=torch.bool), 0, torch.zeros(2, 6, dtype=torch.bool))
+    place = Canvas(torch.ones(2, 6, dtype=torch.bool), 0)
     prior = tree.prior(setting())
     assert prior is not None and list(prior[1]) == [2, 3, 5, 1, 4]
     assert WordPrior.count(*prior, place).log_shares.shape == (6, 12)

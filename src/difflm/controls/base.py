@@ -82,12 +82,15 @@ class Canvas:
 
     mask: "Tensor"  # [B, W] positions that exist
     first: int  # position of the first word
-    settled: "Tensor"  # [B, W] positions whose word is already known
-    known: "Tensor | None" = None  # [B, W] their ids, FREE elsewhere
+    known: "Tensor | None" = None  # [B, W] the ids of words that are already known, FREE elsewhere
+
+    @property
+    def settled(self) -> "Tensor":
+        """[B, W] positions whose word is already known."""
+        return self.mask & False if self.known is None else self.known >= 0
 
     def rows(self, part: slice) -> "Canvas":
-        known = None if self.known is None else self.known[part]
-        return Canvas(self.mask[part], self.first, self.settled[part], known)
+        return Canvas(self.mask[part], self.first, None if self.known is None else self.known[part])
 
 
 def need_text(value: object, example: str) -> str:

@@ -14,13 +14,7 @@ import numpy as np
 from difflm.controls.base import CHARACTERS, WORDS, Canvas, Check, Control, Exact, ModelInfo, need_number, need_text
 from difflm.controls.patterns.pattern import WordCount
 from difflm.controls.patterns.regular import Chars, Either, Node, Repeated, sequence
-from difflm.controls.patterns.token_automata import (
-    Columns,
-    TokenAutomaton,
-    avoid_phrases,
-    compile_pattern,
-    find_phrase,
-)
+from difflm.controls.patterns.token_automata import Columns, TokenAutomaton, avoid_phrases, compile_pattern, find_phrase
 from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer
 from difflm.data.words import CJK, FUSED, UNITS, Given, has_phrase, is_letter, space_words, split_words, touches
 from difflm.errors import UsageError

@@ -5,9 +5,11 @@ log p(x_s | x_t, c) = log p(x_s | x_t) + log p(c | x_s) + const; the moves climb
 reweighted before the step, by Bayes' rule at every open position: p(w | x_t, c) ∝ p(w | x_t) p(c | x_t, w).
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import ClassVar, Literal, Self, cast
 
 import torch
@@ -49,12 +51,7 @@ class Classifier(LabelReader):
     causal: ClassVar[bool] = False  # whether it reads clean prefixes, from left to right
 
     def __init__(
-        self,
-        labellings: Sequence[Labelling],
-        view_dim: int,
-        longest: int,
-        vocabulary: int,
-        sizes: Sizes,
+        self, labellings: Sequence[Labelling], view_dim: int, longest: int, vocabulary: int, sizes: Sizes
     ) -> None:
         super().__init__()
         self.labellings = {one.name: one for one in labellings}
@@ -149,13 +146,10 @@ class ClassifierOutput:
 
 def labels_on_canvas(labelling: Labelling, labels: Tensor, width: int, first: int) -> Tensor:
     """Labels of words as labels of canvas positions, if words do not begin at 0."""
-    if labelling.kind == "text" or (first == 0 and labelling.kind == "spans"):
-        return labels
     if labelling.kind == "tags":
-        out = torch.full((labels.shape[0], width), NOTHING, dtype=labels.dtype, device=labels.device)
-        size = min(labels.shape[1], width - first)
-        out[:, first : first + size] = labels[:, :size]
-        return out
+        return F.pad(labels, (first, width - first - labels.shape[1]), value=NOTHING)  # what does not fit is cut
+    if labelling.kind == "text" or first == 0:
+        return labels
     shifted = torch.cat([labels[..., :2] + first, labels[..., 2:]], -1)
     return torch.where(labels != NOTHING, shifted, labels)
 
@@ -172,9 +166,7 @@ def span_chart(spans: Tensor, mask: Tensor) -> Tensor:
 
 def word_pairs(mask: Tensor) -> Tensor:
     """Pairs first ≤ last of positions that exist, [B, L, L]."""
-    length = mask.shape[1]
-    order = torch.ones(length, length, dtype=torch.bool, device=mask.device).triu()
-    return mask.unsqueeze(1) & mask.unsqueeze(2) & order
+    return (mask.unsqueeze(1) & mask.unsqueeze(2)).triu()
 
 
 Guided = Denoiser | Autoregressive  # the model that a classifier is trained for
@@ -344,29 +336,21 @@ class GuidedBelief:
 
 
 def merge_targets(targets: Sequence[Sequence[GuidanceTarget]], sizes: Sequence[int]) -> list[GuidanceTarget]:
-    """Merge the targets of parts with these numbers of rows: each head is called once, with NOTHING for parts without a
-    target."""
-    keyed: list[dict[tuple[object, ...], GuidanceTarget]] = []
-    for own in targets:  # by classifier, head and `whole`; equal ones are numbered
-        keyed.append({})
-        for target in own:
+    """Merge the targets of parts with these numbers of rows: each head is called once, with NOTHING where there is no
+    target, or a smaller one than elsewhere."""
+    keyed = defaultdict[tuple[object, ...], list[tuple[int, GuidanceTarget]]](list)
+    for own, start in zip(targets, accumulate(sizes, initial=0), strict=False):
+        seen = Counter[tuple[object, ...]]()
+        for target in own:  # by classifier, head and `whole`; equal ones are numbered
             key = (id(target.classifier), target.head, target.whole)
-            keyed[-1][(*key, sum(other[:3] == key for other in keyed[-1]))] = target
-    first = {key: target for named in keyed for key, target in named.items()}
-    return [
-        replace(target, labels=stack_labels([named[key].labels if key in named else None for named in keyed], sizes))
-        for key, target in first.items()
-    ]
-
-
-def stack_labels(labels: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor:
-    """Stack the labels of parts in one tensor, with NOTHING where there are none or fewer than elsewhere."""
-    given = [one for one in labels if one is not None]
-    shape = [max(one.shape[k] for one in given) for k in range(1, given[0].dim())]
-    out = given[0].new_full((sum(sizes), *shape), NOTHING)
-    start = 0
-    for one, size in zip(labels, sizes, strict=True):
-        if one is not None:
-            out[(slice(start, start + size), *(slice(n) for n in one.shape[1:]))] = one
-        start += size
-    return out
+            keyed[*key, seen[key]].append((start, target))
+            seen[key] += 1
+    merged = []
+    for placed in keyed.values():
+        shape = [max(widths) for widths in zip(*(target.labels.shape[1:] for _, target in placed), strict=True)]
+        labels = placed[0][1].labels.new_full((sum(sizes), *shape), NOTHING)
+        for start, target in placed:
+            rows, *inner = target.labels.shape
+            labels[(slice(start, start + rows), *map(slice, inner))] = target.labels
+        merged.append(replace(placed[0][1], labels=labels))
+    return merged

@@ -70,11 +70,7 @@ class Phrases:
 
 
 def choose_phrases(
-    controls: Sequence[Control],
-    info: ModelInfo,
-    known: Sequence[str],
-    words: int | None = None,
-    worded: bool = False,
+    controls: Sequence[Control], info: ModelInfo, known: Sequence[str], words: int | None = None, worded: bool = False
 ) -> Phrases:
     """The phrases that the controls require; `worded`: with all wordings of those that have several, if these fit."""
     found = Phrases([[one] for one in find_required(controls, info, known)], info)

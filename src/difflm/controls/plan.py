@@ -11,7 +11,7 @@ from torch import Tensor
 
 from difflm.controls.base import Canvas, Check, Control, KnownText, KnownTokens, ModelInfo
 from difflm.controls.exact import avoid_all, let_end, spaced_pieces
-from difflm.controls.gaps import Edit, Infill, cut_gaps, fits_between
+from difflm.controls.gaps import Edit, cut_gaps, fits_between
 from difflm.controls.guidance import (
     STANDARD,
     Guidance,
@@ -82,7 +82,7 @@ SHARPNESS = 4.0  # turns scores into shares: sizes that are filled almost as wel
 BREADTH = 0.5  # of the nats of whole texts: candidates differ in their sizes
 
 
-@dataclass(frozen=True)
+@dataclass
 class GapSizes:
     """The sizes that each gap of a template may have, in tokens, and how large the share of each is.
 
@@ -93,21 +93,25 @@ class GapSizes:
 
     plan: "ControlPlan"
     known: KnownTokens
+    words: Sequence[int | None]  # of counted gaps
     options: Sequence[Sequence[int]]
     usual: Sequence[int]  # sizes that fit together
     fits: Callable[[Sequence[int]], bool]
-    tried: Sequence[tuple[int, Sequence[int]]]  # each option: the gap, and all sizes, of the others the usual ones
-    rows: Sequence[Layout]  # the texts in which they are tried
-    shares: Sequence[Tensor] = ()
-    words: Sequence[int | None] = ()  # of counted gaps
 
-    def span(self, row: int) -> tuple[int, int, int, float]:
-        """How long a text is, where the gap whose size it tries begins and ends, and by how many words, or tokens, its
-        score is divided."""
-        gap, own = self.tried[row]
-        first = self.plan.info.first + sum(map(len, self.known.parts[: gap + 1])) + sum(own[:gap])
-        count = self.words[gap] if self.words else None
-        return self.rows[row].positions, first, first + own[gap], float(count or own[gap])
+    @cached_property
+    def drafts(self) -> list[tuple[Layout, int, int, float]]:
+        """A text for each size of each gap, beside the usual ones of the others; where that gap begins and ends, and by
+        how many words, or tokens, the score is divided."""
+        found = []
+        for gap, size in ((gap, size) for gap, own in enumerate(self.options) for size in own):
+            (layout,), _ = self.plan.lay_out(self.known, [[*self.usual[:gap], size, *self.usual[gap + 1 :]]])
+            first = self.plan.info.first + sum(map(len, self.known.parts[: gap + 1])) + sum(self.usual[:gap])
+            found.append((layout, first, first + size, float(self.words[gap] or size)))
+        return found
+
+    @cached_property
+    def shares(self) -> list[Tensor]:
+        return share_sizes([self])[0]
 
     def next_rows(self, scores: Tensor) -> list[int]:
         """The rows to score next, given −∞ for those without a score: first FIRST_SIZES of each gap, then all of a gap
@@ -300,34 +304,26 @@ class ControlPlan:
 
     @cached_property
     def gap_sizes(self) -> GapSizes | None:
-        """The sizes for the gaps, if the model can tell: a masked model trained on gaps, whose lengths of whole texts
-        say nothing about them. None: drawn from these lengths."""
-        return None if (sizes := self.untried_sizes) is None else share_sizes([sizes])[0]
-
-    @property
-    def untried_sizes(self) -> GapSizes | None:
-        """The sizes with no shares yet; None: none are tried."""
-        infill, known, info = self.infill, self.known, self.info
-        learned = self.model.capabilities.learned_gaps and not info.tokenizer.whole_words
-        if infill is None or known is None or not learned or infill.ends_open:
+        """The sizes of a template's gaps that can hold the phrases, or that the pattern accepts, if the model can tell
+        which are good: a masked model trained on gaps, whose lengths of whole texts say nothing about them. None: they
+        are drawn from these lengths."""
+        infill, text, tokenizer = self.infill, self.known, self.info.tokenizer
+        learned = self.model.capabilities.learned_gaps and not tokenizer.whole_words
+        if infill is None or text is None or not learned or infill.ends_open:
             return None
-        if self.words is not None or self.least > known.least or (self.pattern and not info.tokenizer.byte_level):
+        if self.words is not None or self.least > text.least or (self.pattern and not tokenizer.byte_level):
             return None
-        return self.list_sizes(infill, known)
-
-    def list_sizes(self, infill: Infill, text: KnownTokens) -> GapSizes:
-        """The sizes of a template's gaps that can hold the phrases, or that the pattern accepts."""
         pattern, phrases = self.pattern, self.phrases.sizes
-        known, room, gaps = text.parts, text.most, len(text.sizes)
-        most = max(1, min(MOST_SIZES, (room - sum(map(len, known))) // gaps))
+        written, gaps = sum(map(len, text.parts)), len(text.sizes)
+        most = max(1, min(MOST_SIZES, (text.most - written) // gaps))
 
         def fits(sizes: Sequence[int]) -> bool:
             small = any(n < least for n, least in zip(sizes, text.sizes, strict=True))
-            if small or sum(map(len, known)) + sum(sizes) > room:
+            if small or written + sum(sizes) > text.most:
                 return False
             if pattern:
                 free = ([ANY] * size for size in (*sizes, 0))
-                return pattern.automaton.accepts([*chain(*chain(*zip(known, free, strict=True)))])
+                return pattern.automaton.accepts([*chain(*chain(*zip(text.parts, free, strict=True)))])
             # A phrase may be lengthened by a part behind it that does not begin with a space.
             room_for = [size - (not part[:1].isspace()) for size, part in zip(sizes, infill.parts[1:], strict=True)]
             return not phrases or fits_between(phrases, room_for)
@@ -339,13 +335,11 @@ class ControlPlan:
         elif not fits(usual):
             usual = [sum(phrases) + 1] * gaps
         options = []
-        for gap in range(len(usual)):
-            possible = (n for n in range(1, room) if fits([*usual[:gap], n, *usual[gap + 1 :]]))
+        for gap in range(gaps):
+            possible = (n for n in range(1, text.most) if fits([*usual[:gap], n, *usual[gap + 1 :]]))
             first = next(possible, usual[gap])
             options.append([first, *takewhile(lambda n: n < first + most, possible)])  # noqa: B023 (used at once)
-        tried = [(gap, [*usual[:gap], n, *usual[gap + 1 :]]) for gap, own in enumerate(options) for n in own]
-        rows, _ = self.lay_out(text, [sizes for _, sizes in tried])
-        return GapSizes(self, text, options, usual, fits, tried, rows, words=infill.gaps)
+        return GapSizes(self, text, infill.gaps, options, usual, fits)
 
     def lay_out(self, known: KnownTokens, widths: Sequence[Sequence[int]]) -> tuple[list[Layout], list[Given]]:
         """Layouts of texts whose free gaps have these widths, and for each what is given."""
@@ -383,8 +377,7 @@ class ControlPlan:
             own = [(part, FollowAutomaton(ordered, rooms[part], batch.lengths.device)) for ordered, part in asked]
             return Steering(batch.known, prefix_rules=[join_prefix_rules(own)])
         mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
-        settled = batch.known >= 0 if batch.known is not None else torch.zeros_like(mask)
-        canvas, alone = Canvas(mask, self.info.first, settled, batch.known), len(parts) == 1
+        canvas, alone = Canvas(mask, self.info.first, batch.known), len(parts) == 1
         rows = [(plan, part, canvas if alone else canvas.rows(part)) for plan, part in parts]
         # Required words come last: no other rule may change their positions.
         first = [(part, plan.token_rules(own) + plan.word_rules(own) if plan else []) for plan, part, own in rows]
@@ -458,8 +451,7 @@ class ControlPlan:
             if control.head in self.classifiers:
                 classifier = self.classifiers[control.head]
                 labels = torch.tensor([control.wanted(self.info)] * len(canvas.mask), device=canvas.mask.device)
-                if (labelling := classifier.labellings[control.head]).kind != "text":
-                    labels = labels_on_canvas(labelling, labels, width, canvas.first)
+                labels = labels_on_canvas(classifier.labellings[control.head], labels, width, canvas.first)
                 found.append(GuidanceTarget(classifier, control.head, labels, control.whole))
         return found
 
@@ -478,7 +470,7 @@ class ControlPlan:
     def classifier_nats(self, rows: list[list[int]]) -> list[float]:
         """−log p(requested labels | finished text) under the guiding classifiers, for word ids."""
         canvas, mask = self.canvas_of(rows)
-        found = self.targets(Canvas(mask, self.info.first, torch.zeros_like(mask)))
+        found = self.targets(Canvas(mask, self.info.first))
         readers = [target for target in found if target.classifier.reads_words]
         targets = [target for target in found if not target.classifier.reads_words]
         nats = -read_labels(readers, certain_logits(canvas, self.model.vocabulary), mask)
@@ -515,15 +507,15 @@ Part = tuple[ControlPlan | None, slice]  # None: no controls
 
 def size_gaps(asked: Sequence[GapSizes]) -> None:
     """Settle the sizes of gaps of many requests, in batches of rows of about the same length."""
-    ordered = sorted(asked, key=lambda sizes: max(row.positions for row in sizes.rows))
+    ordered = sorted(asked, key=lambda sizes: max(layout.positions for layout, *_ in sizes.drafts))
     for k in range(0, len(ordered), TOGETHER):
-        for sizes in share_sizes(ordered[k : k + TOGETHER]):
-            sizes.plan.gap_sizes = sizes
+        for sizes, shares in zip(ordered[k:], share_sizes(ordered[k : k + TOGETHER]), strict=False):
+            sizes.shares = shares
 
 
-def share_sizes(asked: Sequence[GapSizes]) -> list[GapSizes]:
-    """The sizes with shares by their scores."""
-    scores = [torch.full((len(sizes.rows),), float("-inf"), dtype=torch.float64) for sizes in asked]
+def share_sizes(asked: Sequence[GapSizes]) -> list[list[Tensor]]:
+    """The shares of sizes of each request, for each gap, by their scores."""
+    scores = [torch.full((len(sizes.drafts),), float("-inf"), dtype=torch.float64) for sizes in asked]
     for _ in range(2):
         wanted = [(sizes, sizes.next_rows(own), own) for sizes, own in zip(asked, scores, strict=True)]
         if wanted := [one for one in wanted if one[1]]:
@@ -531,22 +523,22 @@ def share_sizes(asked: Sequence[GapSizes]) -> list[GapSizes]:
             for (_, rows, own), new in zip(wanted, found, strict=True):
                 own[rows] = new
     by_gap = [own.split([*map(len, sizes.options)]) for sizes, own in zip(asked, scores, strict=True)]
-    return [replace(sizes, shares=[one.softmax(0) for one in own]) for sizes, own in zip(asked, by_gap, strict=True)]
+    return [[one.softmax(0) for one in own] for own in by_gap]
 
 
 @torch.no_grad()
 def score_rows(asked: Sequence[tuple[GapSizes, Sequence[int]]]) -> Sequence[Tensor]:
     """The scores of sizes of gaps: of each request, of some of its rows. All unknown positions are written, the surer
     half in each step. Required words and patterns decide what is written, not how likely it is."""
-    lead, rows = asked[0][0].plan, [sizes.rows[k] for sizes, own in asked for k in own]
+    lead = asked[0][0].plan
+    rows, *spans, sizes = zip(*(sizes.drafts[k] for sizes, own in asked for k in own), strict=True)
     denoiser, mask_id = lead.denoiser, lead.denoiser.process.mask_id
     device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
     lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
     x, place = torch.tensor(lines, device=device), torch.arange(width, device=device)
-    *spans, sizes = zip(*(sizes.span(k) for sizes, own in asked for k in own), strict=True)
-    lengths, first, end = torch.tensor(spans, device=device).unsqueeze(-1)
+    lengths, first, end = torch.tensor([[row.positions for row in rows], *spans], device=device).unsqueeze(-1)
     mask, inside = place < lengths, (place >= first) & (place < end)
-    canvas = Canvas(mask, lead.info.first, x != mask_id, torch.where(mask & (x != mask_id), x, FREE))
+    canvas = Canvas(mask, lead.info.first, torch.where(mask & (x != mask_id), x, FREE))
     counts = [len(own) for _, own in asked]
     ends = zip(asked, counts, accumulate(counts), strict=True)
     parts = [(one.plan, slice(last - n, last)) for (one, _), n, last in ends]
@@ -577,7 +569,7 @@ def read_masks(x: Tensor, canvas: Canvas, parts: Sequence[Own]) -> tuple[Tensor,
         within = [(plan, slice(max(own.start, k) - k, min(own.stop, behind) - k)) for plan, own in parts]
         within = [(plan, part) for plan, part in within if part.start < part.stop]
         there = here.mask & (z != lead.denoiser.process.mask_id)
-        written, left = Canvas(here.mask, here.first, there, torch.where(there, z, FREE)), (here.mask & ~there).any(-1)
+        written, left = Canvas(here.mask, here.first, torch.where(there, z, FREE)), (here.mask & ~there).any(-1)
         t = (1 - there.sum(-1) / here.mask.sum(-1)).clamp(min=1e-3)
         asked = left if on_cpu else slice(None)
         belief: Belief = lead.denoiser(z[asked], t[asked], here.mask[asked])

@@ -148,7 +148,7 @@ def run_list(
     one batch after the other, which nobody joins. Batches are closed, too, where their steps are recorded."""
     check_process()
     if lm.inference.device.type != "cpu":  # on which each has batches of its own, so that all round in the same way
-        size_gaps([sizes for job in jobs if job.plan and (sizes := job.plan.untried_sizes) is not None])
+        size_gaps([sizes for job in jobs if job.plan and (sizes := job.plan.gap_sizes) is not None])
     seats = [Seat(job, row) for job in jobs for row in job.make_rows(lm.model) if is_own is None or is_own(job, row)]
     lm.inference.sync_weights()
     request, device = Request(lm, jobs), lm.inference.device

@@ -111,10 +111,7 @@ def check_raw(states: int, classes: int) -> None:
 
 
 def compile_pattern(
-    pattern: str | Node,
-    tokenizer: Tokenizer,
-    negated: bool = False,
-    as_bytes: bool = False,
+    pattern: str | Node, tokenizer: Tokenizer, negated: bool = False, as_bytes: bool = False
 ) -> TokenAutomaton:
     """The automaton of a pattern, or of all other texts, over a vocabulary; with `as_bytes`, the pattern spells bytes
     that are no characters as surrogates, as pieces are spelt."""

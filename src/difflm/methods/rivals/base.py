@@ -47,7 +47,7 @@ class ControlDecoder(ABC):
     usual_strength: ClassVar[float] = 1.0
     appends: ClassVar[bool] = False  # whether words after a gap are supported
 
-    edit = gap_sizes = untried_sizes = ordered = None  # as in `ControlPlan`: no decoder edits, or sizes gaps
+    edit = gap_sizes = ordered = None  # as in `ControlPlan`: no decoder edits, or sizes gaps
     guided = laid_out = False
     joins = False
     transitions = 0
