@@ -37,7 +37,7 @@ def told(
     words = next((n for c in controls if (n := c.length(setting)) is not None), None)
     worded = worded or any(c.head and c.length(setting) is not None for c in controls)  # as in `ControlPlan`
     found = choose_phrases(controls, setting, known or [], words, worded)
-    return [[one.phrase for one in ways] for ways in found.asked]
+    return [list(ways) for ways in found.asked]
 
 
 @pytest.mark.parametrize(("field", "value"), WORDINGS)

@@ -133,8 +133,6 @@ class Control(ABC):
         """Read the VALUE of `--control NAME=VALUE`, the option for registered controls."""
         raise UsageError(f"{cls.name} cannot be given as NAME=VALUE: use its own option, or Python.")
 
-    # -- before sampling ----------------------------------------------------------------------------------------
-
     def check_value(self) -> None:  # noqa: B027 (most controls take any value)
         """Reject what no model can do, so that none is loaded for it; `prepare` rejects it, too."""
 
@@ -175,8 +173,6 @@ class Control(ABC):
         suits many words a little would win over the one that expresses this."""
         return ()
 
-    # -- while sampling -----------------------------------------------------------------------------------------
-
     def automaton(self, info: ModelInfo) -> "TokenAutomaton | None":
         """The texts that comply. If any control needs an automaton, the product of all of them is imposed."""
         return None
@@ -201,8 +197,6 @@ class Control(ABC):
         """The labels under `head` that guidance aims at, as ids: one for the text, one per word, or [first, last,
         label] for each span, with further labels if any of them will do."""
         return None
-
-    # -- after sampling -----------------------------------------------------------------------------------------
 
     @property
     def guarantee(self) -> str:

@@ -2,7 +2,7 @@
 tokens of a model are; of subwords it is told which would lengthen a word."""
 
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
@@ -16,7 +16,7 @@ from difflm.controls.patterns.pattern import WordCount
 from difflm.controls.patterns.regular import Chars, Either, Node, Repeated, sequence
 from difflm.controls.patterns.token_automata import Columns, TokenAutomaton, avoid_phrases, compile_pattern, find_phrase
 from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer
-from difflm.data.words import CJK, FUSED, UNITS, Given, has_phrase, is_letter, space_words, split_words, touches
+from difflm.data.words import CJK, FUSED, UNITS, has_phrase, is_letter, split_words
 from difflm.errors import UsageError
 from difflm.runtime.work import spend_work
 
@@ -107,7 +107,7 @@ class Contains(Exact):
 
     def prepare(self, info: ModelInfo) -> None:
         self.check_value()
-        ids = self.ids(info)
+        ids = info.tokenizer.encode_inside(self.phrase)
         if UNK in ids:
             word, known = self.words[ids.index(UNK)], info.tokenizer.known_words
             near = next(filter(None, (get_close_matches(one, known, n=3) for one in (word, word.capitalize()))), [])
@@ -116,9 +116,6 @@ class Contains(Exact):
         if len(ids) > info.max_words:
             room = f"a text of this model ({info.max_words} tokens)"
             raise UsageError(f"contains: {self.phrase!r} is longer than {room}.")
-
-    def ids(self, info: ModelInfo) -> list[int]:
-        return info.tokenizer.encode_inside(self.phrase)
 
     def verbatim(self, info: ModelInfo) -> str:
         return self.phrase
@@ -130,25 +127,12 @@ class Contains(Exact):
         if info.tokenizer.whole_words:
             return compile_pattern(hold_phrase(self.phrase), info.tokenizer)
         if not info.tokenizer.spells:
-            return find_phrase(self.ids(info), info.tokenizer.size)
+            return find_phrase(info.tokenizer.encode_inside(self.phrase), info.tokenizer.size)
         phrase = self.phrase.strip()
         followers = *sort_followers(phrase, info.tokenizer), spaced_pieces(info.tokenizer)
-        return find_phrase(self.ids(info), info.tokenizer.size, *followers, info.tokenizer.encode(phrase))
-
-    def given_in(self, words: Sequence[str], taken: Set[int]) -> Given:
-        """What the phrase gives where it first occurs among words, beside positions that are taken."""
-        own, _ = space_words(self.phrase.strip())
-        free = (k for k in range(len(words) - len(own) + 1) if taken.isdisjoint(range(k, k + len(own))))
-        start = next((k for k in free if list(words[k : k + len(own)]) == self.words), None)
-        if start is None:
-            return {}
-        # A given mark says itself how it is spaced, as those of the model depend on the whole text.
-        spaces = {k: "" if not k or touches(words[k - 1], words[k]) else " " for k in range(len(words))}
-        given: dict[int, tuple[str | None, str | None]] = {start + k: word for k, word in enumerate(own)}
-        given[start] = None if is_letter(words[start][0]) else spaces[start] or None, words[start]
-        if (end := start + len(own)) < len(words) and not is_letter(words[end - 1][-1]):
-            given[end] = spaces[end], None
-        return given
+        return find_phrase(
+            info.tokenizer.encode_inside(self.phrase), info.tokenizer.size, *followers, info.tokenizer.encode(phrase)
+        )
 
     def judge(self, text: str) -> tuple[bool, str]:
         return has_phrase(text, self.phrase), WORDS

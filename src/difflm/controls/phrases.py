@@ -2,13 +2,13 @@
 before a model is loaded."""
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import cast
 
 from difflm.controls.base import Control, KnownText, KnownTokens, ModelInfo
-from difflm.controls.exact import Contains, Followers, sort_followers
+from difflm.controls.exact import Followers, sort_followers
 from difflm.controls.gaps import Edit, Infill, fits_between
-from difflm.data.words import Given, has_phrase, join_words
+from difflm.data.words import Given, has_phrase, is_letter, join_words, space_words, split_words, touches
 from difflm.errors import UsageError
 
 MOST = 8  # all their orders are compared at every step, and each phrase doubles the work
@@ -17,9 +17,9 @@ MOST = 8  # all their orders are compared at every step, and each phrase doubles
 class Phrases:
     """Required phrases that are not contained in known words or each other; each may have several wordings."""
 
-    def __init__(self, asked: Sequence[Sequence[Contains]], info: ModelInfo) -> None:
-        self.asked, self.info = asked, info
-        self.ids = tuple(tuple(tuple(one.ids(info)) for one in ways) for ways in asked)
+    def __init__(self, asked: Sequence[Sequence[str]], info: ModelInfo) -> None:
+        self.asked, self.info, self.named = asked, info, " and ".join(repr(ways[0]) for ways in asked)
+        self.ids = tuple(tuple(tuple(info.tokenizer.encode_inside(text)) for text in ways) for ways in asked)
         self.sizes = [min(map(len, ways)) for ways in self.ids]
         # The fewest tokens of a text with all phrases; with subwords, something may come before the first one.
         self.needed = sum(self.sizes) + (info.tokenizer.spells and bool(asked))
@@ -51,35 +51,31 @@ class Phrases:
         return more
 
     @property
-    def named(self) -> str:
-        return " and ".join(repr(ways[0].phrase) for ways in self.asked)
-
-    @property
     def followers(self) -> tuple[Followers, ...]:
         """For each phrase, the tokens that would lengthen any wording of it (`sort_followers`)."""
-        sorted_ = [[sort_followers(one.phrase.strip(), self.info.tokenizer) for one in ways] for ways in self.asked]
-        return tuple(
-            (tuple({i for glued, _ in ways for i in glued}), tuple({i for _, closing in ways for i in closing}))
-            for ways in sorted_
-        )
+        found = []
+        for ways in self.asked:
+            glued, closing = zip(*(sort_followers(text.strip(), self.info.tokenizer) for text in ways), strict=True)
+            found.append((tuple({*chain(*glued)}), tuple({*chain(*closing)})))
+        return tuple(found)
 
     @property
     def openings(self) -> tuple[tuple[int, ...], ...]:
         """The tokens of each phrase at the beginning of a text."""
-        return tuple(tuple(self.info.tokenizer.encode(ways[0].phrase.strip())) for ways in self.asked)
+        return tuple(tuple(self.info.tokenizer.encode(ways[0].strip())) for ways in self.asked)
 
 
 def choose_phrases(
     controls: Sequence[Control], info: ModelInfo, known: Sequence[str], words: int | None = None, worded: bool = False
 ) -> Phrases:
     """The phrases that the controls require; `worded`: with all wordings of those that have several, if these fit."""
-    found = Phrases([[one] for one in find_required(controls, info, known)], info)
+    found = Phrases([[text] for text in find_required(controls, info, known)], info)
     if worded and not known:
         avoided = {c.forbids.strip().lower() for c in controls if c.forbids}
         ways = [[text for text in c.wordings(info) if not any(has_phrase(text, w) for w in avoided)] for c in controls]
         plain = find_required([c for c, own in zip(controls, ways, strict=True) if not own], info, known)
-        more = [own for own in ways if own and not any(has_phrase(p.phrase, text) for text in own for p in plain)]
-        every = Phrases([*([one] for one in plain), *([*map(Contains, own)] for own in more)], info)
+        more = [own for own in ways if own and not any(has_phrase(one, text) for text in own for one in plain)]
+        every = Phrases([*([text] for text in plain), *more], info)
         if len(every.asked) <= MOST and every.needed <= (info.max_words if words is None else words):
             found = every
     if len(found.asked) > MOST:
@@ -87,24 +83,34 @@ def choose_phrases(
     return found
 
 
-def join_given(controls: Sequence[Control], info: ModelInfo, words: Sequence[str], given: Given) -> str:
-    """Join words to a text that has required phrases, and what is `given` at its positions, as they were given."""
-    taken = {k for k, (_, word) in given.items() if word is not None}
-    for phrase in find_required(controls, info, []):
-        own = phrase.given_in(words, taken)
-        taken |= {k for k, (_, word) in own.items() if word is not None}
-        given = {**own, **given}
-    return join_words(words, given)
-
-
-def find_required(controls: Iterable[Control], info: ModelInfo, known: Sequence[str]) -> list[Contains]:
+def find_required(controls: Iterable[Control], info: ModelInfo, known: Sequence[str]) -> list[str]:
     """What the controls require verbatim, unless known texts or longer phrases contain it."""
-    asked = [Contains(text) for c in controls if (text := c.verbatim(info)) is not None]
-    found: list[Contains] = []
-    for phrase in sorted(asked, key=lambda c: -len(c.words)):
-        if not any(has_phrase(text, phrase.phrase) for text in [*known, *(c.phrase for c in found)]):
+    asked, found = [text for c in controls if (text := c.verbatim(info)) is not None], list[str]()
+    for phrase in sorted(asked, key=lambda text: -len(split_words(text.strip()))):
+        if not any(has_phrase(text, phrase) for text in [*known, *found]):
             found.append(phrase)
     return found
+
+
+def join_given(controls: Sequence[Control], info: ModelInfo, words: Sequence[str], given: Given) -> str:
+    """Join words to a text that has required phrases, and what is `given` at its positions, as they were given: a
+    phrase where it first occurs beside other given words."""
+    taken, spaces = {k for k, (_, word) in given.items() if word is not None}, [""]
+    spaces += ["" if touches(*pair) else " " for pair in pairwise(words)]
+    for phrase in find_required(controls, info, []):
+        own, _ = space_words(phrase.strip())
+        free = (k for k in range(len(words) - len(own) + 1) if taken.isdisjoint(range(k, k + len(own))))
+        start = next((k for k in free if list(words[k : k + len(own)]) == split_words(phrase.strip())), None)
+        if start is None:
+            continue
+        taken |= {*range(start, end := start + len(own))}
+        placed: dict[int, tuple[str | None, str | None]] = {start + k: word for k, word in enumerate(own)}
+        # A given mark says itself how it is spaced, as those of the model depend on the whole text.
+        placed[start] = None if is_letter(words[start][0]) else spaces[start] or None, words[start]
+        if end < len(words) and not is_letter(words[end - 1][-1]):
+            placed[end] = spaces[end], None
+        given = {**placed, **given}
+    return join_words(words, given)
 
 
 # -- whether controls agree, as far as a tokenizer can tell ------------------------------------------------------------
@@ -121,11 +127,11 @@ def check_agreement(controls: Sequence[Control], edit: Edit | None, info: ModelI
     parts = keeps.parts if keeps else ()
     check_avoided(bound, info, parts)
     required = find_required(bound, info, parts)
-    least = len({word for phrase in required for word in phrase.phrase.split() if word.isalnum()})  # they may overlap
+    least = len({word for phrase in required for word in phrase.split() if word.isalnum()})  # they may overlap
     for control in bound:
         control.check_words(least, info)
     if keeps is None and required and not any(control.needs_automaton for control in bound):
-        Phrases([[one] for one in required], info).widen(None, words)
+        Phrases([[text] for text in required], info).widen(None, words)
 
 
 def find_template(controls: Sequence[Control], edit: Edit | None) -> Infill | None:

@@ -259,7 +259,8 @@ class ControlPlan:
             rooms = [room] * len(samples) if room else self.draw_totals(noise, condition, ranks)
             return [self.layout(n, known) for n in rooms], [{}] * len(samples)
         if self.pattern and self.laid_out:
-            phrases = [phrase.ids(self.info) for phrase in find_required(self.controls, self.info, ())]
+            required = find_required(self.controls, self.info, ())
+            phrases = [self.info.tokenizer.encode_inside(phrase) for phrase in required]
             shares = noise.uniform(0, TRIES * (2 + 2 * len(phrases)), stream=GAPS).tolist()
             last = self.info.tokenizer.encode(".")[-1]
             spread = min(c.counts for c in self.controls if c.counts is not None)

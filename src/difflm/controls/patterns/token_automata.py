@@ -408,12 +408,12 @@ def plain_chain(automaton: TokenAutomaton, device: "torch.device") -> "TokenChai
     every = np.arange(states)  # under the added class, each state leads to itself
     begins, kinds, ends = (np.append(*both) for both in ((begin, every), (kind, 0 * every + classes), (end, every)))
     fill = len(begins)
-    by_begin = np.column_stack([list_by(begins, states, fill), every * 0 + fill])
+    by_begin = np.column_stack([list_by(begins, states, fill)[0], every * 0 + fill])
     place = np.full(fill + 1, by_begin.shape[1] - 1)  # of each transition in these lists; that of the padding is known
     place[by_begin[by_begin < fill]] = np.flatnonzero(by_begin < fill)
     arrivals = chunk_lists(ends, states, 1 + 8 * fill // states)
     arrivals[0] = place[arrivals[0]]
-    by_class = list_by(kind, classes, len(kind))
+    by_class = list_by(kind, classes, len(kind))[0]
     put = partial(torch.tensor, device=device)
     chunks, sums = (tuple(map(put, lists)) for lists in (chunk_lists(automaton.classes, classes, CHUNK), arrivals))
     tokens = put(automaton.classes), put(automaton.accepting), chunks
@@ -422,13 +422,18 @@ def plain_chain(automaton: TokenAutomaton, device: "torch.device") -> "TokenChai
     return TokenChain(*tokens, *by_state, sums, *of_class)
 
 
-def list_by(keys: Array, size: int, fill: int) -> Array:
-    """The items of each key from 0 on, [size, most of any key], padded with `fill`."""
+def list_by(keys: Array, size: int, fill: int, width: int = 0) -> tuple[Array, Array]:
+    """The items of each key from 0 on, padded with `fill`, [rows, width], and the key of each row: one for a key, or if
+    a width is given, as many as it takes."""
     counts = np.bincount(keys, minlength=size)
-    order = np.argsort(keys, kind="stable")
-    found = np.full((size, max(1, counts.max(initial=0))), fill)
-    found[keys[order], np.arange(len(keys)) - np.repeat(counts.cumsum() - counts, counts)] = order
-    return found
+    width = width or max(1, counts.max(initial=0))
+    within, rows = (
+        np.arange(len(keys)) - np.repeat(counts.cumsum() - counts, counts),
+        np.maximum(1, -(-counts // width)),
+    )
+    found = np.full((rows.sum(), width), fill)
+    found[np.repeat(rows.cumsum() - rows, counts) + within // width, within % width] = np.argsort(keys, kind="stable")
+    return found, np.repeat(np.arange(size), rows)
 
 
 def chunk_lists(keys: Array, size: int, width: int) -> list[Array]:
@@ -436,13 +441,7 @@ def chunk_lists(keys: Array, size: int, width: int) -> list[Array]:
     each is padded with the number after the last item, which stands for nothing, and is followed by an empty list."""
     found = []
     while np.bincount(keys).max() > width:
-        counts = np.bincount(keys, minlength=size)
-        order = np.argsort(keys, kind="stable")
-        within = np.arange(len(keys)) - np.repeat(counts.cumsum() - counts, counts)
-        firsts = np.append(0, (-(-counts // width)).cumsum())
-        number = firsts[keys[order]] + within // width
-        lists = np.full((firsts[-1] + 1, width), len(keys))
-        lists[number, within % width] = order
-        found.append(lists)
-        keys = np.repeat(np.arange(size), np.diff(firsts))
-    return [*found, list_by(keys, size, len(keys))]
+        lists, owners = list_by(keys, size, len(keys), width)
+        found.append(np.vstack([lists, np.full(width, len(keys))]))
+        keys = owners
+    return [*found, list_by(keys, size, len(keys))[0]]

@@ -84,7 +84,7 @@ class ControlDecoder(ABC):
         self.left, self.right = ([*part] for part in self.known.parts) if self.known else ([], [])
         unknown = (word for text in parts for word in info.tokenizer.unknown(text.strip()))
         self.unknown_words = list(dict.fromkeys(unknown))
-        self.phrases = [tuple(c.ids(info)) for c in self.controls if isinstance(c, Contains)]
+        self.phrases = [tuple(info.tokenizer.encode_inside(c.phrase)) for c in self.controls if isinstance(c, Contains)]
         self.avoided = [tuple(s) for c in self.controls if isinstance(c, Avoid) for s in spell_variants(c.word, info)]
         check_avoided(self.controls, info, parts)
         most = self.known.most if self.known else info.max_words
