@@ -2,10 +2,11 @@
 single positions), an energy that steers, and a check of the printed text. A plan is their product."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from numbers import Integral
 from typing import TYPE_CHECKING, ClassVar
 
@@ -63,6 +64,10 @@ class KnownTokens:
     @cached_property
     def least(self) -> int:
         return sum(map(len, self.parts)) + sum(self.sizes)
+
+    def join(self, gaps: Iterable[Sequence[int]]) -> list[int]:
+        """The items of a text with these items in its gaps."""
+        return [*chain(*chain(*zip(self.parts, [*gaps, ()], strict=True)))]
 
     def place(self, widths: Sequence[int]) -> tuple[int, dict[int, int], Given]:
         """The number of tokens if the free gaps have these widths, the known tokens by position, and what is given."""

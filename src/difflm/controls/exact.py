@@ -124,15 +124,14 @@ class Contains(Exact):
         return self.phrase
 
     def automaton(self, info: ModelInfo) -> TokenAutomaton:
-        if info.tokenizer.whole_words:
-            return compile_pattern(hold_phrase(self.phrase), info.tokenizer)
-        if not info.tokenizer.spells:
-            return find_phrase(info.tokenizer.encode_inside(self.phrase), info.tokenizer.size)
-        phrase = self.phrase.strip()
-        followers = *sort_followers(phrase, info.tokenizer), spaced_pieces(info.tokenizer)
-        return find_phrase(
-            info.tokenizer.encode_inside(self.phrase), info.tokenizer.size, *followers, info.tokenizer.encode(phrase)
-        )
+        tokenizer, phrase = info.tokenizer, self.phrase.strip()
+        if tokenizer.whole_words:
+            return compile_pattern(hold_phrase(phrase), tokenizer)
+        ids = tokenizer.encode_inside(phrase)
+        if not tokenizer.spells:
+            return find_phrase(ids, tokenizer.size)
+        followers = *sort_followers(phrase, tokenizer), spaced_pieces(tokenizer)
+        return find_phrase(ids, tokenizer.size, *followers, tokenizer.encode(phrase))
 
     def judge(self, text: str) -> tuple[bool, str]:
         return has_phrase(text, self.phrase), WORDS

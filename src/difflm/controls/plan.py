@@ -4,7 +4,7 @@ batch may belong to several requests: each text has its own controls, and every 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from itertools import accumulate, chain, repeat, takewhile
+from itertools import accumulate, repeat, takewhile
 
 import torch
 from torch import Tensor
@@ -215,10 +215,10 @@ class ControlPlan:
         """Whether texts of so many words are asked of a model that judges them: these end where a sentence does."""
         tokenizer, infill = self.info.tokenizer, self.infill
         known = all(c.counts is not None or c.forbids or c.keeps_text or c.verbatim(self.info) for c in self.controls)
-        whole = (
-            not self.edit and (infill is None or infill.ends_open) and any(c.counts is not None for c in self.controls)
-        )
-        if not (known and whole and self.model.capabilities.reads_in_order and tokenizer.spells):
+        whole = not self.edit and (infill is None or infill.ends_open)
+        if all(c.counts is None for c in self.controls) or not (known and whole and tokenizer.spells):
+            return False
+        if not self.model.capabilities.reads_in_order:
             return False
         ended = replace(pattern, automaton=intersect(pattern.automaton, end_sentences(tokenizer)))
         self.pattern = ended if ended.lengths else pattern
@@ -323,8 +323,7 @@ class ControlPlan:
             if small or written + sum(sizes) > text.most:
                 return False
             if pattern:
-                free = ([ANY] * size for size in (*sizes, 0))
-                return pattern.automaton.accepts([*chain(*chain(*zip(text.parts, free, strict=True)))])
+                return pattern.automaton.accepts(text.join([ANY] * size for size in sizes))
             # A phrase may be lengthened by a part behind it that does not begin with a space.
             room_for = [size - (not part[:1].isspace()) for size, part in zip(sizes, infill.parts[1:], strict=True)]
             return not phrases or fits_between(phrases, room_for)

@@ -20,8 +20,6 @@ from difflm.runtime.work import Refused
 if TYPE_CHECKING:
     from torch import Tensor
 
-COMPILED = re.Pattern
-
 
 @dataclass(frozen=True)
 class Pattern(Exact):
@@ -32,7 +30,7 @@ class Pattern(Exact):
     needs_automaton = True
 
     def __post_init__(self) -> None:
-        given = self.regex.pattern if isinstance(self.regex, COMPILED) else self.regex
+        given = self.regex.pattern if isinstance(self.regex, re.Pattern) else self.regex
         object.__setattr__(self, "regex", need_text(given, r'Pattern("The .*")'))
 
     @property
@@ -62,24 +60,22 @@ class WordCount(Pattern):
     are."""
 
     regex: str = field(init=False)
-    low: int
+    low: int  # or all of it as text, such as 8-12
     high: int | None = None
     name = "words"
 
     def __post_init__(self) -> None:
-        if isinstance(self.low, str):
-            found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", self.low.strip())
+        low, high, example = self.low, self.high, "WordCount(8, 12)"
+        if isinstance(low, str):
+            found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", low.strip())
             if found is None:
-                raise UsageError(f"words: give a number such as 12 or 8-12, not {self.low!r}.")
-            object.__setattr__(self, "low", found[1])
-            object.__setattr__(self, "high", found[2] or self.high)
-        object.__setattr__(self, "low", need_number(self.low, "WordCount(8, 12)"))
-        if self.high is not None:
-            object.__setattr__(self, "high", need_number(self.high, "WordCount(8, 12)"))
+                raise UsageError(f"words: give a number such as 12 or 8-12, not {low!r}.")
+            low, high = found[1], found[2] or high
+        vars(self).update(low=need_number(low, example), high=None if high is None else need_number(high, example))
         if not 1 <= self.low <= self.most <= MAX_COUNT:
             known = f"give a number such as 12 or 8-12, from 1 to {MAX_COUNT}"
             raise UsageError(f"{self.name}: {known}, not {self.target}.")
-        object.__setattr__(self, "regex", rf"\S+( \S+){{{self.low - 1},{self.most - 1}}}")
+        vars(self).update(regex=rf"\S+( \S+){{{self.low - 1},{self.most - 1}}}")
 
     def check_words(self, least: int, info: ModelInfo) -> None:
         if self.low > info.max_words:
@@ -184,8 +180,7 @@ def join_patterns(
     items, most = [GAP], info.max_words
     if known is not None:
         gaps = [[GAP] if free else [ANY] * size for size, free in zip(known.sizes, known.free, strict=True)]
-        parts = zip(known.parts, [*gaps, []], strict=True)
-        items, most = [item for part, gap in parts for item in (*part, *gap)], known.most
+        items, most = known.join(gaps), known.most
     if UNK in items:
         raise UsageError("pattern: this model does not know all of the words that are given.")
     patterns_first = sorted(controls, key=lambda control: not control.needs_automaton or control.keeps_text)
