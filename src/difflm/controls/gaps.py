@@ -77,9 +77,8 @@ class Infill(Exact, KnownText):
             if info.tokenizer.encode(one) == [UNK]:
                 raise UsageError(f"infill: this model has no character {one!r}.")
         if any(self.gaps) and not info.tokenizer.whole_words and not self.spaced:
-            raise UsageError(
-                "infill: this model does not know how its tokens are spelt; use gaps without a size (___)."
-            )
+            unspelt = "this model does not know how its tokens are spelt"
+            raise UsageError(f"infill: {unspelt}; use gaps without a size (___).")
         known, most = self.known(info), info.max_words
         if known.least > most:
             raise UsageError(f"infill: it has at least {known.least} tokens; this model takes {most} at most.")
@@ -160,11 +159,8 @@ class Infill(Exact, KnownText):
         return compile_pattern(tree, info.tokenizer, as_bytes=self.spaced)
 
     def judge(self, text: str) -> tuple[bool, str]:
-        return matches_parts(self.parts, self.gaps, text, self.find_words(text)), CHARACTERS
-
-    def find_words(self, text: str) -> Sequence[int]:
-        """Where the words of a text begin."""
-        return [word.start() for word in re.finditer(r"\S+", text)] if self.spaced else [*place_words(text)]
+        words = [word.start() for word in re.finditer(r"\S+", text)] if self.spaced else [*place_words(text)]
+        return matches_parts(self.parts, self.gaps, text, words), CHARACTERS
 
 
 def cut_gaps(known: KnownTokens, total: int, shares: Sequence[float], more: int = 0) -> list[int]:

@@ -4,7 +4,7 @@ batch may belong to several requests: each text has its own controls, and every 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from itertools import accumulate, repeat, takewhile
+from itertools import accumulate, groupby, pairwise, repeat, takewhile
 
 import torch
 from torch import Tensor
@@ -377,14 +377,10 @@ class ControlPlan:
             own = [(part, FollowAutomaton(ordered, rooms[part], batch.lengths.device)) for ordered, part in asked]
             return Steering(batch.known, prefix_rules=[join_prefix_rules(own)])
         mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
-        canvas, alone = Canvas(mask, self.info.first, batch.known), len(parts) == 1
-        rows = [(plan, part, canvas if alone else canvas.rows(part)) for plan, part in parts]
-        # Required words come last: no other rule may change their positions.
-        first = [(part, plan.token_rules(own) + plan.word_rules(own) if plan else []) for plan, part, own in rows]
-        last = [(part, plan.last_rules(own) if plan and plan.automaton else []) for plan, part, own in rows]
-        wanted = [plan.targets(own) if plan else [] for plan, _, own in rows]
-        targets = wanted[0] if alone else merge_targets(wanted, [len(own.mask) for *_, own in rows])
-        rules, final = (own[0][1] if alone else join_rules(own, canvas) for own in (first, last))
+        canvas = Canvas(mask, self.info.first, batch.known)
+        rules = join_own(parts, canvas, lambda plan, own: plan.token_rules(own) + plan.word_rules(own))
+        wanted = [plan.targets(canvas.rows(part)) if plan else [] for plan, part in parts]
+        targets = merge_targets(wanted, [part.stop - part.start for _, part in parts])
         readers = [target for target in targets if target.classifier.reads_words]
         targets = [target for target in targets if not target.classifier.reads_words]
         guidance = Guidance(targets, self.denoiser, mask, self.guidance) if targets else None
@@ -392,7 +388,9 @@ class ControlPlan:
             rules, guidance = [GuidedBelief(guidance), *rules], None
         if readers:  # after the rules: it cannot make forbidden words possible, and reads what the rules leave
             rules = [*rules, ClimbEnergy(partial(read_labels, readers), mask, self.guidance.size)]
-        return Steering(batch.known, batch.begin, rules=[*rules, *final], guide=guidance)
+        # Required words come last: no other rule may change their positions.
+        rules = [*rules, *join_own(parts, canvas, lambda plan, own: plan.last_rules(own))]
+        return Steering(batch.known, batch.begin, rules=rules, guide=guidance)
 
     def token_rules(self, canvas: Canvas) -> list[Transform]:
         """The rules for single positions."""
@@ -501,8 +499,14 @@ class ControlPlan:
         return self.model.lengths.canvas(*(part.to(device) for part in pad_token_rows(rows, self.info.max_words)))
 
 
-Own = tuple[ControlPlan, slice]  # the plan of some rows of a batch
-Part = tuple[ControlPlan | None, slice]  # None: no controls
+Part = tuple[ControlPlan | None, slice]  # the plan of some rows of a batch; None: no controls
+
+
+def join_own(
+    parts: Sequence[Part], canvas: Canvas, make: Callable[[ControlPlan, Canvas], list[Transform]]
+) -> list[Transform]:
+    """The rules that the plans of a batch make for their rows of a canvas."""
+    return join_rules([(part, make(plan, canvas.rows(part)) if plan else []) for plan, part in parts], canvas)
 
 
 def size_gaps(asked: Sequence[GapSizes]) -> None:
@@ -528,66 +532,65 @@ def share_sizes(asked: Sequence[GapSizes]) -> list[list[Tensor]]:
 
 @torch.no_grad()
 def score_rows(asked: Sequence[tuple[GapSizes, Sequence[int]]]) -> Sequence[Tensor]:
-    """The scores of sizes of gaps: of each request, of some of its rows. All unknown positions are written, the surer
-    half in each step. Required words and patterns decide what is written, not how likely it is."""
+    """The scores of sizes of gaps: of each request, of some of its rows. Few rows are written at a time, since their
+    logits take memory."""
     lead = asked[0][0].plan
     rows, *spans, sizes = zip(*(sizes.drafts[k] for sizes, own in asked for k in own), strict=True)
-    denoiser, mask_id = lead.denoiser, lead.denoiser.process.mask_id
-    device, width = denoiser.codec.bias.device, max(row.positions for row in rows)
+    model, mask_id, device = lead.model, lead.denoiser.process.mask_id, lead.denoiser.codec.bias.device
+    count, width = len(rows), max(row.positions for row in rows)
     lines = [[row.known.get(k, mask_id) if k < row.positions else PAD for k in range(width)] for row in rows]
     x, place = torch.tensor(lines, device=device), torch.arange(width, device=device)
     lengths, first, end = torch.tensor([[row.positions for row in rows], *spans], device=device).unsqueeze(-1)
-    mask, inside = place < lengths, (place >= first) & (place < end)
+    mask, inside, total = place < lengths, (place >= first) & (place < end), torch.zeros(count, device=device)
     canvas = Canvas(mask, lead.info.first, torch.where(mask & (x != mask_id), x, FREE))
-    counts = [len(own) for _, own in asked]
-    ends = zip(asked, counts, accumulate(counts), strict=True)
-    parts = [(one.plan, slice(last - n, last)) for (one, _), n, last in ends]
-    judged = lead.model.capabilities.reads_in_order  # as whole texts: drafts in few calls are enough
-    total = torch.zeros(len(rows), device=device)
+    counts, plans = [len(own) for _, own in asked], [sizes.plan for sizes, own in asked for _ in own]
+    judged = model.capabilities.reads_in_order  # as whole texts: drafts in few calls are enough
     steps = DRAFT_STEPS if judged else max(line.count(mask_id) for line in lines).bit_length()
-    for step in range(steps):
-        left, (words, sure, chances) = x == mask_id, read_masks(x, canvas, parts)
-        order = sure.masked_fill(~left, float("-inf")).argsort(dim=-1, descending=True, stable=True).argsort(-1)
-        here = left & ((order < (left.sum(-1, keepdim=True) + 1) // 2) | (judged and step + 1 == steps))
-        total = total + torch.where(here & inside, chances, 0.0).sum(-1)
-        x = torch.where(here, words, x)
+    room = max(1, AT_A_TIME // width) if x.device.type == "cpu" else max_batch_rows(model.vocabulary, width, "cuda")
+    size = -(-count // -(-count // room))  # about equally many at a time
+    for k in range(0, count, size):
+        part, ends = slice(k, k + size), accumulate(len([*run]) for _, run in groupby(plans[k : k + size], id))
+        runs = [(plans[k + begin], slice(begin, end)) for begin, end in pairwise([0, *ends])]
+        x[part], total[part] = write_drafts(lead, x[part], canvas.rows(part), inside[part], runs, steps)
     if judged:
-        return (BREADTH * (A_TOKEN * mask - nats_in_order(denoiser, x, mask)).sum(-1)).double().cpu().split(counts)
+        nats = nats_in_order(lead.denoiser, x, mask)
+        return (BREADTH * (A_TOKEN * mask - nats).sum(-1)).double().cpu().split(counts)
     return (SHARPNESS * total.double().cpu() / torch.tensor(sizes, dtype=torch.float64)).split(counts)
 
 
-def read_masks(x: Tensor, canvas: Canvas, parts: Sequence[Own]) -> tuple[Tensor, Tensor, Tensor]:
-    """The likeliest words [B, L] at the masks of a canvas that is partly written as x, how sure of them the model is,
-    and how likely it finds them without what is required. Few rows are read at a time, since their logits take memory,
-    and on a CPU nothing is asked about those without masks."""
-    lead, on_cpu, found = parts[0][0], x.device.type == "cpu", list[tuple[Tensor, Tensor, Tensor]]()
-    room = max(1, AT_A_TIME // x.shape[1]) if on_cpu else max_batch_rows(lead.model.vocabulary, x.shape[1], "cuda")
-    size = -(-len(x) // -(-len(x) // room))  # about equally many at a time
-    bans: list[Transform] = [BanTokens(lead.denoiser.codec.token_mask(lead.model.lengths.forbidden))]
-    for k in range(0, len(x), size):
-        here, z, behind = canvas.rows(slice(k, k + size)), x[k : k + size], min(len(x), k + size)
-        within = [(plan, slice(max(own.start, k) - k, min(own.stop, behind) - k)) for plan, own in parts]
-        within = [(plan, part) for plan, part in within if part.start < part.stop]
-        there = here.mask & (z != lead.denoiser.process.mask_id)
-        written, left = Canvas(here.mask, here.first, torch.where(there, z, FREE)), (here.mask & ~there).any(-1)
-        t = (1 - there.sum(-1) / here.mask.sum(-1)).clamp(min=1e-3)
-        asked = left if on_cpu else slice(None)
-        belief: Belief = lead.denoiser(z[asked], t[asked], here.mask[asked])
-        if len(belief.logits) < len(z):
-            logits = belief.logits.new_zeros(len(z), *belief.logits.shape[1:])
-            belief = replace(belief, logits=logits.masked_scatter(left[:, None, None], belief.logits))
-        for rule in bans + join_rules([(part, plan.token_rules(here.rows(part))) for plan, part in within], here):
-            belief = rule(belief, z, t)
-        plain = belief.logits
-        last = [(part, plan.word_rules(here.rows(part)) + plan.last_rules(written.rows(part))) for plan, part in within]
-        for rule in join_rules(last, here):
-            belief = rule(belief, z, t)
+def write_drafts(
+    lead: ControlPlan, x: Tensor, canvas: Canvas, inside: Tensor, parts: Sequence[Part], steps: int
+) -> tuple[Tensor, Tensor]:
+    """Write all masks of texts x, the surer half in each step, and return the log-probabilities of what is written
+    `inside`, [B]. Required words and patterns decide what is written, not how likely it is."""
+    denoiser, mask_id, total = lead.denoiser, lead.denoiser.process.mask_id, torch.zeros(len(x), device=x.device)
+    bans = BanTokens(denoiser.codec.token_mask(lead.model.lengths.forbidden))
+    first: list[Transform] = [bans, *join_own(parts, canvas, lambda plan, own: plan.token_rules(own))]
+    placed = join_own(parts, canvas, lambda plan, own: plan.word_rules(own))
+    for step in range(steps):
+        left, there = x == mask_id, canvas.mask & (x != mask_id)
+        open_ = (canvas.mask & left).any(-1)
+        t = (1 - there.sum(-1) / canvas.mask.sum(-1)).clamp(min=1e-3)
+        asked = open_ if x.device.type == "cpu" else slice(None)  # on a CPU nothing is asked about texts without masks
+        belief: Belief = denoiser(x[asked], t[asked], canvas.mask[asked])
+        if len(belief.logits) < len(x):
+            logits = belief.logits.new_zeros(len(x), *belief.logits.shape[1:])
+            belief = replace(belief, logits=logits.masked_scatter(open_[:, None, None], belief.logits))
+        for rule in first:
+            belief = rule(belief, x, t)
+        plain, written = belief.logits, Canvas(canvas.mask, canvas.first, torch.where(there, x, FREE))
+        for rule in placed + join_own(parts, written, lambda plan, own: plan.last_rules(own)):
+            belief = rule(belief, x, t)
         words = belief.tokens.unsqueeze(-1)
-        sure, own = (one.gather(-1, words) - one.logsumexp(-1, keepdim=True) for one in (belief.logits, plain))
+        sure, own = (
+            (one.gather(-1, words) - one.logsumexp(-1, keepdim=True))[..., 0] for one in (belief.logits, plain)
+        )
+        order = sure.masked_fill(~left, float("-inf")).argsort(dim=-1, descending=True, stable=True).argsort(-1)
+        here = left & ((order < (left.sum(-1, keepdim=True) + 1) // 2) | (step + 1 == steps))
         # A phrase may be impossible for another rule.
-        found.append((words.squeeze(-1), sure.squeeze(-1), own.squeeze(-1).clamp(min=-100)))
-    words, sure, own = (torch.cat(one) for one in zip(*found, strict=True))
-    return words, sure, own
+        total = total + torch.where(here & inside, own.clamp(min=-100), 0.0).sum(-1)
+        x = torch.where(here, belief.tokens, x)
+    return x, total
 
 
 def check_text(controls: Sequence[Control], text: str, unknown_words: Sequence[str] = ()) -> list[Json]:

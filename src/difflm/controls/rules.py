@@ -358,6 +358,8 @@ class ImposePattern:
 def join_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) -> list[Transform]:
     """Join the rules of parts of the rows. Adjacent parts that only have to stay inside their texts become one: a
     thousand gaps would be as many parts."""
+    if len(parts) == 1:
+        return parts[0][1]
     merged: list[tuple[slice, list[Transform]]] = []
     for rule, run in groupby(parts, lambda part: type(part[1][0]) if len(part[1]) == 1 else None):
         found = list(run)
@@ -365,9 +367,9 @@ def join_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) -
             rows = slice(found[0][0].start, found[-1][0].stop)
             found = [(rows, [replace(found[0][1][0], canvas=canvas.rows(rows))])]  # type: ignore[type-var]
         merged += found
-    if not any(rules for _, rules in merged):
-        return []
-    return merged[0][1] if len(merged) == 1 else [PerRowTransforms(*map(list, zip(*merged, strict=True)))]
+    if len(merged) == 1:
+        return merged[0][1]
+    return [PerRowTransforms(*map(list, zip(*merged, strict=True)))] if any(rules for _, rules in merged) else []
 
 
 @dataclass(frozen=True)
