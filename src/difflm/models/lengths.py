@@ -60,7 +60,8 @@ class LengthPolicy(nn.Module):
 
     def words(self, row: list[int]) -> list[int]:
         """The word ids of one finished row."""
-        return words_before_end(row)
+        row = row[: row.index(END)] if END in row else row
+        return [i for i in row if i not in (START, PAD)]
 
     def chances(self, words: Sequence[int], condition: Condition) -> Tensor:
         """How likely each of these numbers of words is, in ascending order, up to a factor, [1 or B, N]; if the policy
@@ -180,12 +181,6 @@ def put_between_ends(ids: Tensor, lengths: Tensor, first: int, width: int) -> Te
     place, end = torch.arange(width, device=ids.device), (first + lengths).unsqueeze(1)
     inside = F.pad(F.pad(ids, (first, 0), value=START), (0, width - first - ids.shape[1]), value=PAD)
     return torch.where(place < end, inside, PAD).masked_fill(place == end, END)
-
-
-def words_before_end(row: list[int]) -> list[int]:
-    """The word ids of a row whose end the model wrote itself."""
-    row = row[: row.index(END)] if END in row else row
-    return [i for i in row if i not in (START, PAD)]
 
 
 class DrawnFromSource(DrawnLength):
