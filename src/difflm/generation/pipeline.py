@@ -215,7 +215,7 @@ class TextDiffusion(Reader):
         ordered = self.model.capabilities.reads_in_order
         if n > 1 or not (self.gaps or ordered):
             return 1
-        info = ModelInfo(self.tokenizer, self.model.max_words, first=0)
+        info = ModelInfo(self.tokenizer, self.model.lengths.max_words, first=0)
         bound = [control.bind(info) for control in controls]
         template = find_template(controls, None)
         if any(control.head for control in bound):
@@ -401,7 +401,7 @@ class TextDiffusion(Reader):
 
     def frames(self, controls: Sequence[Control], **settings: object) -> int:
         """Return the largest number of frames of a text. No classifier is loaded, so a server can call this often."""
-        info = ModelInfo(self.tokenizer, self.model.max_words, first=0)
+        info = ModelInfo(self.tokenizer, self.model.lengths.max_words, first=0)
         settled = [n for control in controls if (n := control.length(info)) is not None]
         words = max([self.model.longest, *(control.min_length(info) for control in controls)])
         return self.model.frames(self.sampling(**settings), min(settled[0] if settled else words, self.model.max_words))

@@ -139,7 +139,8 @@ class DrawnLength(LengthPolicy):
         version = self.counts.data_ptr(), self.counts._version
         if self._copied is None or self._copied[0] != version:
             self._copied = version, self.counts.to("cpu", torch.float64, copy=True)
-        seen = observed_counts(self._copied[1][words[0] - 1 : words[-1]])
+        smoothed = self._copied[1][words[0] - 1 : words[-1]]
+        seen = smoothed - 1 if (smoothed - 1).sum() > 0 else smoothed  # all equal if no text was observed
         return seen[[n - words[0] for n in words]].unsqueeze(0)
 
     def nats(self, lengths: Tensor, condition: Condition = UNCONDITIONAL) -> Tensor:
