@@ -20,9 +20,9 @@ from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine, Sqrt
 from difflm.diffusion.timesteps import LossAware, TimeSampler, Uniform, text_mean
 from difflm.methods import TextSpec
-from difflm.methods.cmlm import Cmlm
 from difflm.methods.difflm import DiffLM
 from difflm.methods.diffusion_lm import DiffusionLM
+from difflm.methods.masked_lm import Cmlm
 from difflm.models.base import Sampling
 from difflm.models.diffusion import DiffusionModel, TrainedTexts
 from difflm.models.lengths import DrawnLength, PadTokens

@@ -64,8 +64,7 @@ class Belief:
     `state` is a clean state other than the codec's mean under the logits: one that the network predicted itself, or
     that was clamped to a word. `words` are ids that were chosen by other means than the likeliest logit. `draw` draws
     tokens that depend on each other together, [B, L], by uniform numbers [B, L]; −1 where they do not, which is nowhere
-    if it `draws_all`. `quality` are logits of whether the token that stands at each position is right.
-    """
+    if it `draws_all`. `quality` are logits of whether the token that stands at each position is right."""
 
     logits: Tensor  # [B, L, V]
     evidence: Tensor | None = None  # [B, L, V]

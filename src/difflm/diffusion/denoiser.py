@@ -165,8 +165,7 @@ def clean_state(denoiser: "Denoiser", ids: Tensor) -> Tensor:
 class Denoiser(nn.Module):
     """`belief = denoiser(x_t, t, mask, condition, previous)`; t is [B] or [B, L], or the process's levels there.
 
-    `precision` is the dtype of the network's own arithmetic; everything around it stays in float32.
-    """
+    `precision` is the dtype of the network's own arithmetic; everything around it stays in float32."""
 
     passes = 1  # network calls per prediction, while it generates
     reads_prefixes = False  # whether its classifiers read prefixes of texts instead of noisy texts

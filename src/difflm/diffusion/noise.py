@@ -58,8 +58,7 @@ class Noise:
 
     `scale` is the noise temperature. `top_p` keeps the central share of the normal's mass and redraws the rest:
     Diffusion-LM's truncation, here by the inverse distribution instead of by rejection. A `kernel` draws the same
-    uniform numbers at once, for up to two dimensions.
-    """
+    uniform numbers at once, for up to two dimensions."""
 
     seed: int | Tensor  # [B] int64 if samples have different seeds
     samples: Tensor  # [B] int64, the number of each sample

@@ -60,8 +60,7 @@ def mse(batch: Corrupted) -> Tensor:
     """Squared error of what the network predicts: x_0 or v.
 
     At the first level of a chain the target is the word's own vector instead of its noised copy
-    (Li et al., 2022, equation 1; `training_losses_e2e` in the released code).
-    """
+    (Li et al., 2022, equation 1; `training_losses_e2e` in the released code)."""
     level, prediction, clean = batch.process.at(batch.level), batch.codec.prediction, batch.x0
     if batch.chain is not None:
         clean = torch.where(expand_levels(level.t <= 1 / batch.chain, clean), batch.clean, clean)

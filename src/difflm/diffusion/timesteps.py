@@ -84,8 +84,7 @@ class LowDiscrepancy(TimeSampler):
     """Times that cover [0, 1] evenly within the batch: less variance for free (Kingma et al., 2021).
 
     A text's place in the golden-ratio sequence is its number in the whole run, so that the times do not depend on how
-    many processes share a batch; any part of a batch is spread evenly, whatever its order.
-    """
+    many processes share a batch; any part of a batch is spread evenly, whatever its order."""
 
     def draw(self, noise: Noise, each: int = 1) -> Tensor:
         """Numbers for every text [B], or for `each` parts of it [B, each]."""
@@ -181,8 +180,7 @@ class LearnedWarp(LowDiscrepancy):
     """Time warping (Dieleman et al., 2022): a monotone map F̃ from time to expected loss, fitted while training.
 
     Times are drawn so that the loss grows linearly in u; `sample` and sampling grids share the map. Both axes are cut
-    into bins whose widths are learned: softmax(l_t) along time, exp(l_u) along loss.
-    """
+    into bins whose widths are learned: softmax(l_t) along time, exp(l_u) along loss."""
 
     learned = True
 

@@ -10,8 +10,7 @@ network (`place_levels`), so that evenly drawn levels are drawn in proportion to
 variate explains the noise of clean levels, in proportion to what remains unexplained. Where x_0 is itself noised (Li et
 al., 2022), the chain has one more step below t_0 = 0, and all SNRs are those of the word's vector e_w rather than of
 x_0. Elsewhere it ends at the t_0 where words are nearly certain, and the cross-entropy accounts for the rest: squared
-errors there are almost always zero and occasionally huge, which a few draws cannot measure.
-"""
+errors there are almost always zero and occasionally huge, which a few draws cannot measure."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, cast

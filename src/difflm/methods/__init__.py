@@ -1,8 +1,7 @@
 """Methods, one file or folder per paper. `methods.yaml` lists them: a method's module, and with it torch, is imported
 when the method is asked for.
 
-Methods of other packages join through the entry points `difflm.methods`, or by `difflm.methods.register`.
-"""
+Methods of other packages join through the entry points `difflm.methods`, or by `difflm.methods.register`."""
 
 from difflm.methods.base import LISTED, Method, Row
 from difflm.methods.base import TextSpec as TextSpec

@@ -1,8 +1,7 @@
 """AR-Diffusion: Auto-Regressive Diffusion Model for Text Generation (Wu et al., 2023).
 
 Each position has its own time, the left ones ahead; twenty steps of the two-time posterior write a text. The
-state at time 0 keeps the noise that the network learned there; the released code turns it off.
-"""
+state at time 0 keeps the noise that the network learned there; the released code turns it off."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,8 +97,7 @@ class TwoLevelTimes(LowDiscrepancy):
     """One index i for a text gives a time to every position of its canvas (Wu et al., 2023, section 3.1).
 
     Times of neighbours lie on a line that ends at (2N, T − 1), far to the right of a canvas of N positions. Its other
-    end moves with i: from the last position to the first one along time 0, then up along time.
-    """
+    end moves with i: from the last position to the first one along time 0, then up along time."""
 
     def __init__(self, canvas: int, steps: int) -> None:
         super().__init__(steps)

@@ -2,8 +2,7 @@
 
 Masked diffusion inside blocks of a few words, left to right between them: one word is the twin, all words are MDLM.
 Training masks shares of which losses vary least, as the paper found for small blocks; the bound takes all of them. It
-may begin as a model that writes from left to right.
-"""
+may begin as a model that writes from left to right."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -64,9 +63,7 @@ class OpenBlockDenoiser(BlockDenoiser):
             return plain
         place, size = torch.arange(length, device=device), self.size
         blocks = place.view(-1, size)
-        rows = torch.cat(
-            [torch.cat([blocks[:, :1], blocks], 1).flatten(), place + length]
-        )  # the copy sees as its block
+        rows = torch.cat([torch.cat([blocks[:, :1], blocks], 1).flatten(), place + length])  # copies see as their block
         seen = plain[0][rows][:, rows]
         copy = torch.zeros(len(rows), dtype=torch.bool, device=device)
         copy[size + 1 : length + len(blocks) : size + 1] = True  # except START

@@ -1,12 +1,12 @@
 """CDCD: Continuous Diffusion for Categorical Data (Dieleman et al., 2022).
 
 The last step's own answer is printed; the paper asks the network once more. Guidance moves the score as in the paper,
-but leaves no probability below zero, so that the mean word stays among the words. The source alone tells its length.
-"""
+but leaves no probability below zero, so that the mean word stays among the words. The source alone tells its length."""
 
 from pydantic import Field
 
-from difflm.diffusion import GaussianBound, LearnedWarp, Logits, LowDiscrepancy, Objective, codecs, denoiser
+from difflm.diffusion import GaussianBound, LearnedWarp, Logits, LowDiscrepancy, Objective, codecs
+from difflm.diffusion.denoiser import ConditionDrop, Denoiser, MaskStack, PrefixOrSubset, SelfConditioning
 from difflm.diffusion.processes import gaussian
 from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import build_network
@@ -34,14 +34,12 @@ class Cdcd(ReadsSources):
         codec = codecs.LearnedEmbedding(vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
         process = gaussian.Gaussian(gaussian.LinearSigma(self.sigma_min, self.sigma_max), exploding=True)
         return DiffusionModel(
-            denoiser.Denoiser(
-                network, codec, process, reads or denoiser.MaskStack(), denoiser.SelfConditioning("half")
-            ),
+            Denoiser(network, codec, process, reads or MaskStack(), SelfConditioning("half")),
             objective=Objective({"ce": 1.0}),
             times=LearnedWarp() if self.warp else LowDiscrepancy(),
             lengths=PadTokens(texts.longest),
             sampling=Sampling("euler", steps=200),
             bound=GaussianBound(),
-            drop=denoiser.ConditionDrop(self.drop, scores=True),
-            noising=Noising(given=None if reads else denoiser.PrefixOrSubset()),
+            drop=ConditionDrop(self.drop, scores=True),
+            noising=Noising(given=None if reads else PrefixOrSubset()),
         )

@@ -3,10 +3,9 @@
 A chain of a thousand steps whose bound is trained one step at a time, plus λ times the cross-entropy of x_0. In the
 paper λ helped masks and hurt uniform noise; here the cross-entropy is that of the posterior of x_0, whose optimum is
 the bound's own (docs/tokens.md). The last step samples, as the bound assumes; the released code takes the likeliest
-word.
-"""
+word."""
 
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -80,31 +79,9 @@ LONGEST = 1e4  # σ at t = 1, where nothing is left of any word
 EXPONENTS = 128  # values of σ at which a schedule is fitted, as in the paper
 
 
-class Axes(NamedTuple):
-    """exp(σR) of a symmetric R = V diag(λ) Vᵀ."""
-
-    values: Tensor  # λ, [K]
-    vectors: Tensor  # V, [K, K]
-
-    def spread(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """x exp(σR) for x [B, L, K]."""
-        return x + self._change(x @ self.vectors, sigma)
-
-    def rows(self, ids: Tensor, sigma: Tensor) -> Tensor:
-        """Rows of exp(σR), [B, L, K]; columns are the same."""
-        return discrete.one_hot_states(ids, len(self.values), self.values.dtype) + self._change(
-            self.vectors[ids], sigma
-        )
-
-    def _change(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """Apply exp(σR) − 1 to an x in the eigenbasis. The callers add the 1: next to it, float32 would lose the
-        rarest jumps of a short step, and a bound would take them for impossible."""
-        grown = torch.expm1(expand_to(sigma, x, sigma.double()) * self.values)
-        return (x * grown.to(x.dtype)) @ self.vectors.T
-
-
 class Matrix(DiscreteProcess):
-    """`rate` R [K, K] is symmetric with rows that sum to 0; R_xy ≥ 0 is how fast x becomes y. σ = −log α."""
+    """`rate` R [K, K] is symmetric with rows that sum to 0; R_xy ≥ 0 is how fast x becomes y. A word has exp(σR) as its
+    transitions, σ = −log α."""
 
     rate: Tensor
 
@@ -117,41 +94,47 @@ class Matrix(DiscreteProcess):
         if (rate != rate.T).any() or (rate.clone().fill_diagonal_(0.0) < 0).any():
             raise UsageError("a matrix of jumps is symmetric and has no negative rates.")
         self.register_buffer("rate", exact)
-        self._flows: dict[tuple[int, int, torch.dtype], Axes] = {}
+        self._axes: dict[tuple[int, int, torch.dtype], tuple[Tensor, Tensor]] = {}
 
-    def flow(self, dtype: torch.dtype) -> Axes:
-        """The eigenbasis of `rate`, computed once for each of its contents."""
+    def axes(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """λ [K] and V [K, K] of R = V diag(λ) Vᵀ, computed once for each of its contents."""
         key = (self.rate.data_ptr(), self.rate._version, dtype)
-        if key not in self._flows:
+        if key not in self._axes:
             values, vectors = torch.linalg.eigh(self.rate)
             # An eigenvalue that is 0 must be exactly 0: σ is large.
-            axes = Axes(torch.where(values > -1e-10, 0.0, values).to(dtype), vectors.to(dtype))
-            self._flows = {k: flow for k, flow in self._flows.items() if k[:2] == key[:2]} | {key: axes}
-        return self._flows[key]
+            found = torch.where(values > -1e-10, 0.0, values).to(dtype), vectors.to(dtype)
+            self._axes = {k: axes for k, axes in self._axes.items() if k[:2] == key[:2]} | {key: found}
+        return self._axes[key]
 
     def sigma(self, t: Tensor) -> Tensor:
         return (-self.keep.alpha(t.double()).clamp(min=1e-300).log()).clamp(max=LONGEST)
 
+    def change(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """Apply exp(σR) − 1 to an x [B, L, K] in the eigenbasis. The callers add the 1: next to it, float32 would lose
+        the rarest jumps of a short step, and a bound would take them for impossible."""
+        values, vectors = self.axes(x.dtype)
+        grown = torch.expm1(expand_to(sigma, x, sigma.double()) * values)
+        return (x * grown.to(x.dtype)) @ vectors.T
+
     def spread(self, x: Tensor, sigma: Tensor) -> Tensor:
         """x Q̄ for distributions x [B, L, K]."""
-        out = self.flow(x.dtype).spread(x, sigma).clamp(min=0)
-        return out / out.sum(-1, keepdim=True)
-
-    def rows(self, ids: Tensor, t: Tensor) -> Tensor:
-        """q(x_t | x_0), [B, L, K]."""
-        out = self.flow(t.dtype).rows(ids, self.sigma(t)).clamp(min=0)
+        out = (x + self.change(x @ self.axes(x.dtype)[1], sigma)).clamp(min=0)
         return out / out.sum(-1, keepdim=True)
 
     def towards(self, z: Tensor, sigma: Tensor, dtype: torch.dtype) -> Tensor:
-        """The probability that each word becomes z within σ, [B, L, K]."""
-        return self.flow(dtype).rows(z, sigma).clamp(min=0)
+        """The probability that each word becomes z within σ, [B, L, K]: the same as that z becomes each word."""
+        here = discrete.one_hot_states(z, self.states, dtype)
+        return (here + self.change(self.axes(dtype)[1][z], sigma)).clamp(min=0)
+
+    def rows(self, ids: Tensor, t: Tensor) -> Tensor:
+        """q(x_t | x_0), [B, L, K]."""
+        out = self.towards(ids, self.sigma(t), t.dtype)
+        return out / out.sum(-1, keepdim=True)
 
     @property
     def rest(self) -> Tensor:
         """The distribution at t = 1, the same for every word, [K]."""
         return self.rows(torch.zeros(1, 1, dtype=torch.long, device=self.rate.device), self.rate.new_ones(1))[0, 0]
-
-    # -- the interface of every process -------------------------------------------------------------------------
 
     def survival(self, ids: Tensor, t: Tensor) -> Tensor:
         return gather_tokens(self.rows(ids, t), ids)
@@ -183,8 +166,6 @@ class Matrix(DiscreteProcess):
         terms = log_s.exp() + log_r.exp() * (log_r - log_s - 1)
         inflow = self.rate[z].to(p.dtype).scatter(-1, z.unsqueeze(-1), 0.0)
         return expand_to(pace, z, p) * (inflow * terms).sum(-1)
-
-    # -- schedules ----------------------------------------------------------------------------------------------
 
     def observe(self, counts: Tensor) -> None:
         if self.keep.learned:

@@ -4,8 +4,7 @@ Words are written in parallel, in as many steps as the decoder has stages: a tex
 stage is shown in training follows the errors of the one before, as in GLAT (Qian et al., 2021), so that no schedule of
 noise is needed, and there is no bound. No code was released: how many layers make a stage is our choice, and so is the
 order of words, the surest first. They are drawn at temperature 0.2, where GLAT takes the likeliest. Lengths are
-predicted of the source.
-"""
+predicted of the source."""
 
 from dataclasses import replace
 from functools import partial

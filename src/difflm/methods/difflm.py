@@ -3,22 +3,12 @@
 Parts: word vectors on a sphere and cross-entropy alone (Dieleman et al., 2022), self-conditioning (Chen et al., 2023),
 time warping (Dieleman et al., 2022), the closed-form evidence of the noisy vector in the logits (Gulrajani & Hashimoto,
 2023) and at the network's input, adaptive norms for time (Peebles & Xie, 2023), and a length drawn beforehand. What was
-tried, with numbers: docs/log.
-"""
+tried, with numbers: docs/log."""
 
 from pydantic import Field
 
-from difflm.diffusion import (
-    CleanGiven,
-    ConditionDrop,
-    Denoiser,
-    GaussianBound,
-    SelfConditioning,
-    codecs,
-    objectives,
-    timesteps,
-)
-from difflm.diffusion.codecs import embedding
+from difflm.diffusion import GaussianBound, LearnedEmbedding, LearnedWarp, Logits, LowDiscrepancy, Objective
+from difflm.diffusion.denoiser import CleanGiven, ConditionDrop, Denoiser, SelfConditioning
 from difflm.diffusion.processes import gaussian
 from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import Lengths, build_lengths, build_network
@@ -54,8 +44,8 @@ class DiffLM(ReadsSources):
 
     def choose_parts(self, texts: TextSpec) -> tuple[Denoiser, ModelParts]:
         # A tiny start lets the first updates choose the directions (Dieleman et al., 2022, table 5).
-        prediction, dim = embedding.Logits(self.evidence), self.embedding_dim
-        codec = codecs.LearnedEmbedding(texts.vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
+        prediction, dim = Logits(self.evidence), self.embedding_dim
+        codec = LearnedEmbedding(texts.vocabulary, dim, norm="sphere", init_std=1e-3, prediction=prediction)
         read = 3 if self.evidence else 2  # the state, the last estimate, and the mean word of the evidence
         places = texts.longest if self.positions else 0
         network, reads = build_network(self, texts, read * dim, texts.vocabulary, positions=places)
@@ -63,8 +53,8 @@ class DiffLM(ReadsSources):
         reads_words = reads or (CleanGiven() if self.context else None)
         denoiser = Denoiser(network, codec, process, reads_words, SelfConditioning("half", lag=self.behind))
         return denoiser, ModelParts(
-            objective=objectives.Objective({"ce": 1.0}),
-            times=timesteps.LearnedWarp() if self.warp else timesteps.LowDiscrepancy(),
+            objective=Objective({"ce": 1.0}),
+            times=LearnedWarp() if self.warp else LowDiscrepancy(),
             lengths=build_lengths(texts, self.hidden, self.lengths),
             sampling=Sampling("ddim", steps=10) if self.coupled else Sampling("ancestral", steps=50),
             bound=GaussianBound(),

@@ -1,8 +1,7 @@
 """Difformer: Empowering Diffusion Models on the Embedding Space for Text Generation (Gao et al., 2024).
 
 Word vectors are normalised themselves, as the paper says; the released scripts normalise the decoder's input instead.
-The encoder has an embedding of its own. Candidates are chosen by their likeness, not by an autoregressive rival.
-"""
+The encoder has an embedding of its own. Candidates are chosen by their likeness, not by an autoregressive rival."""
 
 from typing import Literal
 

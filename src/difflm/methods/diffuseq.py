@@ -22,8 +22,7 @@ class SoftAbsorbing(Gaussian):
     (Gong et al., 2023b): σ of q(x_t | x_0) in training, of q(x_s | x_t, x_0) in ancestral sampling.
 
     Random numbers of a state have one more component than the state, the uniform number that decides. Without it, as in
-    rules that draw no noise and in a bound, nothing is absorbed, and the process is Gaussian.
-    """
+    rules that draw no noise and in a bound, nothing is absorbed, and the process is Gaussian."""
 
     steps = ("ancestral", "ddim", "dpm-solver", "euler", "heun")
     absorbs = True
@@ -69,8 +68,7 @@ class DiffuSeqV2(DiffuSeq):
     """DiffuSeq-v2: Bridging Discrete and Continuous Text Spaces (Gong et al., 2023b). A learned mean embedding shifts
     the process and is a soft absorbing state; twenty steps of DPM-Solver++ write a text.
 
-    The source, too, is read relative to the mean embedding, which an affine first layer undoes.
-    """
+    The source, too, is read relative to the mean embedding, which an affine first layer undoes."""
 
     name = "diffuseq-v2"
 

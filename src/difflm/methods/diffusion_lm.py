@@ -1,7 +1,6 @@
 """Diffusion-LM Improves Controllable Text Generation (Li et al., 2022).
 
-Where the paper and the released code differ we choose on purpose and say so: docs/methods/diffusion-lm.md.
-"""
+Where the paper and the released code differ we choose on purpose and say so: docs/methods/diffusion-lm.md."""
 
 import math
 

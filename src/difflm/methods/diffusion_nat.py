@@ -5,8 +5,7 @@ network is called three times: with the source, and twice more with its last ans
 noise replaces one word in a million, and the network must copy unmasked words; here the noise is masks only, and
 unmasked words are copied by construction. The network starts without BART's weights, so lengths, which BART decides by
 padding, are predicted from the source. The released code draws words with float32 noise that loses rare ones; here no
-word is lost.
-"""
+word is lost."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -30,8 +30,7 @@ class Spindle(Absorbing):
     α_i(t) = 1 − t + λ sin(πt) c_i: frequent words stay longer, rare ones, which say most, are masked first and so
     written last. c is log frequency, scaled to 1 and centred on the corpus: the released code centres on the sentence,
     which is unknown during sampling. π λ |c| ≤ 1 keeps α falling. Whether a word is masked early or late says something
-    about it; log(1 − α_i) is this evidence in closed form, so a network needs no time input.
-    """
+    about it; log(1 − α_i) is this evidence in closed form, so a network needs no time input."""
 
     steps = ("ancestral",)  # words are written at their own rates, in no order that another rule could keep
     linear = False  # the bound also weighs words that are not the text's

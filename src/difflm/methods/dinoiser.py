@@ -2,8 +2,7 @@
 
 δ² is measured on some words per step, not on all. The length head is trained together with the model, without gradients
 into it, not afterwards. Candidates of all lengths are compared at once. The blocks are those of our pre-norm
-Transformer.
-"""
+Transformer."""
 
 import torch
 from torch import Tensor
@@ -39,8 +38,7 @@ class ClippedTimes(LowDiscrepancy):
     it instead of reading its source.
 
     δ² is the mean over the vocabulary. Each step looks at `ROWS` words only, which costs next to nothing and reads
-    nothing back from the device: a word's distance is at most V/ROWS steps old.
-    """
+    nothing back from the device: a word's distance is at most V/ROWS steps old."""
 
     distances: Tensor
     cursor: Tensor

@@ -10,8 +10,7 @@ where the flow does if that belief is the mean of them all, weighted by dk:
     p_{t,s}(w | x_t) = ∫ p_u(w | x_u) dk(u) / (k_s − k_t)
 
 A mean of probabilities is again a probability, so the network keeps its head and only gets a second time as input. Two
-jumps make one, for any u between: p_{t,s}(x_t) = λ p_{t,u}(x_t) + (1 − λ) p_{u,s}(x_u), λ = (k_u − k_t)/(k_s − k_t).
-"""
+jumps make one, for any u between: p_{t,s}(x_t) = λ p_{t,u}(x_t) + (1 − λ) p_{u,s}(x_u), λ = (k_u − k_t)/(k_s − k_t)."""
 
 from dataclasses import dataclass, replace
 from typing import Unpack, cast

@@ -3,8 +3,7 @@
 Continuous paragraph denoising, its pre-training, is a task of any method that reads sources: `task: span-denoising`.
 The released code skips steps but draws each from the level next to it, attends to the padding of sources, and reports
 the best of several samples as judged by the reference; here steps have two free times, padding is masked, and
-references are never used for choosing. The encoder starts without BERT's weights.
-"""
+references are never used for choosing. The encoder starts without BERT's weights."""
 
 from difflm.diffusion import Denoiser, Gaussian, LearnedEmbedding, Sqrt
 from difflm.methods.base import ReadsSources, TextSpec

@@ -2,8 +2,7 @@
 
 It takes the place of GPVAE (Du et al., 2022) in tables of diffusion models: latents are drawn once, then words are
 written from left to right. The latents have a standard normal prior, not a Gaussian process over the states of a
-source. If texts have sources, the decoder reads them in addition to the latents.
-"""
+source. If texts have sources, the decoder reads them in addition to the latents."""
 
 from dataclasses import replace
 from typing import Any

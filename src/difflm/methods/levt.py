@@ -3,8 +3,7 @@
 One decoder serves all three questions, as in the released code. Texts to learn insertions from are references of which
 words are deleted at random, texts to learn deletions from are filled by the model, with its likeliest words; the edits
 to imitate are the fewest. There is no distillation from a left-to-right model. A gap may take as many words as the
-longest text has.
-"""
+longest text has."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -2,8 +2,7 @@
 
 The loss is the bound in continuous time; since a mask carries no information, the network has no time input. With
 `context`, a share of the texts is trained as one gap between known words. With `quality_head` it also learns which of
-its words are wrong. It can start from a left-to-right model whose attention is gradually opened (Gong et al., 2025).
-"""
+its words are wrong. It can start from a left-to-right model whose attention is gradually opened (Gong et al., 2025)."""
 
 from dataclasses import replace
 from typing import Any, Unpack, cast

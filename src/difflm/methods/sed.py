@@ -2,8 +2,7 @@
 
 The paper's vectors come from a BERT that its authors trained; here they come from a file, from neighbouring words of
 the training texts, or are random. The cross-entropy reads x_0, as in the paper; an unofficial implementation reads the
-estimate. A source, which the paper does not have, precedes the text without noise (Gong et al., 2023).
-"""
+estimate. A source, which the paper does not have, precedes the text without noise (Gong et al., 2023)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 from difflm.data.texts import check_readable, read_lines
 from difflm.data.tokenizers import Tokenizer
 from difflm.diffusion import GaussianBound, Objective, denoiser, timesteps
-from difflm.diffusion.codecs.embedding import FixedEmbedding, Norm, Prediction
+from difflm.diffusion.codecs.embedding import FixedEmbedding, Norm
 from difflm.diffusion.processes import gaussian
 from difflm.errors import DifflmError, UsageError
 from difflm.methods.base import Sized, TextSpec
@@ -64,21 +63,13 @@ class ReadoutEmbedding(FixedEmbedding):
     the cross-entropy of clean vectors trains it (Strudel et al., 2022). `reads_pairs`: the table is computed from how
     often words are neighbours, once they are counted."""
 
-    def __init__(
-        self,
-        table: Tensor,
-        norm: Norm = "none",
-        x0_std: float = 0.0,
-        prediction: Prediction | None = None,
-        reads_pairs: bool = False,
-    ) -> None:
-        super().__init__(table, norm, x0_std, prediction)
+    def __init__(self, table: Tensor, norm: Norm = "none", x0_std: float = 0.0, reads_pairs: bool = False) -> None:
+        super().__init__(table, norm, x0_std)
         self.reads_pairs = reads_pairs
         self.head = nn.Parameter(self.table().clone())
 
     @torch.no_grad()
     def set_table(self, table: Tensor) -> None:
-        """Copy a table before training begins."""
         self.raw.copy_(table)
         self.head.copy_(self.table())
 
@@ -94,7 +85,7 @@ class ReadoutEmbedding(FixedEmbedding):
         return F.linear(x, self.head, self.bias)
 
     def frozen(self) -> "ReadoutEmbedding":
-        made = ReadoutEmbedding(self.table().detach(), x0_std=self.x0_std, prediction=self.prediction)
+        made = ReadoutEmbedding(self.table().detach(), x0_std=self.x0_std)
         return made.requires_grad_(False).to(self.bias.device)
 
     def frozen_tensors(self) -> list[Tensor]:
@@ -153,9 +144,7 @@ class Sed(Sized):
     def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         if self.vectors_file:
             words = ["".join(tokenizer.tokens([i])) for i in range(tokenizer.size)]
-            codec, (ids, vectors) = (
-                cast(ReadoutEmbedding, model.denoiser.codec),
-                read_word_vectors(self.vectors_file, words),
-            )
+            ids, vectors = read_word_vectors(self.vectors_file, words)
+            codec = cast(ReadoutEmbedding, model.denoiser.codec)
             found = main_directions(torch.from_numpy(vectors), codec.dim).to(codec.raw)
             codec.set_table(codec.raw.index_copy(0, torch.from_numpy(ids).to(codec.raw.device), found))

@@ -1,20 +1,20 @@
-"""Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution (Lou et al., 2024).
-
-The network of every token model. At masks its answers are ratios, which score entropy asks to be right and not to sum
-to one; text is drawn, and the bound measured, with the normalised ratios: that is never worse. Under uniform noise
-they are ratios of one distribution, and score entropy is the bound of `udlm` in other words (docs/tokens.md).
-"""
+"""Ratios of probabilities: SEDD, and UDLM, whose bound is that of SEDD under uniform noise (docs/tokens.md)."""
 
 from typing import Literal
 
-from difflm.diffusion.objectives import Objective
-from difflm.diffusion.processes import Absorbing, Uniform
+from difflm.diffusion import Absorbing, Objective
+from difflm.diffusion.processes import Uniform
 from difflm.methods.base import TextSpec
 from difflm.methods.tokens import TokenMethod
 from difflm.models.base import LanguageModel
 
 
 class Sedd(TokenMethod):
+    """Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution (Lou et al., 2024).
+
+    The network of every token model. At masks its answers are ratios, which score entropy asks to be right and not to
+    sum to one; text is drawn, and the bound measured, with the normalised ratios: that is never worse."""
+
     name = "sedd"
     packs = True
 
@@ -23,3 +23,13 @@ class Sedd(TokenMethod):
     def build(self, texts: TextSpec) -> LanguageModel:
         process = Absorbing(texts.vocabulary) if self.noise == "masks" else Uniform(texts.vocabulary)
         return self.compose(process, texts, Objective({"score_entropy": 1.0}))
+
+
+class Udlm(TokenMethod):
+    """Uniform noise in continuous time (Schiff et al., 2024), and Duo (Sahoo et al., 2025) without its curriculum."""
+
+    name = "udlm"
+    packs = True
+
+    def build(self, texts: TextSpec) -> LanguageModel:
+        return self.compose(Uniform(texts.vocabulary), texts, Objective({"elbo": 1.0}))

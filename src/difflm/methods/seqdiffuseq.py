@@ -29,8 +29,7 @@ class PositionGaussian(Gaussian):
 
     Times [B] are those of all positions, and their levels are [B, L]. Times of more axes have positions as the last
     one; positions of a canvas that is wider than the table are padding, and have the schedule of its last column. Like
-    the losses that the time sampler observes, the table is a buffer, so that checkpoints carry both.
-    """
+    the losses that the time sampler observes, the table is a buffer, so that checkpoints carry both."""
 
     table: Tensor
 
@@ -111,8 +110,7 @@ def equalise(table: Tensor, losses: Tensor) -> Tensor:
     it, grow linearly from t = 0 to t = 1. Column 0, the START of every text, stays as it is.
 
     Losses must rise: a bin that does not exceed the one before it is lifted above it. Half a bin beyond the first and
-    the last one are t = 0 and t = 1, at the table's largest and smallest ᾱ.
-    """
+    the last one are t = 0 and t = 1, at the table's largest and smallest ᾱ."""
     least = RISE * torch.arange(len(losses), device=losses.device, dtype=losses.dtype).unsqueeze(1)
     rising = (losses - least).cummax(0).values + least
     first, last = 1.5 * rising[:1] - 0.5 * rising[1:2], 1.5 * rising[-1:] - 0.5 * rising[-2:-1]

@@ -2,8 +2,7 @@
 
 Almost-one-hot logits are noised, and blocks of words are denoised from left to right. The paper starts from RoBERTa and
 trains one block of each text, which sees the words before it in both directions; here all blocks of a text are trained
-at once, begin at multiples of their size, and what they see of the words before them is kept.
-"""
+at once, begin at multiples of their size, and what they see of the words before them is kept."""
 
 from pydantic import Field
 

@@ -171,8 +171,7 @@ class CentredEmbedding(LearnedEmbedding):
     (Gong et al., 2023b).
 
     x_t − m = α (x_0 − m) + σ ε is the plain process of the vectors e − m, so that nothing else need know of m: the
-    network's first and last layers are affine, and the rounding head's logits change by a constant and its bias.
-    """
+    network's first and last layers are affine, and the rounding head's logits change by a constant and its bias."""
 
     def __init__(self, vocabulary: int, dim: int, x0_std: float = 0.0) -> None:
         super().__init__(vocabulary, dim, x0_std=x0_std)

@@ -2,8 +2,7 @@
 
 Ids 0 … words − 1 are tokens; a process with masks has one state more, `mask_id` = words. A belief's logits are about
 the clean token given all of x_t. What the network predicts from context alone is `belief.context`: that leave-one-out
-vector replaces x_0 wherever a position's own noise is not a mask (docs/tokens.md).
-"""
+vector replaces x_0 wherever a position's own noise is not a mask (docs/tokens.md)."""
 
 from abc import abstractmethod
 

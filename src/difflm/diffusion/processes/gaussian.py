@@ -168,8 +168,7 @@ class Gaussian(Process):
         """Mean and standard deviation of q(x_s | x_t, x_0) for any s < t.
 
         mean = α_{t|s} σ_s²/σ_t² · x_t + α_s σ²_{t|s}/σ_t² · x_0, variance = σ_s² σ²_{t|s}/σ_t², with
-        σ²_{t|s}/σ_t² = 1 − SNR(t)/SNR(s).
-        """
+        σ²_{t|s}/σ_t² = 1 − SNR(t)/SNR(s)."""
         late, early = self.at(t), self.at(s)
         new = -torch.expm1(late.log_snr - early.log_snr)
         keep = late.alpha / early.alpha * (early.sigma / late.sigma) ** 2

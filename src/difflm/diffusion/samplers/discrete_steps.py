@@ -1,8 +1,7 @@
 """Step rules of tokens: from x_t and a belief to x_s, for any s < t.
 
 Ancestral steps draw from the model at any number of steps. The rules below it are for masks alone. First-hitting draws
-from the model too; orders by confidence are decoding heuristics, which change the distribution.
-"""
+from the model too; orders by confidence are decoding heuristics, which change the distribution."""
 
 import math
 from collections.abc import Callable, Mapping

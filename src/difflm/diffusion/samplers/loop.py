@@ -289,8 +289,7 @@ class Temperature:
     """Sharpen (below 1) or flatten (above 1) what the network says from context.
 
     The evidence of x_t is a likelihood, not an opinion, and stays as it is: for independent words this draws exactly
-    from p(w)^(1/temperature).
-    """
+    from p(w)^(1/temperature)."""
 
     value: float
 
@@ -316,8 +315,7 @@ class Clamp:
     """Replace the predicted clean state by its nearest word, from time `below` on (Li et al., 2022, section 4.2).
 
     `banned` words [V] are never the nearest: they would pull the state where no text may end. With `rounds`, the words
-    to print are read off that vector by the rounding head, as the original does; its bias may prefer a neighbour.
-    """
+    to print are read off that vector by the rounding head, as the original does; its bias may prefer a neighbour."""
 
     codec: Codec
     below: float = 1.0

@@ -36,8 +36,7 @@ def euler(now: StepState) -> Tensor:
     """One explicit step of the probability flow dy/dς = (y − x̂_0)/ς in y = x/α, ς = σ/α (Karras et al., 2022).
 
     The line it follows is the exact flow for a fixed x̂_0; in y it would subtract numbers of size 1/α. For the belief of
-    a flow map, the mean of those along the way, it is a "jump", which lands where the flow does.
-    """
+    a flow map, the mean of those along the way, it is a "jump", which lands where the flow does."""
     return _towards(now, now.belief.clean)
 
 
@@ -45,8 +44,7 @@ def heun(now: StepState) -> Tensor:
     """Call the network again at the end of the step and take the mean of both predictions: two calls per step.
 
     Heun's rule with the linear part solved exactly (DPM-Solver++ 2S with r = 1; Lu et al., 2022). The form in ς of
-    Karras et al. (2022) multiplies x̂_s − x̂_t by ς_t/ς_s, which is ruinous in a first step from λ = −20.
-    """
+    Karras et al. (2022) multiplies x̂_s − x̂_t by ς_t/ς_s, which is ruinous in a first step from λ = −20."""
     assert now.ask is not None
     there = _towards(now, now.belief.clean)
     return _towards(now, (now.belief.clean + now.ask(there, now.next_level).clean) / 2)
@@ -86,8 +84,7 @@ def clean_weight(now: StepState) -> Tensor:
     """How much further x_s goes when x̂_0 does, in units of the ancestral step: (1 + η²)/2 for short ones.
 
     DDIM's ∂x_s/∂x̂_0 = α_s − √(σ_s² − ν²) α_t/σ_t is α_s (1 − √(1 − η² n) √(1 − n)) with n = 1 − SNR(t)/SNR(s), and the
-    ancestral one, η = 1, is α_s n. All rules without noise follow the flow, η = 0.
-    """
+    ancestral one, η = 1, is α_s n. All rules without noise follow the flow, η = 0."""
     gap = now.process.at(now.level).log_snr - now.process.at(now.next_level).log_snr
     new = -torch.expm1(gap)
     kept = torch.sqrt(1 - now.eta**2 * new) * torch.exp(gap / 2)

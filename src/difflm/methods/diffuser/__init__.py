@@ -5,8 +5,7 @@ The released repository holds no code. Our choices: the corruption draws a text 
 not edited again (process.py); the edits to learn are the fewest that lead to the text itself; a tag
 of START or of a word also says that words come behind it, and words next to each other that are replaced are replaced
 together, by any number of words. Edits are those of tokens. Of a source both networks read the same states. The paper's
-start from another model's text is --edit TEXT.
-"""
+start from another model's text is --edit TEXT."""
 
 from pydantic import Field
 

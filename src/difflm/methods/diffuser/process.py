@@ -4,8 +4,7 @@ The paper corrupts a text in steps. Each goes through the text span by span, and
 deletes 10 % and inserts 10 %. Here every span has the edit that happens to it in the end, and the time at which it
 happens, uniform between 0 and 1; no edit is edited again. At time ⅓ the shares are those of the paper, and n of its
 steps are time 1 − (⅔)ⁿ. A text at any time is so drawn at once, and the way back is known exactly: of the edits that a
-text has at time t, each happened after s with the probability (t − s) / t, whatever the others did.
-"""
+text has at time t, each happened after s with the probability (t − s) / t, whatever the others did."""
 
 import math
 from dataclasses import dataclass

@@ -3,8 +3,7 @@
 Texts are drawn, a character a cell, and their pixels diffuse; the picture is read by comparing each cell with the font.
 The paper's U-Nets draw a small picture and enlarge it, predicting the noise, and a second model corrects what is read.
 Here a Transformer denoises the cells of one picture and predicts clean pixels, shown its last estimate of them; what is
-read is corrected by nothing but the vocabulary.
-"""
+read is corrected by nothing but the vocabulary."""
 
 from operator import eq
 

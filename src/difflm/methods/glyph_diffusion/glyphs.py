@@ -1,8 +1,7 @@
 """Characters as small pictures: our own font, any font file through Pillow, and how tokens are spelt in glyphs.
 
 A glyph (`sign` in the code) is what one cell of a picture shows: a character; a byte, if a character cannot be drawn;
-or the unknown word.
-"""
+or the unknown word."""
 
 import unicodedata
 from collections.abc import Sequence

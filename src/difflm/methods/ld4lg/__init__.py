@@ -5,8 +5,7 @@ the autoencoder first; here both are trained in one run, and no gradient of the 
 paper's autoencoder is a frozen BART or T5 between two small networks: `pretrained` names its directory; without it a
 small autoencoder is trained. The network is the Transformer of the other methods, without the paper's skips, and with
 zeros instead of a learned vector for a missing last estimate. A class is a source of one word. The released
-second-order solver is actually first-order, because its history stays empty.
-"""
+second-order solver is actually first-order, because its history stays empty."""
 
 from typing import cast
 

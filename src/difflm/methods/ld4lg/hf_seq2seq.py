@@ -1,8 +1,7 @@
 """A frozen encoder-decoder of the Hugging Face kind as the body of an autoencoder.
 
 It may be any that `AutoModelForSeq2SeqLM` knows. Words keep the run's own vocabulary; their vectors begin as the means
-of their pieces' and learn, as the two small networks between the body and the latents do. The body never changes.
-"""
+of their pieces' and learn, as the two small networks between the body and the latents do. The body never changes."""
 
 from collections.abc import Sequence
 

@@ -1,15 +1,13 @@
 """Rivals of diffusion: decoders by which a left-to-right model takes the same controls.
 
-Decoders of other packages join through the entry points `difflm.decoders`, or by `difflm.methods.rivals.register`.
-"""
+Decoders of other packages join through the entry points `difflm.decoders`, or by `difflm.methods.rivals.register`."""
 
-import difflib
 from collections.abc import Sequence
 
 from difflm.controls.base import Control
 from difflm.controls.gaps import Edit
 from difflm.controls.guidance import GuidanceSettings
-from difflm.errors import UsageError
+from difflm.errors import UsageError, suggest
 from difflm.methods.rivals.base import ControlDecoder
 from difflm.methods.rivals.cold import Cold
 from difflm.methods.rivals.delorean import Delorean
@@ -27,10 +25,8 @@ register = DECODERS.register
 
 
 def find_decoder(name: str) -> type[ControlDecoder]:
-    """The decoder of a name."""
     if name not in DECODERS:
-        near = difflib.get_close_matches(name, DECODERS, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
+        hint = suggest(name, DECODERS, quoted=False)
         raise UsageError(f"unknown --method {name!r}. {hint}Known: {', '.join(DECODERS)}.")
     return DECODERS[name]
 

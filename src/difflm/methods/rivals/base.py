@@ -1,8 +1,7 @@
 """The base of decoders that make a left-to-right model comply with controls.
 
 To add a decoder, subclass `ControlDecoder` in its own file, list the controls it takes, and override either `rules`
-(changes the logits of the next word) or `steer` (decodes by itself: `Steering.decode`); add it to `DECODERS`.
-"""
+(changes the logits of the next word) or `steer` (decodes by itself: `Steering.decode`); add it to `DECODERS`."""
 
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
@@ -127,9 +126,7 @@ class ControlDecoder(ABC):
 
     @classmethod
     def steer(cls, batch: SampleBatch, parts: Sequence[Part]) -> Steering:
-        """How a batch is decoded."""
-        told = batch.condition
-        rules = cls.rules(parts)
+        told, rules = batch.condition, cls.rules(parts)
         return Steering(batch.known, source=told.source, source_mask=told.source_mask, prefix_rules=rules)
 
     @classmethod

@@ -72,20 +72,14 @@ class FineTuning(ControlDecoder):
         return [Layout(self.room)] * len(samples), [{}] * len(samples)
 
     @classmethod
-    def gather_experts(cls, parts: Sequence[Part]) -> "Experts":
-        """The model with the prompts of every row of a batch."""
-        lead = parts[0][0]
-        rows = [plan.prompts for plan, part in parts for _ in range(part.start, part.stop)]
-        prompts, weights = list(zip(*rows, strict=True)), [lead.strength] * len(lead.prompts)
-        if rest := 1 - sum(weights):
-            return Experts(lead.model, [*prompts, [NOTHING_TOLD]], [*weights, rest])
-        return Experts(lead.model, prompts, weights)
-
-    @classmethod
     def steer(cls, batch: SampleBatch, parts: Sequence[Part]) -> Steering:
         def decode(noise: Noise, width: int, sampling: Sampling, steering: Steering) -> Iterator[Frame]:
             beams = max(1, sampling.beams)  # partial texts of each row, in order
-            experts = cls.gather_experts(parts)
+            lead, rows = parts[0][0], [plan.prompts for plan, part in parts for _ in range(part.start, part.stop)]
+            prompts, weights = [*zip(*rows, strict=True)], [lead.strength] * len(lead.prompts)
+            if rest := 1 - sum(weights):
+                prompts, weights = [*prompts, (NOTHING_TOLD,)], [*weights, rest]
+            experts = Experts(lead.model, prompts, weights)
             rule = ImposePossible([(plan, slice(part.start * beams, part.stop * beams)) for plan, part in parts])
             for frame in left_to_right(experts, noise, width, sampling, [rule]):
                 calls = (frame.tokens != PAD).sum(1) if frame.calls is None else frame.calls
@@ -140,8 +134,7 @@ def tell_control(control: Control) -> str:
 class Experts:
     """A left-to-right model after several prompts at once: log p(x_i) = Σ_k w_k log p(x_i | x_<i, prompt k) + const.
     Weights of 1, and of 1 − K for the empty prompt, give p(x | a) p(x | b) … / p(x)^(K − 1), word by word: the product
-    for K controls that are independent given the text. Caches are those of all experts, one after the other.
-    """
+    for K controls that are independent given the text. Caches are those of all experts, one after the other."""
 
     def __init__(
         self, model: CausalModel, prompts: Sequence[Sequence[Sequence[int]]], weights: Sequence[float]

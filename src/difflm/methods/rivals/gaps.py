@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from difflm.controls.base import Control
 from difflm.controls.exact import Avoid, Length
@@ -149,7 +150,6 @@ class GapDecoder(LeftOnly):
 
     @property
     def size(self) -> int:
-        """The words that are searched for."""
         room = self.room - len(self.left)
         return min(self.window, room) if self.words is None else room
 
@@ -182,6 +182,6 @@ class GapDecoder(LeftOnly):
             begun[:, end] = END
         elif self.right:
             stops = torch.isin(begun[:, len(self.left) :], self.stops).cumsum(1)
-            behind = torch.nn.functional.pad(stops, (len(self.left) + 1, 0))[:, :-1] > 0
+            behind = F.pad(stops, (len(self.left) + 1, 0))[:, :-1] > 0
             begun = begun.masked_fill(behind, END)
         return begun[:, :width]

@@ -48,10 +48,6 @@ class Pplm(ControlDecoder):
         """For each word but the first: one call for the words so far, and one per iteration for the expected one."""
         return (tokens - 1) * (PplmRule.iterations + 1) * len({*map(id, self.asked_classifiers)})
 
-    def missing(self, prefix: Tensor) -> list[Tensor]:
-        """Which texts do not contain each of the phrases, [B]."""
-        return [~contains_sequence(prefix, phrase) for phrase in self.phrases]
-
     def nats(self, outputs: Mapping[int, PrefixOutput], p: Tensor, missing: Sequence[Tensor], position: int) -> Tensor:
         """−log p(a | x), [B]: from classifiers, whose outputs are for the expected word at a position, and from bags,
         the words of missing phrases."""
@@ -77,7 +73,7 @@ class AskedAttributes:
         classifiers = {id(one): one for plan, _ in self.parts for one in plan.asked_classifiers}
         seen = model.view(torch.cat([start, prefix], dim=1)) if classifiers else None
         caches = {key: one.read(seen, [])[1] for key, one in classifiers.items()}
-        missing = [plan.missing(prefix[part]) for plan, part in self.parts]
+        missing = [[~contains_sequence(prefix[part], phrase) for phrase in plan.phrases] for plan, part in self.parts]
 
         def nats(p: Tensor) -> Tensor:
             outputs = {key: one.read(model.view(p.unsqueeze(1)), caches[key])[0] for key, one in classifiers.items()}
