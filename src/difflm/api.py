@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from difflm.app.commands.options import options_of
-from difflm.app.console import Bar, TrainingView, note
+from difflm.app.console import Bar, TrainingView
 from difflm.errors import UsageError, suggest
 from difflm.evaluation.options import SETTINGS, TASKS, Options
 from difflm.runtime.files import Json
@@ -70,26 +70,19 @@ def train(
     `resume=True` continues from it. `progress=True` prints lines; a function is called with the number of finished
     steps and the total."""
     begun = time.perf_counter()
-    from difflm.data.corpora import file_names
+    from difflm.app.commands.train import resolve_run
     from difflm.generation.checks import check_device
     from difflm.training.fit import train_run
-    from difflm.training.own_text import default_run, is_own_text, resolve_own, split_arguments
-    from difflm.training.recipe import load_recipe, spell_changes
+    from difflm.training.own_text import split_arguments
+    from difflm.training.recipe import spell_changes
     from difflm.training.texts import Setup
 
     names = [str(recipe)] if isinstance(recipe, str | Path) else [*map(str, recipe)]
-    root, folder, chosen = Path(data_dir) if data_dir else None, Path(out) if out else None, check_device(device)
+    root, chosen = Path(data_dir) if data_dir else None, check_device(device)
     name, wrong = split_arguments(names)
     if wrong or not names:
         raise UsageError(f"{(wrong or ['[]'])[0]!r} is not a file of texts. Give recipe settings as keywords.")
-    if is_own_text(name):
-        note(f"reading {file_names(name)} …")
-        resolved = resolve_own(name, changes, folder, root, chosen.type, resume, note)
-        folder = folder or default_run(name, resolved.method)
-    elif folder is None:
-        raise UsageError("where should the run be saved? Give out=, a new directory.")
-    else:
-        resolved = load_recipe(name, changes)
+    resolved, folder = resolve_run(name, changes, Path(out) if out else None, root, device, resume)
     command = ["difflm", "train", *names, *spell_changes(changes), "--out", str(folder)]
     with TrainingView(folder, as_json=False) if progress is True else nullcontext(StepCounter(progress)) as view:
         outcome = train_run(Setup(resolved, folder, chosen, view.reading, root, resume, begun), view, command)

@@ -18,6 +18,7 @@ IN_PYTHON = {
     "such as --contains Japanese": 'such as Contains("Japanese")',
     'such as --pos "PROPN AUX DET NOUN PUNCT"': 'such as Tags("PROPN AUX DET NOUN PUNCT")',
     "--contains asks": "Contains asks",
+    "Give --out RUN": "Give out=",
     "without --resume": "without resume=True",
     "with --resume": "with resume=True",
     "at --resume": "with resume=True",

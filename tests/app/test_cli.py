@@ -20,7 +20,7 @@ import yaml
 
 from difflm import __version__
 from difflm.app.cli import app, main
-from difflm.app.commands.writing import count_steps, in_order
+from difflm.app.commands.writing import Writer, in_order
 from difflm.app.console import Bar, TrainingView, training_line
 from difflm.data.batches import Batch
 from difflm.evaluation.options import describe_options
@@ -241,7 +241,7 @@ def test_progress_counts_every_denoising_step(tiny_runs):
     lm, counted = TextDiffusion.from_pretrained(tiny_runs["difflm"]), []
     job = replace(lm.make_job(3, steps=4, mbr=2), on_step=counted.append)
     assert sum(len(made) for _, made in lm.run_jobs([job])) == 3
-    assert sum(counted) == 3 * 2 * 4 == 3 * count_steps(lm, Request(steps=4, mbr=2))
+    assert sum(counted) == 3 * 2 * 4 == 3 * Writer(lm, [Request(steps=4, mbr=2)], {}).before[-1]
 
 
 def test_a_bar_counts_at_least_the_steps_of_finished_texts():

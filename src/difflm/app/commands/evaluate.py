@@ -79,7 +79,7 @@ def compare(
             if given:
                 raise wrong_task(name, ["language with --methods"])
     else:
-        from difflm.app.own_comparison import train_methods
+        from difflm.app.commands.train import train_methods
 
         trained = train_methods(split_names(methods), runs, minutes, into, options.data, options.device)
         if trained is None:

@@ -2,21 +2,14 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from difflm.app.commands.options import ENGLISH, Dtype, check_names, check_values, command, name_errors
-from difflm.app.commands.writing import (
-    Writer,
-    check_guidance,
-    choose_processes,
-    load_writer,
-    make_request,
-    open_output,
-)
-from difflm.app.console import complain, note, to_json
+from difflm.app.commands.writing import Writer, check_guidance, count_processes, load_writer, make_request
+from difflm.app.console import Bar, complain, note, to_json
 from difflm.app.live_view import TerminalView
 from difflm.app.studio.animation import check_animation, draw_animation
 from difflm.errors import UsageError
@@ -29,6 +22,7 @@ if TYPE_CHECKING:
     from difflm.generation.jobs import Generation
 
 AT_ONCE, AT_ONCE_CPU = 1024, 16  # the most texts of several requests that are generated together
+FILES = ("--html", "--svg")
 # Options that serve as defaults for keys that a line of --input leaves out.
 OF_WORDS = ("field", "pos", "tree", "span")  # what the classifiers of e2e know, and those of english do not
 BESIDE_INPUT = ("n", "seed", "mbr", "candidates", "method", *SETTINGS)
@@ -76,7 +70,7 @@ def generate(
     if model == ENGLISH and not guide and (key := next((k for k in OF_WORDS for r in many if getattr(r, k)), None)):
         raise UsageError(f"--{key} needs classifiers that {model} does not have. Try: difflm generate e2e --{key} …")
     steering = check_guidance(guidance, many)
-    processes = choose_processes(out)
+    count_processes(out)
     lm = load_writer(model, device, dtype, guide, many, adapters=adapter or ())
     many = [lm.settle(request) for request in many]
     one = one if requests else many[0]
@@ -92,7 +86,7 @@ def generate(
         complain(f"warning: {warning}")
     kept: list[Generation] = []
 
-    def put(number: int, text: "Generation") -> None:
+    def put(number: int, text: "Generation", put_line: Callable[[str], None]) -> None:
         about = {"request": writer.request_of(number)} if requests else {}
         put_line(to_json({**generation_to_json(text), **about}) if as_json else str(text))
         for warning in text.warnings[len(writer.job(about.get("request", 0)).warnings) :]:
@@ -102,15 +96,15 @@ def generate(
         kept.extend([text] if files else [])
 
     count, most = writer.starts[-1], AT_ONCE_CPU if lm.device.type == "cpu" else AT_ONCE
-    output = view or writer.bar(f"writing {count:,} text{'s'[: count != 1]}")
+    output = view or Bar(f"writing {count:,} text{'s'[: count != 1]}, denoising steps", writer.before[-1])
     groups = split_requests([request.n * request.each for request in many], most)
     pieces = (range(writer.starts[group.start], writer.starts[group.stop]) for group in groups)
     made_from = {"requests": [request.model_dump_json() for request in many], "guide": guide, "guidance": guidance}
     made_from |= {"adapter": adapter} if adapter else {}
     origin = {"model": model, **made_from, "dtype": dtype, "json": as_json}
-    with open_output(out, origin, processes, count, output.put) as (put_line, rows), output:
-        writer.write(pieces, rows, output, put)
-    line = shlex.join(["difflm", *without_files()])
+    writer.write(out, origin, pieces, put, output)
+    given = [(before, one) for before, one in pairwise(["", *sys.argv[1:]]) if one.partition("=")[0] not in FILES]
+    line = shlex.join(["difflm", *(one for before, one in given if before not in FILES)])  # without these files
     if html and recording:
         write_player(html, recording.texts(kept), {"model": model, "command": line})
         note(f"{html}: open it in a browser.")
@@ -128,10 +122,3 @@ def split_requests(sizes: Sequence[int], most: int) -> Iterator[range]:
             begin, total = number, 0
         total += size
     yield range(begin, len(sizes))
-
-
-def without_files() -> list[str]:
-    """The arguments of this command without the files that show its texts."""
-    named = ("--html", "--svg")
-    given = pairwise(["", *sys.argv[1:]])
-    return [one for before, one in given if before not in named and one.partition("=")[0] not in named]

@@ -1,15 +1,15 @@
-"""`difflm train`."""
+"""`difflm train`, which `difflm compare --methods` does for each method."""
 
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from difflm.app.commands.options import check_file, check_names, command
 from difflm.app.console import TrainingView, complain, note, put_json, put_line
-from difflm.errors import UsageError
+from difflm.errors import UsageError, suggest
 
 if TYPE_CHECKING:
     from difflm.training.recipe import Recipe
@@ -31,33 +31,21 @@ def train(
     """Train a model on your own texts, or from a recipe. Ctrl-C saves a checkpoint; --resume continues from it."""
     begun = time.perf_counter()
     check_names(device)
-    from difflm.data.corpora import file_names, is_pattern, list_parts
+    from difflm.data.corpora import is_pattern, list_parts
     from difflm.data.remote import is_remote
-    from difflm.training.own_text import default_run, is_own_text, resolve_own, split_arguments
-    from difflm.training.recipe import load_recipe
+    from difflm.training.own_text import is_own_text, split_arguments
 
     given = [recipe, *(changes or ())]
     recipe, changes = split_arguments(given)
-    own = is_own_text(recipe)
-    if own and not data:  # the data directory may contain the file
+    if is_own_text(recipe) and not data:  # the data directory may contain the file
         for part in list_parts(recipe):
             if not is_remote(part) and not is_pattern(part):
                 check_file(part)
-    if own:
-        note(f"reading {file_names(recipe)} …")  # at once: torch takes seconds to import
-        from difflm.generation.checks import check_device
-
-        resolved = resolve_own(recipe, changes, out, data, check_device(device).type, resume, note)
-        out = out or default_run(recipe, resolved.method)
-    else:
-        if out is None and not dry_run:
-            raise UsageError("where should the run be saved? Give --out RUN, a new directory.")
-        resolved = load_recipe(recipe, changes, note)
+    resolved, out = resolve_run(recipe, changes, out, data, device, resume, dry_run)
     if dry_run:
         show_recipe(resolved, as_json)
         show_estimate(resolved, device)
         return 0
-    assert out is not None
     from difflm.runtime.distributed import current, divide_weights
 
     if shard:
@@ -70,27 +58,37 @@ def train(
     outcome = train_and_save(resolved, out, line, data, device, resume, as_json, begun)
     if outcome.stopped == "interrupted":
         return 1
-    if not current().first:  # of several processes
-        return 0
-    if as_json:
-        put_json(
-            {"kind": "done", "run": str(out), "step": outcome.step, "stopped": outcome.stopped, **outcome.validation}
-        )
-        return 0
-    if resolved.method == "classifier":
-        report_classifier(resolved.build_method().model_dump()["guides"], out)
-        return 0
-    from difflm.training.model_card import suggest_command, training_summary
-    from difflm.training.run import read_config
-
-    config = read_config(out)
-    if outcome.stopped == "early":
-        best = outcome.validation.get("step", outcome.step)
-        checks = f"{resolved.patience} validations in a row were no better than that of step {best:,}"
-        put_line(f"stopped at step {outcome.step:,}: {checks}, whose weights are kept")
-    put_line(f"{out}: {training_summary(config)}.")
-    put_line(f"Next: {suggest_command(shlex.quote(str(out)), config)}")
+    if as_json and current().first:  # of several processes
+        done = {"kind": "done", "run": str(out), "step": outcome.step, "stopped": outcome.stopped}
+        put_json({**done, **outcome.validation})
+    elif current().first:
+        report_run(resolved, out, outcome)
     return 0
+
+
+def resolve_run(
+    recipe: str,
+    changes: Sequence[str] | Mapping[str, object],
+    out: Path | None,
+    data: Path | None,
+    device: str,
+    resume: bool,
+    dry_run: bool = False,
+) -> "tuple[Recipe, Path]":
+    """The recipe of a run, which for the user's own texts follows from these, and its directory."""
+    from difflm.data.corpora import file_names
+    from difflm.training.own_text import default_run, is_own_text, resolve_own
+    from difflm.training.recipe import load_recipe
+
+    if is_own_text(recipe):
+        note(f"reading {file_names(recipe)} …")  # at once: torch takes seconds to import
+        from difflm.generation.checks import check_device
+
+        resolved = resolve_own(recipe, changes, out, data, check_device(device).type, resume, note)
+        return resolved, out or default_run(recipe, resolved.method)
+    if out is None and not dry_run:
+        raise UsageError("where should the run be saved? Give --out RUN, a new directory.")
+    return load_recipe(recipe, changes, note), out or Path()
 
 
 def train_and_save(
@@ -123,11 +121,22 @@ def train_and_save(
     return outcome
 
 
-def report_classifier(guided: str, out: Path) -> None:
-    """Report what was trained, and show an example request for it."""
+def report_run(recipe: "Recipe", out: Path, outcome: "Outcome") -> None:
+    """Report what was trained, and show a command for it."""
     from difflm.runtime.files import read_checked
+    from difflm.training.model_card import suggest_command, training_summary
+    from difflm.training.run import read_config
 
-    config = read_checked(out / "config.json")
+    if recipe.method != "classifier":
+        config = read_config(out)
+        if outcome.stopped == "early":
+            best = outcome.validation.get("step", outcome.step)
+            checks = f"{recipe.patience} validations in a row were no better than that of step {best:,}"
+            put_line(f"stopped at step {outcome.step:,}: {checks}, whose weights are kept")
+        put_line(f"{out}: {training_summary(config)}.")
+        put_line(f"Next: {suggest_command(shlex.quote(str(out)), config)}")
+        return
+    config, guided = read_checked(out / "config.json"), recipe.build_method().model_dump()["guides"]
     labels, trained = config["labels"], config["trained"]
     put_line(f"{out}: knows {', '.join(one['name'] for one in labels)}; {trained['steps']:,} steps.")
     asked = [["--label", f"{one['name']}={one['values'][1]}"] for one in labels if one["kind"] == "text"]
@@ -158,3 +167,48 @@ def show_recipe(recipe: "Recipe", as_json: bool) -> None:
         put_json(values)
     else:
         print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")
+
+
+def train_methods(
+    names: Sequence[str], changes: Sequence[str], minutes: float, into: Path | None, root: Path | None, device: str
+) -> list[str] | None:
+    """Train runs of these methods on the user's texts, each for the same number of minutes; finished ones are kept, and
+    interrupted ones continued. None: interrupted again."""
+    from difflm.data.corpora import corpus_path
+    from difflm.generation.checks import check_device
+    from difflm.methods import METHODS
+    from difflm.runtime.files import read_checked
+    from difflm.training.own_text import default_run, resolve_own
+
+    given = dict(one.split("=", 1) for one in changes if "=" in one)
+    if wrong := [one for one in changes if "=" not in one]:
+        raise UsageError(f"{wrong[0]!r} is not of the form key=value: with --methods, give settings for training.")
+    if "data" not in given or "method" in given:
+        raise UsageError("--methods: give data=FILE, and no method=, such as data=my.txt.")
+    for name in names:
+        if name not in METHODS:
+            raise UsageError(f"unknown method {name!r}. {suggest(name, METHODS, quoted=False)}See difflm methods.")
+    if minutes <= 0:
+        raise UsageError(f"--minutes must be greater than 0, not {minutes:g}.")
+    corpus_path(given["data"], root)  # rejects what does not exist
+    others = [one for one in changes if not one.startswith("data=")]
+    if not all(METHODS[name].packs for name in names) and "rows" not in given:
+        others.append("rows=texts")  # the same texts for all
+    others += [] if "steps" in given else [f"minutes={minutes:g}"]
+    amount = f"{given['steps']} steps" if "steps" in given else f"{minutes:g} minutes"
+    folder = into or default_run(given["data"], "compare")
+    command = ["difflm", "compare", "--methods", ",".join(names), *changes, "--minutes", f"{minutes:g}"]
+    command += ["--into", str(into)] if into else []
+    for name in names:
+        run = folder / name
+        resume, config = (run / "recipe.json").exists(), run / "config.json"
+        trained = read_checked(config).get("trained", {}) if config.exists() else {}
+        if resume and trained.get("stopped", "interrupted") != "interrupted":
+            note(f"{run}: trained before")
+            continue
+        note(f"{run}: {amount} of {name}")
+        begun, settings = time.perf_counter(), [*others, f"method={name}"]
+        recipe = resolve_own(given["data"], settings, run, root, check_device(device).type, resume, note)
+        if train_and_save(recipe, run, command, root, device, resume, False, begun).stopped == "interrupted":
+            return None
+    return [str(folder / name) for name in names]

@@ -1,5 +1,6 @@
 """`difflm translate`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,8 @@ from difflm.app.commands.options import (
     load_model,
     read_stdin,
 )
-from difflm.app.commands.writing import (
-    Writer,
-    check_guidance,
-    choose_processes,
-    load_writer,
-    make_request,
-    open_output,
-)
-from difflm.app.console import complain, to_json
+from difflm.app.commands.writing import Writer, check_guidance, count_processes, load_writer, make_request
+from difflm.app.console import Bar, complain, to_json
 from difflm.errors import UsageError
 from difflm.generation.requests import Request, generation_to_json
 
@@ -62,8 +56,7 @@ def translate(
     check_values(request)
     check_reads_sources(run)
     strength = check_guidance(guidance, [request])
-    processes = choose_processes(out)
-    if file is None and processes.count > 1:
+    if count_processes(out) > 1 and file is None:
         raise UsageError("several processes cannot share standard input: name a file of sources.")
     from difflm.data.texts import check_sources, read_sources
 
@@ -81,13 +74,12 @@ def translate(
     for warning in dict.fromkeys((*job.warnings, *warn_of_sources(job.sources), *foreign)):
         complain(f"warning: {warning}")
 
-    def put(number: int, text: "Generation") -> None:
+    def put(number: int, text: "Generation", put_line: Callable[[str], None]) -> None:
         found = {"source": sources[number], **generation_to_json(text)}
         put_line(to_json(found) if as_json else " ".join(str(text).split("\n")))
 
     origin = {"model": run, "sources": sources, **asked, "guidance": guidance, "dtype": dtype, "guide": guide}
     origin |= {key: value for key, value in (("repairs", repairs), ("rank", rank)) if value} | {"json": as_json}
-    size = max(1, PIECE.get(lm.device.type, 64) // job.each)
-    bar = writer.bar(f"translating {len(sources):,} sources")
-    with open_output(out, origin, processes, len(sources), bar.put) as (put_line, rows), bar:
-        writer.write((range(begin, begin + size) for begin in rows[::size]), rows, bar, put)
+    size, count = max(1, PIECE.get(lm.device.type, 64) // job.each), len(sources)
+    pieces = (range(begin, min(begin + size, count)) for begin in range(0, count, size))
+    writer.write(out, origin, pieces, put, Bar(f"translating {count:,} sources, denoising steps", writer.before[-1]))

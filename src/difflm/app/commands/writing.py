@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from difflm.app.commands.options import check_reads_sources, load_model, name_errors
 from difflm.app.console import Bar, note
 from difflm.app.live_view import TerminalView
-from difflm.controls.base import Control, ModelInfo
+from difflm.controls.base import ModelInfo
 from difflm.controls.phrases import check_agreement
 from difflm.data.labels import Labelling
 from difflm.data.tokenizers import Tokenizer
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from difflm.generation.jobs import Generation
     from difflm.generation.pipeline import TextDiffusion
     from difflm.player.frames import Draft
-    from difflm.runtime.distributed import Processes
 
 MOST_SCHEMA = 1 << 20  # bytes
+Put = Callable[[int, "Generation", Callable[[str], None]], None]
 # Families whose models say themselves why no classifier reaches single words.
 WHOLE_TEXTS = ("latent", "pixels", "edits")
 
@@ -135,20 +135,15 @@ def refuse_by_config(name: str, guides: Sequence[Path], request: Request) -> Non
     by_words = bool(STEP_RULES.get(family)) and family not in WHOLE_TEXTS
     if by_words and request.method is None:
         controls, edit = request.controls(), request.edited()
-        if not {"base", "labels"} & config.keys():
-            check_labels([*sorted(find_run(name).glob("guide*/")), *guides], controls)
+        found = [read_checked(one / "config.json").get("labels") for one in (*find_run(name).glob("guide*/"), *guides)]
+        labels = {one["name"]: Labelling(**one) for own in found for one in own or ()}
+        # A classifier that does not list its own labels may know any.
+        for control in controls if None not in found and not {"base", "labels"} & config.keys() else ():
+            control.check_labels(labels)
         if controls or edit:
             tokenizer = Tokenizer.load(find_run(name) / "tokenizer.json")
             most = max(config["longest"], LISTED[method].get("most_words", 0))
             check_agreement(controls, edit, ModelInfo(tokenizer, most, first=0))
-
-
-def check_labels(guides: Iterable[Path], controls: Iterable[Control]) -> None:
-    """Reject labels that none of these classifiers knows, unless one of them does not list its own."""
-    found = [read_checked(folder / "config.json").get("labels") for folder in guides]
-    labels = {one["name"]: Labelling(**one) for own in found for one in own or ()}
-    for control in controls if None not in found else ():
-        control.check_labels(labels)
 
 
 def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> None:
@@ -168,11 +163,6 @@ def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> 
 # -- texts in order ---------------------------------------------------------------------------------------------------
 
 
-def count_steps(lm: "TextDiffusion", request: Request) -> int:
-    """The largest number of denoising steps of a text, including those of its candidates."""
-    return lm.frames(request.controls(), **request.settings()) * request.each
-
-
 class Writer:
     """Writes the texts of requests, which are numbered across all of them. `more` are further arguments of `make_job`;
     sources among them are those of the only request."""
@@ -185,30 +175,27 @@ class Writer:
         watchers: "Sequence[TerminalView | Recording]" = (),
     ) -> None:
         sizes = [len(more.get("source", ())) or request.n for request in requests]
-        self.lm, self.watchers, self.steps = lm, watchers, [count_steps(lm, request) for request in requests]
+        # The largest number of denoising steps of a text of each, including those of its candidates.
+        self.steps = [lm.frames(one.controls(), **one.settings()) * one.each for one in requests]
+        self.lm, self.watchers = lm, watchers
         self.starts = [0, *accumulate(sizes)]  # the number of each request's first text
         self.before = [0, *accumulate(own * size for own, size in zip(self.steps, sizes, strict=True))]
         self.job = lru_cache(1)(lambda number: lm.make_job(**requests[number].job() | more))
-
-    def bar(self, doing: str) -> Bar:
-        return Bar(f"{doing}, denoising steps", self.before[-1])
 
     def request_of(self, text: int) -> int:
         return bisect(self.starts, text) - 1
 
     def write(
-        self,
-        pieces: Iterable[range],
-        rows: range,
-        output: Bar | TerminalView,
-        put: "Callable[[int, Generation], None]",
+        self, out: Path | None, origin: Json, pieces: Iterable[range], put: "Put", output: Bar | TerminalView
     ) -> None:
-        """Generate the texts of these rows and put them in order. The texts of a piece share batches; a text does not
-        depend on its piece."""
-        for piece in pieces:
-            first, end = max(piece.start, rows.start), min(piece.stop, rows.stop)
-            for number, text in enumerate(in_order(self._make(first, end, output), first), first):
-                put(number, text)
+        """Write the texts that this process has yet to write, in order: to the screen or, where `out` is given, to a
+        file that says what its texts are made from, `origin`. `put` gets the number of a text, the text, and what
+        writes a line. The texts of a piece share batches; a text does not depend on its piece."""
+        with open_output(out, origin, self.starts[-1], output.put) as (put_line, rows), output:
+            for piece in pieces:
+                first, end = max(piece.start, rows.start), min(piece.stop, rows.stop)
+                for number, text in enumerate(in_order(self._make(first, end, output), first), first):
+                    put(number, text, put_line)
 
     def _make(self, first: int, end: int, output: Bar | TerminalView) -> "Iterator[dict[int, Generation]]":
         numbers = range(self.request_of(first), self.request_of(end - 1) + 1) if first < end else range(0)
@@ -242,8 +229,8 @@ def in_order(batches: "Iterable[dict[int, Generation]]", first: int = 0) -> "Ite
 # -- to the screen, or to a file --------------------------------------------------------------------------------------
 
 
-def choose_processes(out: Path | None) -> "Processes":
-    """The processes that write the texts together, to a file, which must be new, if there are several."""
+def count_processes(out: Path | None) -> int:
+    """How many processes write the texts together: to a file, which must be new, if there are several."""
     from difflm.runtime.distributed import current
 
     if out is None and current().count > 1:
@@ -251,22 +238,23 @@ def choose_processes(out: Path | None) -> "Processes":
     if out is not None:
         check_place(out, new_folder=True)
         check_free(out)
-    return current()
+    return current().count
 
 
 @contextmanager
 def open_output(
-    out: Path | None, origin: Json, processes: "Processes", total: int, put: Callable[[str], None]
+    out: Path | None, origin: Json, total: int, put: Callable[[str], None]
 ) -> Iterator[tuple[Callable[[str], None], range]]:
     """Yield a function that writes a line, `put` where there is no file, and the numbers of the lines that this process
-    has yet to write; say how many a file had already and, if the work is interrupted, how many it has now. `origin` is
-    what the texts are made from."""
+    has yet to write; say how many a file had already and, if the work is interrupted, how many it has now."""
+    from difflm.runtime.distributed import current
+
     if out is None:
         yield put, range(total)
         return
-    rows = range(total)[processes.rows(total)]
+    rows = range(total)[current().rows(total)]
     hashed = {key: HASHED[key](value) if key in HASHED else value for key, value in origin.items()}
-    with ResumableLines(out, hashed, processes) as kept:
+    with ResumableLines(out, hashed, current()) as kept:
         if kept.count:
             note(f"{kept.partial}: {kept.count:,} of {len(rows):,} texts are already written.")
         try:
