@@ -62,12 +62,8 @@ def draw_panels(out: Path, contents: Mapping[str, T], dark: bool = False) -> Ite
     columns = min(2, len(contents))
     rows = -(-len(contents) // columns)
     with open_figure(out, 0.6 + 2.6 * rows, dark) as figure:
-        grid = figure.subplots(rows, columns, squeeze=False).ravel()
-        for panel, title in zip(grid, contents, strict=False):
-            panel.set(title=title)
-        for panel in grid[len(contents) :]:
-            panel.set_visible(False)
-        yield figure, list(zip(grid, contents.values(), strict=False))
+        panels = [figure.add_subplot(rows, columns, number + 1, title=title) for number, title in enumerate(contents)]
+        yield figure, list(zip(panels, contents.values(), strict=True))
 
 
 def line_style(number: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,23 +80,19 @@ def word_tags(name_or_path: str, lm: TextDiffusion, words: Sequence[str]) -> Tag
     if (folder / "tags.json").exists():
         kept = read_checked(folder / "tags.json")
         return Tags(kept["tags"], kept["tagger"])
-    sentences = training_sentences(folder, lm)
+    try:
+        tokens = TokenFile.open(folder / "data" / "train")
+        fitting = np.flatnonzero(tokens.lengths <= MOST_TOKENS)
+        chosen = fitting[np.linspace(0, len(fitting) - 1, min(len(fitting), TEXTS_TO_TAG)).astype(np.int64)]
+        ids, lengths = tokens.rows(chosen, MOST_TOKENS)
+        texts = [lm.tokenizer.decode(row[:length].tolist()) for row, length in zip(ids, lengths, strict=True)]
+    except DifflmError:
+        texts = []
+    sentences = [found for found in map(split_words, texts) if found]
     if not sentences and lm.tokenizer.byte_level:
         return None
     sentences, tagger = sentences or [[word] for word in words], checking_tagger()
     return Tags(most_frequent(sentences, tagger.tags(sentences)), tagger.name)
-
-
-def training_sentences(folder: Path, lm: TextDiffusion) -> list[list[str]]:
-    try:
-        tokens = TokenFile.open(folder / "data" / "train")
-    except DifflmError:
-        return []
-    fitting = np.flatnonzero(tokens.lengths <= MOST_TOKENS)
-    chosen = fitting[np.linspace(0, len(fitting) - 1, min(len(fitting), TEXTS_TO_TAG)).astype(np.int64)]
-    ids, lengths = tokens.rows(chosen, MOST_TOKENS)
-    texts = (lm.tokenizer.decode(row[:length].tolist()) for row, length in zip(ids, lengths, strict=True))
-    return [words for words in map(split_words, texts) if words]
 
 
 def most_frequent(sentences: Iterable[Sequence[str]], tags: Iterable[Sequence[str]]) -> dict[str, str]:
@@ -116,25 +112,17 @@ def place_labels(
     other label, covers no dot and stays inside `frame` (x0, y0, x1, y1); if it cannot be placed, it is left out."""
     placed: dict[int, tuple[float, float]] = {}
     boxes = np.zeros((0, 4))
-    for number, (point, size) in enumerate(zip(points, sizes, strict=True)):
-        if len(placed) == max_labels:
-            break
-        width, height = size
+    for number, (point, (width, height)) in enumerate(zip(points, sizes, strict=True)):
         beside = [(GAP, -height / 2), (-GAP - width, -height / 2), (-width / 2, GAP), (-width / 2, -GAP - height)]
-        for corner in point + np.array(beside):
-            box = np.concatenate([corner, corner + size])
-            if fits(box, boxes, points, frame):
-                placed[number] = tuple(corner)
-                boxes = np.vstack([boxes, box])
+        for low in point + np.array(beside) if len(placed) < max_labels else ():
+            high = low + (width, height)
+            apart = (boxes[:, 2:] <= low).any(1) | (boxes[:, :2] >= high).any(1)
+            covers = ((points > low - DOT) & (points < high + DOT)).all(1)
+            if (low >= frame[:2]).all() and (high <= frame[2:]).all() and apart.all() and not covers.any():
+                placed[number] = tuple(low)
+                boxes = np.vstack([boxes, [*low, *high]])
                 break
     return placed
-
-
-def fits(box: Floats, boxes: Floats, points: Floats, frame: Floats) -> bool:
-    inside = (box[:2] >= frame[:2]).all() and (box[2:] <= frame[2:]).all()
-    apart = (boxes[:, 2:] <= box[:2]).any(1) | (boxes[:, :2] >= box[2:]).any(1)
-    covers = ((points > box[:2] - DOT) & (points < box[2:] + DOT)).all(1)
-    return bool(inside and apart.all() and not covers.any())
 
 
 def draw_embeddings(
@@ -142,40 +130,29 @@ def draw_embeddings(
 ) -> None:
     """Draw words at `points` [V, 2]."""
     groups = [GROUP.get(tags.by_word.get(word, "X"), REST) if tags else "" for word in words]
+    looks = {group: (f"C{k}", MARKERS[k]) for k, group in enumerate(GROUPS)} | {REST: ("#8c8c8c", "o"), "": ("C0", "o")}
     with open_figure(out, 7.4, dark) as figure:
         panel = figure.subplots()
-        colours = {group: f"C{k}" for k, group in enumerate(GROUPS)} | {REST: "#8c8c8c", "": "C0"}
-        markers = dict(zip(GROUPS, MARKERS, strict=True))
-        for group in [*GROUPS, REST, ""]:
-            at = [i for i, found in enumerate(groups) if found == group]
-            if at:
+        for group, (colour, marker) in looks.items():
+            if (at := np.array([found == group for found in groups])).any():
                 x, y = points[at].T
-                shape = {"s": 16, "c": colours[group], "marker": markers.get(group, "o"), "linewidths": 0}
-                panel.scatter(x, y, alpha=0.85, label=group, **shape)
+                panel.scatter(x, y, alpha=0.85, label=group, s=16, c=colour, marker=marker, linewidths=0)
         panel.set(title=title, xticks=[], yticks=[])
         panel.margins(0.02)
-        for side in ("left", "bottom"):
-            panel.spines[side].set_visible(False)
+        panel.spines[["left", "bottom"]].set_visible(False)
         if tags:
             heading = f"most frequent part of speech ({tags.tagger})"
             spacing = {"handletextpad": 0.1, "columnspacing": 1.2}
             figure.legend(loc="outside lower center", ncols=4, title=heading, title_fontsize=8, **spacing)
         figure.draw_without_rendering()  # computes the layout, on which pixel positions depend
         figure.set_layout_engine("none")
-        label_words(figure, panel, words, points, [colours[group] for group in groups])
-
-
-def label_words(figure: Any, panel: Any, words: list[str], points: Floats, colours: list[str]) -> None:
-    renderer = figure.canvas.get_renderer()
-    pixels = panel.transData.transform(points)
-    texts = [panel.text(0, 0, word, fontsize=7.5, va="bottom", ha="left") for word in words]
-    boxes = [text.get_window_extent(renderer) for text in texts]
-    sizes = np.array([(box.width, box.height) for box in boxes])
-    frame = np.array(panel.get_window_extent().extents)
-    placed = place_labels(pixels, sizes, frame)
-    for number, text in enumerate(texts):
-        if number in placed:
-            text.set_position(panel.transData.inverted().transform(placed[number]))
-            text.set_color(colours[number])
-        else:
-            text.remove()
+        texts = [panel.text(0, 0, word, fontsize=7.5, va="bottom", ha="left") for word in words]
+        boxes = [text.get_window_extent(figure.canvas.get_renderer()) for text in texts]
+        sizes = np.array([(box.width, box.height) for box in boxes])
+        frame, to_pixels = np.array(panel.get_window_extent().extents), panel.transData
+        placed = place_labels(to_pixels.transform(points), sizes, frame)
+        for number, (text, group) in enumerate(zip(texts, groups, strict=True)):
+            if number in placed:
+                text.set(position=to_pixels.inverted().transform(placed[number]), color=looks[group][0])
+            else:
+                text.remove()

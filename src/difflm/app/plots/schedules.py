@@ -63,16 +63,14 @@ def learned_curve(name: str, lm: TextDiffusion) -> Curve:
 def draw_schedules(out: Path, curves: list[Curve], dark: bool = False) -> None:
     with open_figure(out, 4.0, dark) as figure:
         panels = figure.subplots(1, 3)
-        titles = ("signal α", "noise σ", "log-SNR  λ = log α²/σ²")
-        time = np.linspace(0, 1, POINTS)
-        for number, c in enumerate(curves):
-            for panel, values in zip(panels, (c.alpha, c.sigma, c.log_snr), strict=True):
-                panel.plot(time, values, label=c.name, **line_style(number))
-        for panel, title in zip(panels, titles, strict=True):
+        for panel, title in zip(panels, ("signal α", "noise σ", "log-SNR  λ = log α²/σ²"), strict=True):
             panel.set(title=title, xlabel="time t (0 is text, 1 is noise)", xlim=(0, 1))
             panel.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "1"])
+        for number, c in enumerate(curves):
+            for panel, values in zip(panels, (c.alpha, c.sigma, c.log_snr), strict=True):
+                panel.plot(np.linspace(0, 1, POINTS), values, label=c.name, **line_style(number))
         panels[2].set_ylim(*LOG_SNR_SHOWN)
         panels[2].axhline(0, color=panels[2].xaxis.label.get_color(), linewidth=0.6)
-        handles, names = panels[0].get_legend_handles_labels()
         tight = {"fontsize": 8.5, "columnspacing": 1.3, "handlelength": 2.6, "handletextpad": 0.5}
-        figure.legend(handles, names, loc="outside lower center", ncols=len(names), **tight)
+        place = {"loc": "outside lower center", "ncols": len(curves)}
+        figure.legend(*panels[0].get_legend_handles_labels(), **place, **tight)

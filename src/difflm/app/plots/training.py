@@ -1,6 +1,7 @@
 """Losses and validation over steps, of one run or several."""
 
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,8 @@ def collect_points(records: list[dict[str, Any]], name: str) -> Points:
 
 def wants_log(values: list[NDArray[np.float64]]) -> bool:
     """A loss that falls by a large factor is read on a log axis; one that touches zero cannot be."""
-    joined = np.concatenate(values)
-    joined = joined[np.isfinite(joined)]
-    return len(joined) > 0 and bool(joined.min() > 0) and bool(joined.max() > LOG_FROM * joined.min())
+    finite = [value for value in np.concatenate(values).tolist() if isfinite(value)]
+    return 0 < min(finite, default=0) < max(finite, default=0) / LOG_FROM
 
 
 def find_panels(histories: list[History]) -> dict[str, dict[int, Points]]:
@@ -67,6 +67,8 @@ def find_panels(histories: list[History]) -> dict[str, dict[int, Points]]:
 
 
 def draw_training(out: Path, histories: list[History], dark: bool = False) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     with draw_panels(out, find_panels(histories), dark) as (figure, panels):
         for panel, curves in panels:
             for run, (steps, values) in curves.items():
@@ -76,18 +78,11 @@ def draw_training(out: Path, histories: list[History], dark: bool = False) -> No
             panel.margins(x=0.02)
             panel.set_xlim(left=0)
             if wants_log([values for _, values in curves.values()]):
-                panel.set(title=f"{panel.get_title(loc='left')} (log axis)")
-                use_log_axis(panel)
-        drawn = [panel for panel, _ in panels]
-        handles = {label: h for p in drawn for h, label in zip(*p.get_legend_handles_labels(), strict=True)}
+                # Ticks at 1, 2, 3, 5, 10 … in plain numbers: a loss often spans less than a power of ten.
+                panel.set(title=f"{panel.get_title(loc='left')} (log axis)", yscale="log")
+                panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+                panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                panel.yaxis.set_minor_locator(NullLocator())
+        drawn = [panel.get_legend_handles_labels() for panel, _ in panels]
+        handles = {label: handle for found in drawn for handle, label in zip(*found, strict=True)}
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(3, len(handles)))
-
-
-def use_log_axis(panel: Any) -> None:
-    """Put ticks at 1, 2, 3, 5, 10 … in plain numbers: a loss often spans less than a power of ten."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    panel.set_yscale("log")
-    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    panel.yaxis.set_minor_locator(NullLocator())
