@@ -14,7 +14,7 @@ from difflm.data.words import join_words
 from difflm.errors import UsageError, speak_command
 from difflm.generation.jobs import Generation
 from difflm.player.frames import SIGNS, Draft, spaces
-from difflm.player.page import MOST_FRAMES, MOST_TEXTS, Recording, page, write_player
+from difflm.player.page import MOST_FRAMES, MOST_TEXTS, Recording, page
 from tests.support.drafts import ABOUT, STEPS, WORDS, drafts, four_texts, text_of
 
 
@@ -102,10 +102,8 @@ def test_words_behind_the_end_are_not_part_of_the_last_draft():
     assert unpacked(data["texts"][0]["frames"], data["tokens"])[0]["written"] == "Zizzi is cheap"
 
 
-def test_the_page_refers_to_nothing_outside(tmp_path):
-    path = tmp_path / "new" / "player.html"
-    write_player(path, [text_of(WORDS)], ABOUT)
-    source = path.read_text(encoding="utf-8")
+def test_the_page_refers_to_nothing_outside():
+    source = page([text_of(WORDS)], ABOUT).decode()
     assert not re.search(r"https?://|@import|url\(", source)
     tags = Reader(source).tags
     assert not {"link", "img", "iframe", "object", "base", "form"} & {tag for tag, _ in tags}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from difflm.data.words import join_words
 from difflm.generation.jobs import Generation
 from difflm.player.frames import Draft
-from difflm.player.page import write_player
+from difflm.player.page import page
 
 STEPS = 12
 WORDS = ["Zizzi", "is", "a", "cheap", "pub", "near", "the", "river", "."]
@@ -79,7 +79,7 @@ def open_player(browser, tmp_path):
 
     def open_texts(texts: list[Generation], motion: str = "reduce", theme: str = "light", width: int = 1200) -> Any:
         path = tmp_path / "player.html"
-        write_player(path, texts, ABOUT)
+        path.write_bytes(page(texts, ABOUT))
         context = browser.new_context(
             viewport={"width": width, "height": 800}, reduced_motion=motion, color_scheme=theme
         )

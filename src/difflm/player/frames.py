@@ -51,9 +51,7 @@ def made_of_pieces(tokens: Sequence[str]) -> bool:
 
 def spaces(tokens: Sequence[str], pieces: bool) -> list[bool]:
     """Whether a space is written before each token; a token that shows nothing has none."""
-    if pieces:
-        return [False] * len(tokens)
-    text, at, before = join_words([token for token in tokens if token]), 0, []
+    text, at, before = written(tokens, pieces), 0, []
     for token in tokens:
         before.append(bool(token) and not text.startswith(token, at))
         at += before[-1] + len(token)

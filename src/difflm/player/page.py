@@ -14,13 +14,14 @@ from typing import TypeVar
 
 from difflm.errors import UsageError
 from difflm.player.frames import Draft, PlayedText, made_of_pieces, pack_drafts, written
-from difflm.runtime.files import Json, write_atomic
+from difflm.runtime.files import Json
 
 MOST_TEXTS = 100  # few enough for a browser
 MOST_FRAMES = 250  # the most drafts of a text; of more steps, only every second, third … is kept
 HERE = Path(__file__).parent
 Text = TypeVar("Text", bound=PlayedText)
-MODULES = ["player.js", "parts.js", "time.js"]  # shared by the player and the studio
+# JSON is ASCII, and no HTML parser takes it for markup without these.
+NOT_MARKUP = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"}
 
 
 class Recording:
@@ -50,32 +51,29 @@ class Recording:
         return [replace(text, drafts=self.drafts_of(number, text)) for number, text in enumerate(made)]
 
     def drafts_of(self, number: int, made: PlayedText) -> list[Draft]:
-        first = number * self._candidates
-        every = [self._drafts(sample) for sample in range(first, first + self._candidates)]
+        """All drafts of a text, or of the candidate that was chosen, that were kept, and always the last."""
+        samples = range(number * self._candidates, (number + 1) * self._candidates)
+        every = [self._kept.get(k, []) + [draft for draft in (self._passing.get(k),) if draft] for k in samples]
         return next((drafts for drafts in every if drafts and count_spelling(drafts[-1], made.text)), every[0])
-
-    def _drafts(self, sample: int) -> list[Draft]:
-        """All drafts that were kept, and always the last."""
-        last = [self._passing[sample]] if sample in self._passing else []
-        return self._kept.get(sample, []) + last
-
-
-def write_player(path: Path, texts: Sequence[PlayedText], about: Mapping[str, object]) -> None:
-    """Write the page. `about` says where the texts come from: "model" and "command" have fields on the page, other
-    entries are listed by name."""
-    write_atomic(path, page(texts, about))
 
 
 def page(texts: Sequence[PlayedText], about: Mapping[str, object]) -> bytes:
+    """Make the page. `about` says where the texts come from: "model" and "command" have fields on the page, other
+    entries are listed by name."""
     table, style = dict[str, int](), read_asset("look.css") + read_asset("player.css")
     packed = [pack_text(played, table) for played in texts]
-    module, script = join_modules(MODULES), join_modules(["player-page.js"])
+    module, script = join_modules(["player.js", "parts.js", "time.js"]), join_modules(["player-page.js"])
+    data = {"about": dict(about), "tokens": [*table], "texts": packed}
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, module, script)]
+    own, *allowed = [f"'sha256-{digest}'" for digest in digests]
+    sources = f"style-src {own}; script-src {' '.join(allowed)}; img-src data:"
     filled = Template(read_page(HERE / "player.html")).substitute(
-        policy=content_policy(style, [module, script]),
+        # Its own style and scripts, pictures that it holds, and nothing else.
+        policy=f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'",
         title=html.escape(f"{about['model']}: texts out of noise" if "model" in about else "Texts out of noise"),
         style=style,
         plain="".join(f"<p>{html.escape(played.text)}</p>" for played in texts),
-        data=json_for_html({"about": dict(about), "tokens": [*table], "texts": packed}),
+        data=json.dumps(data, separators=(",", ":"), allow_nan=False).translate(NOT_MARKUP),
         module=module,
         script=script,
     )
@@ -121,17 +119,3 @@ def count_spelling(draft: Draft, text: str, pieces: bool | None = None) -> int:
     pieces = made_of_pieces(draft.tokens) if pieces is None else pieces
     ends = range(len(draft.tokens), 0, -1)
     return next((end for end in ends if written(draft.tokens[:end], pieces) == text), 0)
-
-
-def json_for_html(value: object) -> str:
-    """JSON that no HTML parser takes for markup: ASCII without <, > and &."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def content_policy(style: str, scripts: Sequence[str]) -> str:
-    """Allow the page its own style and scripts, by their hashes, pictures that it holds, and nothing else."""
-    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, *scripts)]
-    own, *allowed = [f"'sha256-{digest}'" for digest in digests]
-    sources = f"style-src {own}; script-src {' '.join(allowed)}; img-src data:"
-    return f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"

@@ -29,6 +29,9 @@ def bench(
 def show_report(report: dict[str, Any]) -> None:
     from rich.table import Table
 
+    def describe_size(row: dict[str, Any]) -> str:
+        return f"{row['model']}, {row['parameters'] / 1e6:.1f}M parameters"
+
     machine, matmul, loading = report["machine"], report["matmul"], report["loading"]
     table = Table("", "", "", box=None, pad_edge=False, show_header=False)
     table.columns[1].justify = "right"
@@ -45,7 +48,3 @@ def show_report(report: dict[str, Any]) -> None:
         about = f"{row['model']}, {together}, {row['steps']} steps, {row['dtype']}"
         table.add_row("sampling", f"{row['texts_per_second']:,g} texts/s", about)
     put_table(table)
-
-
-def describe_size(row: dict[str, Any]) -> str:
-    return f"{row['model']}, {row['parameters'] / 1e6:.1f}M parameters"

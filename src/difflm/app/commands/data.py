@@ -2,7 +2,6 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -10,39 +9,30 @@ from difflm.app.commands.options import command, show_example
 from difflm.app.console import Bar, note, put_json
 from difflm.runtime.files import sha256_of
 
-if TYPE_CHECKING:
-    from difflm.data.catalogue import Corpus
-
 data_app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]}, epilog=show_example("data"))
 
 
-@data_app.command("list", epilog=show_example("data list"))
-@command("data list")
+@command("data list", data_app)
 def list_corpora(as_json: bool = False) -> None:
     """List the public corpora: home page, licence, whether they can be downloaded, and how to train on them."""
     from difflm.data.catalogue import CATALOGUE
 
     for corpus in CATALOGUE.values():
-        put_json(record(corpus)) if as_json else print(describe(corpus))
+        if as_json:
+            files = [{"url": load.url, **one.model_dump()} for load in corpus.downloads for one in load.files]
+            facts = corpus.model_dump(exclude={"convert", "downloads"})
+            put_json({**facts, "fetched": bool(corpus.downloads), "files": files})
+            continue
+        terms = f"{corpus.licence} (research only)" if corpus.research_only else corpus.licence
+        got = f"can be fetched; {corpus.checks}" if corpus.downloads else f"cannot be fetched: {corpus.obtain}"
+        trains = f"difflm train {corpus.train.format(out='DIR')}" if corpus.train else ""
+        read = trains or corpus.read_by or "difflm does not read it yet"
+        print(f"{corpus.name:16} {corpus.title} · {corpus.purpose}")
+        for line in (f"{terms} · {corpus.home}", got, read):
+            print(f"{'':16} {line}")
 
 
-def describe(corpus: "Corpus") -> str:
-    terms = f"{corpus.licence} (research only)" if corpus.research_only else corpus.licence
-    got = f"can be fetched; {corpus.checks}" if corpus.downloads else f"cannot be fetched: {corpus.obtain}"
-    trains = f"difflm train {corpus.train.format(out='DIR')}" if corpus.train else ""
-    read = trains or corpus.read_by or "difflm does not read it yet"
-    lines = (f"{corpus.title} · {corpus.purpose}", f"{terms} · {corpus.home}", got, read)
-    return "\n".join(f"{name:16} {line}" for name, line in zip((corpus.name, "", "", ""), lines, strict=True))
-
-
-def record(corpus: "Corpus") -> dict[str, object]:
-    files = [{"url": download.url, **one.model_dump()} for download in corpus.downloads for one in download.files]
-    facts = corpus.model_dump(exclude={"convert", "downloads"})
-    return {**facts, "fetched": bool(corpus.downloads), "files": files}
-
-
-@data_app.command("fetch", epilog=show_example("data fetch"))
-@command("data fetch")
+@command("data fetch", data_app)
 def fetch(name: str, out: Path = Path("data"), as_json: bool = False) -> None:
     """Download a corpus from its home page. Files are checked, and saved only when they are complete."""
     from difflm.data.catalogue import find_corpus
@@ -57,8 +47,7 @@ def fetch(name: str, out: Path = Path("data"), as_json: bool = False) -> None:
             put_json({"corpus": corpus.name, "file": str(path), "size": size, "sha256": digest})
         else:
             print(f"{path}: {size:,} bytes, sha256 {digest}")
-    if as_json:
-        return
-    note(f"{corpus.title}: {corpus.licence}{', research only' if corpus.research_only else ''}. {corpus.home}")
-    if corpus.train:
+    if not as_json:
+        note(f"{corpus.title}: {corpus.licence}{', research only' if corpus.research_only else ''}. {corpus.home}")
+    if corpus.train and not as_json:
         print(f"Next: difflm train {corpus.train.format(out=shlex.quote(str(out)))} --out run")

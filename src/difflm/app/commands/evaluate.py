@@ -5,15 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from difflm.app.commands.options import (
-    check_file,
-    check_names,
-    check_reads_sources,
-    command,
-    is_text,
-    load_model,
-    read_stdin,
-)
+from difflm.app.commands.options import check_file, check_names, check_reads_sources, command
+from difflm.app.commands.options import is_text, load_model, read_stdin
 from difflm.app.console import Bar, complain, note, put_json, put_table, to_json
 from difflm.errors import UsageError
 from difflm.evaluation.options import SETTINGS, Options, split_names, wrong_task
@@ -105,10 +98,6 @@ def score(
     if not 1 <= draws <= 1_000_000:
         raise UsageError(f"--draws must be between 1 and 1,000,000, not {draws}.")
     check_names(device, run)
-    if column is not None and (file == "-" or is_text(file)):
-        raise UsageError("--column is for a .csv or .jsonl file: leave it out, or name one.")
-    if source is not None:
-        check_reads_sources(run)
     texts, sources = read_given(run, file, column, source)
     from difflm.data.tokenizers import UNK
     from difflm.generation.checks import check_request
@@ -150,19 +139,21 @@ def read_given(run: str, given: str, column: str | None, source: str | None) -> 
     from difflm.data.texts import read_examples, read_texts
     from difflm.training.run import peek_config
 
-    reads_sources = bool(peek_config(run).get("recipe", {}).get("source_longest"))
-    if source is None and reads_sources:
-        if given == "-" or is_text(given):
+    is_file = given != "-" and not is_text(given)
+    if column is not None and not is_file:
+        raise UsageError("--column is for a .csv or .jsonl file: leave it out, or name one.")
+    if source is not None:
+        check_reads_sources(run)
+    elif peek_config(run).get("recipe", {}).get("source_longest"):
+        if not is_file:
             raise UsageError(f"{run} scores texts that have sources: give --source TEXT, or a file of pairs.")
         pairs = list(read_examples(find_pair_files(given, None), column))
         return [pair.target for pair in pairs], [str(pair.source) for pair in pairs]
-    if given == "-":
-        texts = [line.strip() for _, line in read_stdin("text") if line.strip()]
-    elif is_text(given):
-        texts = [given.strip()]
-    else:
+    if is_file:
         check_file(given)
         texts = list(read_texts(Path(given), column))
+    else:
+        texts = [line.strip() for _, line in read_stdin("text") if line.strip()] if given == "-" else [given.strip()]
     if not all(texts) or not texts:
         raise UsageError("there is no text to score.")
     return texts, [source] * len(texts) if source is not None else []

@@ -17,7 +17,6 @@ def methods(as_json: bool = False, device: str = "auto") -> None:
     recipes, measured = recipes_by_method(), read_measured()
     for line in METHODS.broken.values():
         complain(f"warning: {line}")
-    columns = ("name", "paper", "family", "kind", "bound", "E2E judge", "Multi30k BLEU", "recipes")
     rows, unmeasured = list[tuple[str, ...]](), list[str]()
     for method, row in list_methods().items():
         names, own = recipes.get(method, {}), measured.get(method, {})
@@ -33,9 +32,9 @@ def methods(as_json: bool = False, device: str = "auto") -> None:
             about = row["paper"], row["family"], row["kind"], "yes" if row["bound"] else "no"
             rows.append((method, *about, *figures, known or f"{SHARED} method={method}"))
     if not as_json:
-        put_rows(rows, *columns)
-        if unmeasured:
-            put_line(f"\nNot measured yet, so not in the table: {', '.join(unmeasured)}")
+        put_rows(rows, "name", "paper", "family", "kind", "bound", "E2E judge", "Multi30k BLEU", "recipes")
+    if unmeasured:
+        put_line(f"\nNot measured yet, so not in the table: {', '.join(unmeasured)}")
 
 
 def recipes_by_method() -> dict[str, dict[str, bool]]:

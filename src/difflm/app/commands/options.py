@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 TABLE: Json = read_own_table("options.yaml", __file__)
-PANELS, ORDER, EVERYDAY = TABLE["requests"]["panels"], TABLE["order"], TABLE["everyday"]
-FAMILY_PANELS = {family: panel for panel, families in TABLE["requests"]["families"].items() for family in families}
-METAVARS = {key: metavar for metavar, keys in TABLE["requests"]["metavars"].items() for key in keys}
+ORDER, EVERYDAY = TABLE["order"], TABLE["everyday"]
+PANELS, FAMILY_PANELS, METAVARS = (
+    {key: name for name, keys in TABLE["requests"][table].items() for key in keys}
+    for table in ("panels", "families", "metavars")
+)
 ENGLISH = "english"  # the model that is meant where none is named
 Dtype = Literal["float32", "bfloat16", "float16", "int8"] | None
 
@@ -57,9 +59,12 @@ class Verb(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def command(name: str, **groups: type | Sequence[str]) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
-    """Make a function a command, whose arguments and options `options.yaml` describes. It receives each group of
-    options as one argument: a dataclass as its object, keys of `Request` as a dictionary of those that are given."""
+def command(
+    name: str, app: typer.Typer | None = None, **groups: type | Sequence[str]
+) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
+    """Make a function a command, of `app` if it is given, whose arguments and options `options.yaml` describes. It gets
+    each group of options as one argument: a dataclass as its object, keys of `Request` as a dictionary of those that
+    are given."""
     about = TABLE["commands"][name]
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., int]:
@@ -67,8 +72,9 @@ def command(name: str, **groups: type | Sequence[str]) -> Callable[[Callable[...
         own = [make_option(p.name, p.annotation, p.default, find_entry(p.name, name)) for p in parameters]
         shared = {key: options_of(group) for key, group in groups.items()}
 
+        @report_errors
         @functools.wraps(function)
-        def with_groups(*args: Any, **given: Any) -> int | None:
+        def made(*args: Any, **given: Any) -> int | None:
             for key, group in groups.items():
                 values = {option.name: given.pop(option.name, option.default) for option in shared[key]}
                 filled = {key: value for key, value in values.items() if value is not None and value != []}
@@ -76,11 +82,10 @@ def command(name: str, **groups: type | Sequence[str]) -> Callable[[Callable[...
             with join_others() if "joins" in about else nullcontext():
                 return function(*args, **given)
 
-        made = report_errors(with_groups)
         options = sorted(chain(own, *shared.values()), key=panel_rank)
         made.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         made.__annotations__ = {p.name: p.annotation for p in options}
-        return made
+        return app.command(name.split()[-1], epilog=show_example(name))(made) if app else made
 
     return decorate
 
@@ -89,34 +94,23 @@ def show_example(name: str) -> str:
     return f"Example: {TABLE['commands'][name]['example']}"
 
 
-def find_entry(name: str, verb: str) -> Json | None:
+def find_entry(name: str, verb: str) -> Json:
     """What help pages say of a parameter: an entry of its command, or one that several share."""
-    return TABLE["commands"][verb].get(name) or TABLE["shared"].get(name)
+    return TABLE["commands"][verb].get(name) or TABLE["shared"].get(name, {})
 
 
-def make_option(name: str, kind: Any, default: Any, about: Json | None) -> inspect.Parameter:
+def make_option(name: str, kind: Any, default: Any, about: Json) -> inspect.Parameter:
     """A parameter of a function as an argument or option of a command."""
-    if about is None:  # such as the context of the command
-        return inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=kind)
-    more: Json = {"autocompletion": list_names(about["complete"])} if "complete" in about else {}
+    more: Json = {key: about[key] for key in ("metavar", "envvar", "hidden") if key in about}
+    if "complete" in about:  # a place, which is imported when the tab key asks
+        more["autocompletion"] = lambda: [*resolve_name(about["complete"])()]
     if "argument" in about:
-        made = typer.Argument(metavar=about["argument"], help=about["help"], **more)
+        made = typer.Argument(help=about["help"], **more | {"metavar": about["argument"]})
     else:
-        more |= {key: about[key] for key in ("metavar", "envvar", "hidden") if key in about}
         # Help pages are drawn by rich, which would treat a value in brackets as markup.
         help, panel = escape(about["help"]), about.get("panel") or None
         made = typer.Option(*about.get("flags", ()), help=help, rich_help_panel=panel, **more)
     return inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=Annotated[kind, made])
-
-
-def list_names(place: str) -> Callable[[], list[str]]:
-    """A function that lists the names at a place, which is imported when the tab key asks."""
-
-    def complete() -> list[str]:
-        found = resolve_name(place)
-        return [*(found() if callable(found) else found)]
-
-    return complete
 
 
 def request_option(key: str) -> inspect.Parameter:
@@ -127,15 +121,14 @@ def request_option(key: str) -> inspect.Parameter:
         kind, default, help = list[str] | None, None, f"{help.removesuffix('.')}; repeatable."
     if key == "json_schema":
         kind, help = str | None, "A JSON schema that the text must follow, as a file or written out."
-    panel = next((name for name, keys in PANELS.items() if key in keys), None)
-    panel = FAMILY_PANELS[FAMILIES[key]] if key in FAMILIES else panel
+    panel = FAMILY_PANELS[FAMILIES[key]] if key in FAMILIES else PANELS.get(key)
     about = {"help": help, "metavar": METAVARS.get(key), "panel": panel, "flags": ["-n", "--number"] * (key == "n")}
     return make_option(key, kind, default, about)
 
 
 def panel_rank(parameter: inspect.Parameter) -> int:
     """The position of an option's panel on a help page."""
-    panel = next((about.rich_help_panel for about in get_args(parameter.annotation)[1:]), None)
+    panel = get_args(parameter.annotation)[1].rich_help_panel
     return ORDER.index(panel if panel in ORDER else "")
 
 
@@ -149,7 +142,7 @@ def options_of(group: type | Sequence[str]) -> list[inspect.Parameter]:
         if about := described.get(one.name):
             panel = f"--task {' or '.join(about.tasks)}" if len(about.tasks) < 3 else None
             entry = {"help": about.help, "metavar": about.metavar, "panel": panel}
-        if entry is not None:
+        if entry:
             found.append(make_option(one.name, hints[one.name], one.default, entry))
     return found
 

@@ -25,8 +25,7 @@ def plot(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-@plot_app.command(epilog=show_example("plot schedules"))
-@command("plot schedules")
+@command("plot schedules", plot_app)
 def schedules(run: str | None = None, out: Path | None = None, dark: bool = False, as_json: bool = False) -> None:
     """Plot signal, noise and log-SNR over time, for every schedule."""
     with picture("schedules", out, as_json, run) as file:
@@ -36,8 +35,7 @@ def schedules(run: str | None = None, out: Path | None = None, dark: bool = Fals
         draw_schedules(file, [*known_curves(), *own], dark)
 
 
-@plot_app.command(epilog=show_example("plot embeddings"))
-@command("plot embeddings")
+@command("plot embeddings", plot_app)
 def embeddings(
     model: str = "e2e",
     method: Literal["tsne", "pca"] = "tsne",
@@ -62,8 +60,7 @@ def embeddings(
         draw_embeddings(file, words, project(vectors, method, seed), tags, title, dark)
 
 
-@plot_app.command(epilog=show_example("plot denoising"))
-@command("plot denoising", settings=("steps",))
+@command("plot denoising", plot_app, settings=("steps",))
 def denoising(
     settings: dict[str, Any],
     model: str = ENGLISH,
@@ -84,8 +81,7 @@ def denoising(
         draw_denoising(file, text, f"{run_name(model)}, {text.confidence.shape[1]} steps, seed {seed}", dark)
 
 
-@plot_app.command(epilog=show_example("plot training"))
-@command("plot training")
+@command("plot training", plot_app)
 def training(runs: list[str], out: Path | None = None, dark: bool = False, as_json: bool = False) -> None:
     """Plot every part of the loss, and nats/token on held-out texts, over the training steps."""
     with picture("training", out, as_json, *runs) as file:

@@ -112,10 +112,11 @@ def place_labels(
     other label, covers no dot and stays inside `frame` (x0, y0, x1, y1); if it cannot be placed, it is left out."""
     placed: dict[int, tuple[float, float]] = {}
     boxes = np.zeros((0, 4))
-    for number, (point, (width, height)) in enumerate(zip(points, sizes, strict=True)):
+    for number, (point, size) in enumerate(zip(points, sizes, strict=True)):
+        width, height = size
         beside = [(GAP, -height / 2), (-GAP - width, -height / 2), (-width / 2, GAP), (-width / 2, -GAP - height)]
         for low in point + np.array(beside) if len(placed) < max_labels else ():
-            high = low + (width, height)
+            high = low + size
             apart = (boxes[:, 2:] <= low).any(1) | (boxes[:, :2] >= high).any(1)
             covers = ((points > low - DOT) & (points < high + DOT)).all(1)
             if (low >= frame[:2]).all() and (high <= frame[2:]).all() and apart.all() and not covers.any():
