@@ -154,45 +154,36 @@ class TrainingView:
         if self._live:
             self._live.stop()
 
-    def _line(self, text: str, style: str = "") -> None:
-        if self._live:
-            self._live.console.print(Text(strip_controls(text), style))
-        else:
+    def _show(self, text: str, passing: bool = False, style: str = "") -> None:
+        """Show a line, which the next one replaces if it is `passing` and the output is a terminal."""
+        if self._live is None:
             put_line(text)
-
-    def _passing(self, text: str) -> None:
-        """Show a line that the next one replaces, where the output is a terminal."""
-        if self._live:
+        elif passing:
             self._live.update(Text(strip_controls(text)), refresh=True)
         else:
-            put_line(text)
+            self._live.console.print(Text(strip_controls(text), style))
 
     def reading(self, what: str, count: int) -> None:
         """Show progress of reading. A count of zero makes `what` a permanent note, −1 a warning, and −2 what is being
         done."""
-        if count == -2:
-            if not self.as_json:
-                self._passing(f"{what} …")
-        elif self.as_json:
-            if count <= 0:
+        if self.as_json:
+            if count in (0, -1):
                 put_json({"kind": "warning" if count else "note", "text": what})
-        elif count > 0:
-            self._passing(f"{what}: {count:,}")
-        elif count == 0:
-            self._line(what)
-        elif self._live:
-            self._line(f"WARNING: {what}", "bold red")
-        else:
+        elif count == -1 and not self._live:
             complain(f"WARNING: {what}")
+        elif count == -1:
+            self._show(f"WARNING: {what}", style="bold red")
+        else:
+            self._show({0: what, -2: f"{what} …"}.get(count, f"{what}: {count:,}"), passing=count != 0)
 
     def progress(self, now: "TrainingProgress") -> None:
-        put_json(now.record()) if self.as_json else self._passing(training_line(now))
+        put_json(now.record()) if self.as_json else self._show(training_line(now), passing=True)
 
     def validated(self, now: "Validation") -> None:
         if self.as_json:
             put_json(now.record())
         else:
-            self._line(f"step {now.step:,}: validation {now}" + (" (best so far)" if now.best else ""))
+            self._show(f"step {now.step:,}: validation {now}" + (" (best so far)" if now.best else ""))
 
     def samples(self, step: int, model: "LanguageModel") -> None:
         from difflm.data.tokenizers import Tokenizer
@@ -204,6 +195,5 @@ class TrainingView:
         texts = [str(g) for g in writer.generate(SAMPLES, steps=min(SAMPLE_STEPS, model.sampling.steps))]
         if self.as_json:
             put_json({"kind": "samples", "step": step, "texts": texts})
-            return
-        for text in texts:
-            self._line(f"  {text}")
+        for text in () if self.as_json else texts:
+            self._show(f"  {text}")

@@ -247,7 +247,7 @@ def test_the_best_of_several_candidates_is_the_one_that_candidates_keeps(
 
 def test_log_probabilities_are_not_those_of_the_same_words_in_the_prompt() -> None:
     """Words that were given are certain; the same words in the answer are not."""
-    from difflm.app.studio.formats import log_probabilities, read_drafts
+    from difflm.app.studio.completions import log_probabilities, read_drafts
 
     tokens = ["He", "stopped", ".", "He", "stopped", "."]
     drafts = [Draft(0, 1, 0.5, ["He", "stopped", ".", "He", "", ""], [1.0] * 4 + [0.0] * 2, [True] * 6)]

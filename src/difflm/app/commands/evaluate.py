@@ -5,8 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from difflm.app.commands.options import check_file, check_names, check_reads_sources, command
-from difflm.app.commands.options import is_text, load_model, read_stdin
+from difflm.app.commands.options import (
+    check_file,
+    check_names,
+    check_reads_sources,
+    command,
+    is_text,
+    load_model,
+    read_stdin,
+)
 from difflm.app.console import Bar, complain, note, put_json, put_table, to_json
 from difflm.errors import UsageError
 from difflm.evaluation.options import SETTINGS, Options, split_names, wrong_task

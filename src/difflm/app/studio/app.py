@@ -19,10 +19,9 @@ from starlette.exceptions import HTTPException
 
 from difflm.app.studio import api, completions
 from difflm.app.studio.engine import Engine
-from difflm.app.studio.guard import error_response
 from difflm.app.studio.job import Unavailable
 from difflm.app.studio.limits import Limits
-from difflm.app.studio.schemas import TABLE
+from difflm.app.studio.schemas import TABLE, error_response
 from difflm.app.studio.served import Models
 from difflm.errors import DifflmError, UsageError, explain_faults, say_in_request
 from difflm.player.page import HERE as PLAYER

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from math import log
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -13,28 +14,59 @@ from starlette.exceptions import HTTPException
 
 from difflm.app.studio.api import EventStream, address_of, event
 from difflm.app.studio.engine import Engine
-from difflm.app.studio.formats import ResponseFormat, log_probabilities, read_drafts, to_message
-from difflm.app.studio.guard import error_object
 from difflm.app.studio.job import Job, Text
 from difflm.app.studio.limits import Limits
-from difflm.app.studio.schemas import Asked, check_size, describe_route, shown
+from difflm.app.studio.schemas import Asked, check_size, describe_route, error_object, shown
 from difflm.app.studio.served import Models, Served
 from difflm.controls import Control, Infill, Pattern
+from difflm.controls import Json as JsonControl
 from difflm.controls.gaps import BLANK
 from difflm.controls.patterns.pattern import Between
 from difflm.data.words import is_letter, join_words, split_words
 from difflm.errors import DifflmError, UsageError, say_in_request
 from difflm.generation.jobs import Generation
 from difflm.generation.requests import MOST_SEED
+from difflm.generation.texts import TokenBelief
+from difflm.player.frames import Draft
 from difflm.player.page import Recording
 from difflm.runtime.files import Json
 
 COLDEST = 0.01  # what a temperature of 0 means here: the likeliest words, while the noise still varies
+UNLIKELY = 1e-9  # the smallest probability, so that its logarithm is finite
 NO_EFFECT: dict[str, tuple[object, ...]] = {  # unsupported keys of the OpenAI API, and their neutral values
     "frequency_penalty": (None, 0),
     "logit_bias": (None, {}),
     "presence_penalty": (None, 0),
 }
+
+
+class NamedSchema(BaseModel):
+    """As clients of the OpenAI API send it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    json_schema: dict[str, Any] = Field(alias="schema")
+    name: str | None = Field(None, description="Not looked at.")
+    description: str | None = Field(None, description="Not looked at.")
+    strict: bool | None = Field(None, description="Schemas are always followed.")
+
+
+class ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["text", "json_object", "json_schema", "regex"]
+    json_schema: NamedSchema | None = Field(None, description="With the type json_schema.")
+    regex: str | None = Field(None, description="With the type regex: the whole answer must match it.")
+
+    def pattern(self) -> Pattern | None:
+        if self.type == "json_object" and self.json_schema is None and self.regex is None:
+            return JsonControl({"type": "object"})
+        given = {"json_schema": self.json_schema, "regex": self.regex}
+        if any((value is not None) != (key == self.type) for key, value in given.items()):
+            raise UsageError(f"response_format of type {self.type!r} needs the key {self.type!r} and takes no other.")
+        if self.json_schema is not None:
+            return JsonControl(self.json_schema.json_schema)
+        return None if self.regex is None else Pattern(self.regex)
 
 
 class StreamOptions(BaseModel):
@@ -187,6 +219,66 @@ class Gap:
             return inner.strip()
         inner = inner.lstrip() if not before or self.before[-1:].isspace() else inner
         return inner.rstrip() if not after or self.after[:1].isspace() else inner
+
+
+def read_drafts(drafts: Sequence[Draft]) -> list[TokenBelief]:
+    """How likely the model found each token of a text in the step that last changed it."""
+    sure: dict[int, float] = {}
+    last: list[str] = []
+    for draft in drafts:
+        for k, token in enumerate(draft.tokens):
+            if k >= len(last) or last[k] != token:
+                sure[k] = draft.confidence[k]
+        last = draft.tokens
+    return [TokenBelief(token, sure[k], {}) for k, token in enumerate(last)]
+
+
+def log_probabilities(
+    beliefs: Sequence[TokenBelief], text: str, answer: str, start: int = 0, whole_words: bool = True
+) -> dict[str, Any]:
+    """The beliefs about the tokens of the answer, which is looked for from `start` on: its words may also occur in the
+    prompt. Tokens that are `whole_words` are written with the spaces before them."""
+    answer, at = answer.rstrip(), 0
+    if (first := text.find(answer, start)) < 0:  # printed with other spaces
+        answer = answer.strip()
+        first = max(start, text.find(answer, start))
+    found: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for belief in beliefs:
+        token = belief.token.strip()
+        begin = text.find(token, at) if token else -1
+        if begin < 0:
+            continue
+        before, at = at, begin + len(token)
+        if first <= begin and at <= first + len(answer):
+            found["tokens"].append(text[max(before, first) : at])
+            found["token_logprobs"].append(to_nats(belief.probability))
+            found["text_offset"].append(max(before, first) - first)
+            space = text[max(before, first) : begin] if whole_words else ""
+            found["top_logprobs"].append({space + other: to_nats(p) for other, p in belief.alternatives.items()})
+    return {**found, "top_logprobs": found["top_logprobs"] if any(found["top_logprobs"]) else None}
+
+
+def to_nats(probability: float) -> float:
+    return round(log(max(probability, UNLIKELY)), 4)
+
+
+def to_message(choice: dict[str, Any], key: str) -> dict[str, Any]:
+    """A choice as the message of a chat, under its key."""
+
+    def likely(token: str, nats: float) -> dict[str, object]:
+        return {"token": token, "logprob": nats, "bytes": [*token.encode("utf-8", "replace")]}
+
+    if found := choice["logprobs"]:
+        tops = found["top_logprobs"] or [{}] * len(found["tokens"])
+        parts = zip(found["tokens"], found["token_logprobs"], tops, strict=True)
+        found = {
+            "content": [
+                {**likely(token, nats), "top_logprobs": [likely(*one) for one in top.items()]}
+                for token, nats, top in parts
+            ]
+        }
+    rest = {key: value for key, value in choice.items() if key != "text"}
+    return {**rest, "logprobs": found, key: {"role": "assistant", "content": choice["text"]}}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -122,11 +123,26 @@ ANYTHING = TypeAdapter[Any](Any)
 TABLE: Json = read_own_table("answers.yaml", __file__)
 
 
+KINDS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 408: "timeout",
+         413: "too_large", 500: "failed"}  # fmt: skip
+
+
 class Answer(JSONResponse):
     """JSON, in which numbers that it cannot spell are null."""
 
     def render(self, content: object) -> bytes:
         return ANYTHING.dump_json(content)
+
+
+def error_object(message: str, kind: str = "failed") -> dict[str, dict[str, str]]:
+    return {"error": {"message": message, "type": kind}}
+
+
+def error_response(
+    status: int, message: str, headers: Mapping[str, str] | None = None, kind: str | None = None
+) -> JSONResponse:
+    encodable = message.encode("utf-8", "replace").decode()  # a key may hold a lone surrogate
+    return JSONResponse(error_object(encodable, kind or KINDS.get(status, "invalid_request")), status, headers)
 
 
 def describe_route(path: str) -> dict[str, Any]:
