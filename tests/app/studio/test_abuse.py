@@ -269,7 +269,7 @@ def test_a_client_who_does_not_read_is_let_go_and_holds_nothing(
         (job,) = server.engine._running
         assert client.post("/api/generate", json=SMALL).status_code == 200  # the model's thread does not wait for it
         wait_for(lambda: job.over)
-        assert sum(type(event).__name__ == "Frames" for event in job.box._events) <= limits.frames
+        assert sum(type(event).__name__ == "Frames" for event in job._events) <= limits.frames
         wait_for(lambda: len(server.server.server_state.connections) == 1)  # the other client's
         got = drained(connection)
         assert b"event: frame" in got and b"event: done" not in got

@@ -20,8 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from difflm.app.studio.engine import LOOPS
-from difflm.app.studio.job import Box, Done, Frames, Post, Text
+from difflm.app.studio.job import Done, Frames, Job, Post, Text
 from difflm.app.studio.limits import Limits
+from difflm.app.studio.log import Metrics
 from difflm.app.studio.turns import Binder, Costs
 from difflm.controls import Length
 from difflm.controls.base import Check
@@ -86,14 +87,20 @@ def test_free_rows_go_to_those_who_wait_longest(kinds: list[str], most: int, cor
         assert turns < 500, "somebody waits for ever"
 
 
-def test_a_box_drops_frames_and_nothing_else() -> None:
+def unbound(frames: int = 2) -> Job:
+    """A job of nobody: only its events are looked at."""
+    lm: Any = SimpleNamespace()
+    return Job(lm, {"n": 100}, Limits(frames=frames), Metrics(), Post())
+
+
+def test_frames_are_dropped_and_nothing_else() -> None:
     async def filled() -> list[Any]:
-        box = Box(3, Post())
+        job = unbound(frames=3)
         for step in range(10):
-            box.put(Frames([Draft(0, step, 0.0, [], [], [])]))
-            box.put(Text(step, None))  # type: ignore[arg-type]
-        box.put(Done(1.0))
-        return await box.get(PATIENCE)
+            job.watch([Draft(0, step, 0.0, [], [], [])])
+            job._put(Text(step, None))  # type: ignore[arg-type]
+        job.end(Done(1.0))
+        return [event async for event in job.events()]
 
     found = asyncio.run(filled())
     assert [event.drafts[0].step for event in found if isinstance(event, Frames)] == [7, 8, 9]
@@ -572,15 +579,15 @@ def test_a_reader_who_is_cancelled_as_an_event_arrives_stops(turns):
     """`asyncio.wait_for` of Python 3.11 loses such a cancellation, and the reader would go on."""
 
     async def run() -> bool:
-        box = Box(2, Post())
+        job = unbound()
 
         async def read() -> None:
-            while True:
-                await box.get(10)
+            async for _ in job.events():
+                pass
 
         reader = asyncio.create_task(read())
         await asyncio.sleep(0.01)
-        box._add(Done(0.0))
+        job._add(Text(0, None))
         for _ in range(turns):
             await asyncio.sleep(0)
         reader.cancel()

@@ -42,7 +42,7 @@ class EventStream(StreamingResponse):
                 await super().__call__(scope, receive, send)
         finally:
             for job in self.jobs:
-                job.leave()
+                job.left = True
 
 
 def event(data: Any, name: str | None = None) -> bytes:

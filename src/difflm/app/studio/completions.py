@@ -410,7 +410,7 @@ def routes(serving: Models, engine: Engine) -> APIRouter:
             return await completion.whole()
         finally:
             for job in jobs:
-                job.leave()
+                job.left = True
 
     @router.post("/v1/completions", **describe_route("/v1/completions"))
     async def complete(request: Request, asked: CompletionAsked) -> Any:

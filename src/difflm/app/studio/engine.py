@@ -88,7 +88,7 @@ class Engine:
                 await self._ask_binder(partial(job.bind, self._move), job)
         except BaseException:
             for job in jobs:
-                job.leave()  # so that the binder goes on to the next
+                job.left = True  # so that the binder goes on to the next
             raise
         finally:
             self._binding -= own
@@ -101,7 +101,7 @@ class Engine:
             late = self._judge()
             refused = [late[id(job)] for job in jobs if id(job) in late]
             for job in jobs if refused else ():
-                job.leave()
+                job.left = True
             self._change.notify_all()
         if refused:
             raise refused[0]
@@ -115,7 +115,7 @@ class Engine:
         try:
             return await self._ask_binder(question, job)
         finally:
-            job.leave()
+            job.left = True
             self._binding[""] -= 1
 
     async def _ask_binder(self, work: Callable[[], object], job: Job) -> object:

@@ -73,39 +73,13 @@ class Post:
             self._calls.popleft()()
 
 
-class Box:
-    """Events from the models' threads for one reader on the event loop. Only the latest few frames are kept; texts and
-    the end, which are few, are never dropped."""
-
-    def __init__(self, frames: int, post: Post) -> None:
-        self._post, self._ready = post, asyncio.Event()
-        self._events, self._most = list[Event | DifflmError](), frames
-
-    def put(self, event: Event | DifflmError) -> None:
-        self._post.call_on_loop(partial(self._add, event))
-
-    def _add(self, event: Event | DifflmError) -> None:
-        self._events.append(event)
-        if isinstance(event, Frames):
-            frames = [k for k, other in enumerate(self._events) if isinstance(other, Frames)]
-            if len(frames) > self._most:
-                del self._events[frames[0]]
-        self._ready.set()
-
-    async def get(self, seconds: float) -> list[Event | DifflmError]:
-        """Return the events so far; if there are none, wait for the next one, or return nothing after `seconds`."""
-        with suppress(TimeoutError):  # not `wait_for`, which may lose a cancellation in Python 3.11
-            async with asyncio.timeout(seconds):
-                await self._ready.wait()
-        self._ready.clear()
-        found, self._events = self._events, []
-        return found
-
-
 class Job(Request):
     """One request in progress. `asked` are arguments of `make_job`; `watched`: its events hold frames, or a function
     gets these in a model's thread; `client` is the address that it comes from; `likely` tokens are read for each place
-    of a finished text."""
+    of a finished text.
+
+    Its events go from the models' threads to one reader on the event loop. Only the latest few frames are kept; texts
+    and the end, which are few, are never dropped."""
 
     def __init__(
         self,
@@ -128,14 +102,15 @@ class Job(Request):
         self.deadline = self.begun + limits.seconds
         self.turn = self.begun  # the job with the earliest one comes first
         self.work: float | None = None  # estimated seconds of one core
-        self.box = Box(limits.frames, post)
         self.lock = threading.RLock()  # two threads may handle rows of one job in different loops
-        self._left, self._made = False, set[int]()
+        self.left = False  # whether nobody waits for it, or there is nothing to wait for
+        self._made = set[int]()
+        self._post, self._ready, self._events = post, asyncio.Event(), list[Event | DifflmError]()
 
     @property
     def over(self) -> bool:  # type: ignore[override]
         """Whether no client is waiting for it any more."""
-        return self._left or time.monotonic() > self.deadline
+        return self.left or time.monotonic() > self.deadline
 
     @property
     def late(self) -> Unavailable:
@@ -170,9 +145,6 @@ class Job(Request):
         for row in rows:
             self.rows[loop_shape(self.lm, self.generation, row)].append(Seat(self.generation, row))
 
-    def leave(self) -> None:
-        self._left = True
-
     # -- in the models' threads ---------------------------------------------------------------------------------
 
     def watch(self, drafts: list[Draft]) -> None:
@@ -180,7 +152,7 @@ class Job(Request):
             with self.lock:
                 self.watched(drafts)
         elif not self.over:
-            self.box.put(Frames(drafts))
+            self._put(Frames(drafts))
 
     def deliver(self, made: dict[int, Generation]) -> None:
         for number, generation in made.items():
@@ -189,15 +161,26 @@ class Job(Request):
                     generation = replace(generation, read=partial(list, generation.read(k=self.likely)))
                 self._made.add(number)
                 self.metrics.count("texts_total", model=self.lm.name)
-                self.box.put(Text(number, generation))
-        if len(self._made) == self.n and not self._left:
+                self._put(Text(number, generation))
+        if len(self._made) == self.n and not self.left:
             self.end(Done(time.monotonic() - self.begun))
 
     def end(self, event: Done | DifflmError) -> None:
-        self._left = True
-        self.box.put(event)
+        self.left = True
+        self._put(event)
+
+    def _put(self, event: Event | DifflmError) -> None:
+        self._post.call_on_loop(partial(self._add, event))
 
     # -- on the event loop --------------------------------------------------------------------------------------
+
+    def _add(self, event: Event | DifflmError) -> None:
+        self._events.append(event)
+        if isinstance(event, Frames):
+            frames = [k for k, other in enumerate(self._events) if isinstance(other, Frames)]
+            if len(frames) > self.limits.frames:
+                del self._events[frames[0]]
+        self._ready.set()
 
     async def events(self) -> AsyncIterator[Event | None]:
         """Yield events up to and including `Done`, or None if nothing happened for a while; errors are raised. When the
@@ -205,7 +188,11 @@ class Job(Request):
         try:
             while True:
                 left = self.deadline - time.monotonic()
-                found = await self.box.get(min(left, IDLE))
+                with suppress(TimeoutError):  # not `wait_for`, which may lose a cancellation in Python 3.11
+                    async with asyncio.timeout(min(left, IDLE)):
+                        await self._ready.wait()
+                self._ready.clear()
+                found, self._events = self._events, []
                 if not found and left <= 0:
                     raise self.late
                 for event in found or (None,):
@@ -218,7 +205,7 @@ class Job(Request):
             self.metrics.count("errors_total", type=error.kind)
             raise
         finally:
-            self.leave()
+            self.left = True
 
     async def texts(self) -> list[Generation]:
         """Collect all texts in the order of their numbers."""
