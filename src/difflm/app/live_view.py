@@ -61,10 +61,15 @@ class TerminalView:
             return
         self._batch = list(drafts)
         self._drafts |= {draft.sample: draft for draft in drafts}
-        if self._live is None:
-            self._snapshot()
-        elif drafts[0].step + 1 == self.steps or time.monotonic() - self._drawn >= PAUSE:
-            self._draw()
+        if self._live and (drafts[0].step + 1 == self.steps or time.monotonic() - self._drawn >= PAUSE):
+            self._draw(self._live)
+        # Without a terminal, print the drafts of the first step and of every quarter.
+        told = () if self._live else (0, self.steps // 4, self.steps // 2, 3 * self.steps // 4)
+        for draft in drafts if drafts[0].step in told else ():
+            text, candidate = divmod(draft.sample, self.candidates)
+            name = f"text {text + 1}  " * (self.n > 1) + f"candidate {candidate + 1}  " * (self.candidates > 1)
+            line = f"{name}{self._time(draft)}  {draw_words(draft, self._styles).plain}"
+            print(line, file=self.console.file, flush=True)
 
     def advance(self, steps: int, least: int = 0) -> None:
         """Do nothing: this view counts the texts that it prints. It has the interface of a `Bar`."""
@@ -79,23 +84,11 @@ class TerminalView:
             print(text, file=self.console.file, flush=True)
             return
         self.console.print(Text(text if self.n == 1 else f"{text}\n"))  # a blank line separates long texts
-        self._draw()
+        self._draw(self._live)
 
-    def _snapshot(self) -> None:
-        """Without a terminal, print the drafts of the first step and of every quarter."""
-        if self._batch[0].step not in {0, self.steps // 4, self.steps // 2, 3 * self.steps // 4}:
-            return
-        for draft in self._batch:
-            text, candidate = divmod(draft.sample, self.candidates)
-            name = f"text {text + 1}  " * (self.n > 1) + f"candidate {candidate + 1}  " * (self.candidates > 1)
-            line = f"{name}{self._time(draft)}  {draw_words(draft, self._styles).plain}"
-            print(line, file=self.console.file, flush=True)
-
-    def _draw(self) -> None:
-        assert self._live is not None
+    def _draw(self, live: Live) -> None:
         rows = self._rows() if self._finished < self.n else []
-        header = [self._header()] if rows and self._batch else []
-        self._live.update(Group(*header, *rows), refresh=True)
+        live.update(Group(*([self._header()] if rows and self._batch else []), *rows), refresh=True)
         self._drawn = time.monotonic()
 
     def _rows(self) -> list[Text]:

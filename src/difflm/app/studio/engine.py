@@ -78,34 +78,31 @@ class Engine:
             raise self._ending
         waits = client in self._binding or any(job.client == client and not job.over for job in self._waiting)
         self._check_queue(len(asked), self.limits.queue * (1 if waits else 2))  # others may not keep a client out
-        own, jobs, post = Counter({client: len(asked)}), list[Job](), self._post or Post()
-        self._post = post
+        own, self._post = Counter({client: len(asked)}), self._post or Post()
+        more = self.limits, self.metrics, self._post, watched, client, likely
+        jobs = [Job(lm or self.lm, one, *more) for one in asked]
         self._binding += own
         try:
-            for one in asked:
-                jobs.append(Job(lm or self.lm, one, self.limits, self.metrics, post, watched, client, likely))
             for job in jobs:
                 await self._ask_binder(partial(job.bind, self._move), job)
+            with self._change:
+                if self._stopped:
+                    raise self._ending
+                if not self.scheduler.requests:  # an idle engine is not stuck
+                    self._move()
+                self.scheduler.requests += jobs
+                late = self._judge()
+                self._change.notify_all()
+            for job in jobs:
+                if id(job) in late:
+                    raise late[id(job)]
+            return jobs
         except BaseException:
             for job in jobs:
-                job.left = True  # so that the binder goes on to the next
+                job.left = True  # so that nobody works for it, nor for the others
             raise
         finally:
             self._binding -= own
-        with self._change:
-            if self._stopped:
-                raise self._ending
-            if not self.scheduler.requests:  # an idle engine is not stuck
-                self._move()
-            self.scheduler.requests += jobs
-            late = self._judge()
-            refused = [late[id(job)] for job in jobs if id(job) in late]
-            for job in jobs if refused else ():
-                job.left = True
-            self._change.notify_all()
-        if refused:
-            raise refused[0]
-        return jobs
 
     async def answer(self, question: Callable[[], object], client: str = "") -> object:
         """Answer a quick question that does not run the model; questions are answered one at a time."""
