@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 TABLE: Json = read_own_table("options.yaml", __file__)
-ORDER, EVERYDAY = TABLE["order"], TABLE["everyday"]
 PANELS, FAMILY_PANELS, METAVARS = (
     {key: name for name, keys in TABLE["requests"][table].items() for key in keys}
     for table in ("panels", "families", "metavars")
@@ -43,16 +42,12 @@ Dtype = Literal["float32", "bfloat16", "float16", "int8"] | None
 class Verb(TyperCommand):
     """A command whose --help shows its everyday options; --help-all shows all of them."""
 
-    def rare_options(self) -> list[Any]:
-        if self.name not in TABLE["long"]:
-            return []
-        ours = [p for p in self.params if isinstance(p, TyperOption | TyperArgument)]
-        return [p for p in ours if p.name in TABLE["rare"] or p.rich_help_panel not in EVERYDAY]
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--help-all" in args:
             args = ["--help"]
-        elif rare := self.rare_options() if {"--help", "-h"} & {*args} else []:
+        elif self.name in TABLE["long"] and {"--help", "-h"} & {*args}:
+            ours = [p for p in self.params if isinstance(p, TyperOption | TyperArgument)]
+            rare = [p for p in ours if p.name in TABLE["rare"] or p.rich_help_panel not in TABLE["everyday"]]
             for one in rare:
                 one.hidden = True
             self.epilog = f"{self.epilog}. {len(rare)} more options: {ctx.command_path} --help-all"
@@ -82,7 +77,9 @@ def command(
             with join_others() if "joins" in about else nullcontext():
                 return function(*args, **given)
 
-        options = sorted(chain(own, *shared.values()), key=panel_rank)
+        places = {name: place for place, name in enumerate(TABLE["order"])}  # of panels on a help page
+        panels = {p.name: get_args(p.annotation)[1].rich_help_panel for p in chain(own, *shared.values())}
+        options = sorted(chain(own, *shared.values()), key=lambda p: places.get(panels[p.name], places[""]))
         made.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         made.__annotations__ = {p.name: p.annotation for p in options}
         return app.command(name.split()[-1], epilog=show_example(name))(made) if app else made
@@ -113,37 +110,30 @@ def make_option(name: str, kind: Any, default: Any, about: Json) -> inspect.Para
     return inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=Annotated[kind, made])
 
 
-def request_option(key: str) -> inspect.Parameter:
-    """Derive the option for a key of a request; if the key holds several values, the option is repeated."""
-    field = Request.model_fields[key]
-    kind, default, help = field.annotation, field.default, str(field.description)
-    if isinstance(default, list | dict):
-        kind, default, help = list[str] | None, None, f"{help.removesuffix('.')}; repeatable."
-    if key == "json_schema":
-        kind, help = str | None, "A JSON schema that the text must follow, as a file or written out."
-    panel = FAMILY_PANELS[FAMILIES[key]] if key in FAMILIES else PANELS.get(key)
-    about = {"help": help, "metavar": METAVARS.get(key), "panel": panel, "flags": ["-n", "--number"] * (key == "n")}
-    return make_option(key, kind, default, about)
-
-
-def panel_rank(parameter: inspect.Parameter) -> int:
-    """The position of an option's panel on a help page."""
-    panel = get_args(parameter.annotation)[1].rich_help_panel
-    return ORDER.index(panel if panel in ORDER else "")
-
-
 def options_of(group: type | Sequence[str]) -> list[inspect.Parameter]:
     """The options for keys of `Request`, or for the fields of an evaluation's that a page says something of."""
-    if not isinstance(group, type):
-        return [request_option(key) for key in group]
-    found, hints, described = [], get_type_hints(group), describe_options()
-    for one in fields(group):
-        entry = find_entry(one.name, "evaluate")
-        if about := described.get(one.name):
-            panel = f"--task {' or '.join(about.tasks)}" if len(about.tasks) < 3 else None
-            entry = {"help": about.help, "metavar": about.metavar, "panel": panel}
-        if entry:
-            found.append(make_option(one.name, hints[one.name], one.default, entry))
+    if isinstance(group, type):
+        found, hints, described = [], get_type_hints(group), describe_options()
+        for one in fields(group):
+            entry = find_entry(one.name, "evaluate")
+            if about := described.get(one.name):
+                panel = f"--task {' or '.join(about.tasks)}" if len(about.tasks) < 3 else None
+                entry = {"help": about.help, "metavar": about.metavar, "panel": panel}
+            if entry:
+                found.append(make_option(one.name, hints[one.name], one.default, entry))
+        return found
+    found = []
+    for key in group:
+        field = Request.model_fields[key]
+        kind, default, help = field.annotation, field.default, str(field.description)
+        if isinstance(default, list | dict):  # of several values: the option is repeated
+            kind, default, help = list[str] | None, None, f"{help.removesuffix('.')}; repeatable."
+        if key == "json_schema":
+            kind, help = str | None, "A JSON schema that the text must follow, as a file or written out."
+        panel = FAMILY_PANELS[FAMILIES[key]] if key in FAMILIES else PANELS.get(key)
+        flags = ["-n", "--number"] * (key == "n")
+        entry = {"help": help, "metavar": METAVARS.get(key), "panel": panel, "flags": flags}
+        found.append(make_option(key, kind, default, entry))
     return found
 
 
@@ -223,14 +213,8 @@ def name_errors(name: str, is_named: Callable[[str], object] = lambda said: Fals
 
 # Messages about a control begin with its name, or with what an option gives.
 _CONTROL = re.compile(
-    r"(infill|contains|avoid|pos|tree|span|pattern|words|length|edit|keep|control|JSON schema)(?=[:, ])"
+    r"\A(infill|contains|avoid|pos|tree|span|pattern|words|length|edit|keep|control|JSON schema)(?=[:, ])"
 )
-
-
-def name_option(message: str) -> str:
-    """A message that names the option that was typed, instead of the control that it stands for."""
-    found = _CONTROL.match(message)
-    return f"--{found[1].lower().replace(' ', '-')}{message[found.end() :]}" if found else message
 
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -252,7 +236,8 @@ def report_errors(command: Callable[P, int | None]) -> Callable[P, int]:
             sys.stdout.flush()
             return code
         except DifflmError as error:
-            complain(name_option(str(error)))
+            # The option that was typed is named, instead of the control that it stands for.
+            complain(_CONTROL.sub(lambda found: f"--{found[1].lower().replace(' ', '-')}", str(error)))
             return error.exit_code
         except KeyboardInterrupt:
             complain("interrupted.")

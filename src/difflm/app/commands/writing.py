@@ -115,8 +115,18 @@ def load_writer(
     lm = load_model(name, device, dtype, adapters)
     for folder in guides or ():
         lm.guided_by(folder)
-    for request in requests:
-        refuse_foreign_options(lm, name, request)
+    known, usual = lm.model.capabilities.settings, lm.model.sampling.beams
+    for request in requests:  # options that would have no effect on this model
+        given = request.settings()
+        refuse_foreign(given, known, f"{name} is {lm.config['method']}")
+        beams = given.get("beams", usual)
+        if beams and "diffusion" not in known:
+            if ignored := next((key for key in ("temperature", "top_k", "top_p") if key in given), None):
+                raise UsageError(f"a beam search draws nothing: leave --{option_name(ignored)} out, or --beams.")
+            if request.mbr > 1:
+                raise UsageError("a beam search gives one text: leave --mbr out, or --beams.")
+        if given.get("length_penalty") and not beams:
+            raise UsageError("--length-penalty is for a beam search: give --beams as well.")
     return lm
 
 
@@ -144,20 +154,6 @@ def refuse_by_config(name: str, guides: Sequence[Path], request: Request) -> Non
             tokenizer = Tokenizer.load(find_run(name) / "tokenizer.json")
             most = max(config["longest"], LISTED[method].get("most_words", 0))
             check_agreement(controls, edit, ModelInfo(tokenizer, most, first=0))
-
-
-def refuse_foreign_options(lm: "TextDiffusion", name: str, request: Request) -> None:
-    """Reject options that would have no effect on this model."""
-    given, known = request.settings(), lm.model.capabilities.settings
-    refuse_foreign(given, known, f"{name} is {lm.config['method']}")
-    beams = given.get("beams", lm.model.sampling.beams)
-    if beams and "diffusion" not in known:
-        if ignored := next((key for key in ("temperature", "top_k", "top_p") if key in given), None):
-            raise UsageError(f"a beam search draws nothing: leave --{option_name(ignored)} out, or --beams.")
-        if request.mbr > 1:
-            raise UsageError("a beam search gives one text: leave --mbr out, or --beams.")
-    if given.get("length_penalty") and not beams:
-        raise UsageError("--length-penalty is for a beam search: give --beams as well.")
 
 
 # -- texts in order ---------------------------------------------------------------------------------------------------

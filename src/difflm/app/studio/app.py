@@ -31,6 +31,7 @@ from difflm.version import __version__
 
 KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 HERE = Path(__file__).parent
+SCHEMA = re.compile(r"(?:&#x27;)?#/components/schemas/(\w+)(?:&#x27;)?")
 REFERENCE = (HERE / "reference.html.jinja").read_text(encoding="utf-8")
 ASSETS = {path.name: path for path in sorted([*HERE.iterdir(), *PLAYER.iterdir()]) if path.suffix in KINDS}
 POLICY = (
@@ -110,12 +111,9 @@ def render_reference(document: Json, address: str) -> str:
         body = {"body": operation["requestBody"]} if "requestBody" in operation else {}
         return [*body.items(), *sorted(operation["responses"].items())]
 
-    def link_schemas(text: str) -> str:
-        return re.sub(r"(?:&#x27;)?#/components/schemas/(\w+)(?:&#x27;)?", r'<a href="#\1">\1</a>', escape(text))
-
     tools = {
         "contents": list_contents,
-        "link": link_schemas,
+        "link": lambda text: re.sub(SCHEMA, r'<a href="#\1">\1</a>', escape(text)),
         "quote": shlex.quote,
         "spell": partial(json.dumps, ensure_ascii=False),
         "dump": partial(yaml.safe_dump, sort_keys=False),
@@ -136,20 +134,16 @@ async def answer_error(request: Request, error: Exception) -> Response:
         case DifflmError():
             return error_response(422 if isinstance(error, UsageError) else 500, say_in_request(error))
         case RequestValidationError():
-            return error_response(*explain_body(request, error.errors()))
+            faults: Sequence[Any] = error.errors()
+            if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+                return error_response(415, "send JSON, and say so: Content-Type: application/json.")
+            if any(fault["type"] == "json_invalid" for fault in faults):
+                return error_response(400, "the body is not JSON.")
+            inside = ({**fault, "loc": [str(part)[:100] for part in fault["loc"][1:]]} for fault in faults[:4])
+            return error_response(422, explain_faults(inside, ()))
         case HTTPException():
             return error_response(error.status_code, str(error.detail).rstrip(".") + ".", error.headers)
     return error_response(500, "the server failed; its log says why.")
-
-
-def explain_body(request: Request, faults: Sequence[Any]) -> tuple[int, str]:
-    """Return the status and the reason with which a body is refused."""
-    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-        return 415, "send JSON, and say so: Content-Type: application/json."
-    if any(fault["type"] == "json_invalid" for fault in faults):
-        return 400, "the body is not JSON."
-    inside = ({**fault, "loc": [str(part)[:100] for part in fault["loc"][1:]]} for fault in faults[:4])
-    return 422, explain_faults(inside, ())
 
 
 ERRORS = (DifflmError, RequestValidationError, HTTPException, Exception)

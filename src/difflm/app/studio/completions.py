@@ -200,11 +200,6 @@ class Gap:
             asked.append(Between(self.pattern, *around) if any(around) else self.pattern)
         return asked
 
-    def answer_start(self, made: Generation) -> int:
-        """Where the answer may begin in the whole text."""
-        before = "" if self.whole or self.template is not None else self.before.strip()
-        return len(before) if made.text.startswith(before) else 0
-
     def answer(self, made: Generation) -> str:
         """The written text, with the spaces that join it to prompt and suffix."""
         before, after = self.before.strip(), self.after.strip()
@@ -304,7 +299,9 @@ class Completion:
         text, told = text[: min((text.index(stop) for stop in stops if stop and stop in text), default=None)], None
         if self.asked.logprobs is not None:
             beliefs = read_drafts(self.recording.drafts_of(number, made)) if self.recording else made.alternatives
-            told = log_probabilities(beliefs, made.text, text, gap.answer_start(made), self.whole_words)
+            before = "" if gap.whole or gap.template is not None else gap.before.strip()
+            start = len(before) if made.text.startswith(before) else 0  # where the answer may begin
+            told = log_probabilities(beliefs, made.text, text, start, self.whole_words)
         return {
             "index": place * self.jobs[place].n + number,
             "text": text,

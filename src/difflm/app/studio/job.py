@@ -104,7 +104,7 @@ class Job(Request):
         self.work: float | None = None  # estimated seconds of one core
         self.lock = threading.RLock()  # two threads may handle rows of one job in different loops
         self.left = False  # whether nobody waits for it, or there is nothing to wait for
-        self._made = set[int]()
+        self.made = set[int]()  # the numbers of texts
         self._post, self._ready, self._events = post, asyncio.Event(), list[Event | DifflmError]()
 
     @property
@@ -115,10 +115,6 @@ class Job(Request):
     @property
     def late(self) -> Unavailable:
         return Unavailable("timeout", f"the time limit of {self.limits.seconds:g} s passed: ask for less.")
-
-    @property
-    def work_left(self) -> float:
-        return (self.work or 0.0) * (1 - len(self._made) / self.n)
 
     def bind(self, moved: Callable[[], None]) -> None:
         """Check the request, and find out which loops it can join. `moved` is called at every step."""
@@ -156,13 +152,13 @@ class Job(Request):
 
     def deliver(self, made: dict[int, Generation]) -> None:
         for number, generation in made.items():
-            if number not in self._made and not self.over:
+            if number not in self.made and not self.over:
                 if self.likely and generation.read is not None:  # here, since it calls the network
                     generation = replace(generation, read=partial(list, generation.read(k=self.likely)))
-                self._made.add(number)
+                self.made.add(number)
                 self.metrics.count("texts_total", model=self.lm.name)
                 self._put(Text(number, generation))
-        if len(self._made) == self.n and not self.left:
+        if len(self.made) == self.n and not self.left:
             self.end(Done(time.monotonic() - self.begun))
 
     def end(self, event: Done | DifflmError) -> None:

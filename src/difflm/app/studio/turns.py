@@ -137,7 +137,8 @@ class Costs:
         here = [other for other in others if other is not job and not other.over]
         delay = alone * (1 + sum(other.client == job.client for other in here))
         job.turn = job.begun + min(delay, MOST_DELAY * limit)
-        ahead = sum(other.work_left for other in here if alone > LONG * limit or other.turn <= job.turn) / self.threads
+        first = [other for other in here if alone > LONG * limit or other.turn <= job.turn]
+        ahead = sum((one.work or 0.0) * (1 - len(one.made) / one.n) for one in first) / self.threads
         if alone > left:
             said = f"this request would take {alone:.3g} s, and the time limit is {limit:g} s: ask for less."
             return Unavailable("timeout", said)
