@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from difflm.fast.kernels import operator
+from difflm.fast.kernels import launch, operator
 
 IMPOSSIBLE = tl.constexpr(-1e30)
 UNLIKELY = tl.constexpr(1e5)
@@ -30,14 +30,7 @@ def options(items: Tensor, lanes: int) -> dict[str, int]:
     return {"R": rows, "N": wide, "num_warps": min(16, max(1, rows * wide // (32 * lanes)))}
 
 
-@operator(
-    lambda logits, inside, tokens, marks, members, member_marks, classes, unions: (
-        logits.new_empty(2, *logits.shape[:2], classes + 2, dtype=torch.float32),
-        logits.new_empty(2, *logits.shape[:2], unions, dtype=torch.float32),
-        logits.new_empty(*logits.shape[:2], classes + 1, dtype=torch.int64),
-        *(logits.new_empty(logits.shape[:2], dtype=torch.float32) for _ in range(2)),
-    )
-)
+@operator
 def group_tokens(
     logits: Tensor,
     inside: Tensor,
@@ -57,16 +50,14 @@ def group_tokens(
     joined = torch.empty(2, batch, length, unions, device=logits.device)
     best = torch.zeros(batch, length, classes + 1, dtype=torch.int64, device=logits.device)
     top, norm = (torch.empty(batch, length, device=logits.device) for _ in range(2))
-    given = (tokens, marks, members, member_marks, log_q, joined, best, top, norm)
+    lists, made = (tokens, marks, members, member_marks), (log_q, joined, best, top, norm)
+    given = logits.contiguous(), inside.contiguous(), *lists, *made, batch * length, size, classes, unions
     sizes = options(tokens, 32) | {"M": members.shape[1], "K": members.shape[0]}
-    with torch.cuda.device_of(logits):
-        _group[(batch * length,)](
-            logits.contiguous(), inside.contiguous(), *given, batch * length, size, classes, unions, **sizes
-        )
+    launch(_group, (batch * length,), *given, **sizes)
     return log_q, joined, best, top, norm
 
 
-@operator(lambda joined, inside, last, *_: joined.new_empty(2, joined.shape[1], joined.shape[2] + 1, len(last)))
+@operator
 def scan_backward(joined: Tensor, inside: Tensor, last: Tensor, departures: Tensor, marks: Tensor) -> Tensor:
     """Messages [2, B, L + 1, S] from the last ones, [S]: of sums in the first half, of maxima in the second. `joined`
     are chances of unions, [2, B, L, unions]; transitions (union, end) are sorted by where they begin."""
@@ -75,12 +66,11 @@ def scan_backward(joined: Tensor, inside: Tensor, last: Tensor, departures: Tens
     out[:, :, -1] = last
     given = (joined.contiguous(), inside.contiguous(), departures, marks, out)
     sizes = options(departures, 16 if batch > FEW else 4) | {"W": triton.next_power_of_2(len(last))}
-    with torch.cuda.device_of(joined):
-        _backward[(batch, 2)](*given, batch, length, len(last), unions, **sizes)
+    launch(_backward, (batch, 2), *given, batch, length, len(last), unions, **sizes)
     return out
 
 
-@operator(lambda joined, inside, later, *_: joined.new_empty(*joined.shape[:2], later.shape[-1]))
+@operator
 def scan_forward(joined: Tensor, inside: Tensor, later: Tensor, arrivals: Tensor, marks: Tensor) -> Tensor:
     """P(state | accepted) before each position, [B, L, S], from state 0 on. `joined` [B, L, unions] and the messages
     `later` [B, L + 1, S] are those of sums; transitions (begin, union) are sorted by where they end."""
@@ -90,12 +80,11 @@ def scan_forward(joined: Tensor, inside: Tensor, later: Tensor, arrivals: Tensor
     out[:, 0, 0] = 1.0
     given = (joined.contiguous(), inside.contiguous(), later.contiguous(), arrivals, marks, out)
     sizes = options(arrivals, 16 if batch > FEW else 4) | {"W": triton.next_power_of_2(states)}
-    with torch.cuda.device_of(joined):
-        _forward[(batch,)](*given, length, states, unions, **sizes)
+    launch(_forward, (batch,), *given, length, states, unions, **sizes)
     return out
 
 
-@operator(lambda reached, *given: reached.new_empty(*reached.shape[:2], given[-2]))
+@operator
 def weigh_classes(
     reached: Tensor,
     later: Tensor,
@@ -114,23 +103,21 @@ def weigh_classes(
     out = reached.new_full((batch, length, classes), float("-inf"))
     given = (reached.contiguous(), later.contiguous(), by_union, marks, by_class, class_marks, weights, out)
     sizes = options(by_union, 16) | {"M": by_class.shape[1], "K": by_class.shape[0]}
-    with torch.cuda.device_of(reached):
-        _weigh[(batch * length,)](*given, length, states, classes, unions, **sizes)
+    launch(_weigh, (batch * length,), *given, length, states, classes, unions, **sizes)
     return out
 
 
-@operator(lambda logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format))
+@operator
 def tilt_tokens(logits: Tensor, inside: Tensor, top: Tensor, factor: Tensor, classes: Tensor) -> Tensor:
     """Logits [B, L, V] with the factor of each token's class added, `inside` the text."""
     batch, length, size = logits.shape
     out = torch.empty_like(logits, memory_format=torch.contiguous_format)
     given = (logits.contiguous(), inside.contiguous(), top.contiguous(), factor.contiguous(), classes, out)
-    with torch.cuda.device_of(logits):
-        _tilt[(batch * length, triton.cdiv(size, 1024))](*given, size, factor.shape[-1], W=1024, num_warps=4)
+    launch(_tilt, (batch * length, triton.cdiv(size, 1024)), *given, size, factor.shape[-1], W=1024, num_warps=4)
     return out
 
 
-@operator(lambda log_q, *_: (log_q.new_empty(log_q.shape[:2], dtype=torch.int64), log_q.new_empty(log_q.shape[:2])))
+@operator
 def trace_classes(
     log_q: Tensor, later: Tensor, next_states: Tensor, next_classes: Tensor, u: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -142,19 +129,19 @@ def trace_classes(
     rest = log_q.new_zeros(batch, length)
     given = (log_q.contiguous(), later.contiguous(), next_states, next_classes, rest if u is None else u.contiguous())
     width = triton.next_power_of_2(ways)
-    with torch.cuda.device_of(log_q):
-        _trace[(batch,)](*given, kinds, rest, length, states, classes, ways, K=width, DRAW=u is not None, num_warps=1)
+    launch(
+        _trace, (batch,), *given, kinds, rest, length, states, classes, ways, K=width, DRAW=u is not None, num_warps=1
+    )
     return kinds, rest
 
 
-@operator(lambda logits, *_: logits.new_empty(logits.shape[:2], dtype=torch.int64))
+@operator
 def draw_in_class(logits: Tensor, top: Tensor, classes: Tensor, kinds: Tensor, u: Tensor) -> Tensor:
     """Tokens [B, L] of these classes [B, L], by uniform numbers [B, L] and beliefs [B, L, V]."""
     batch, length, size = logits.shape
     out = torch.empty(batch, length, dtype=torch.int64, device=logits.device)
     given = (logits.contiguous(), top.contiguous(), classes, kinds.contiguous(), u.contiguous(), out)
-    with torch.cuda.device_of(logits):
-        _draw[(batch * length,)](*given, size, W=triton.next_power_of_2(size), num_warps=4 if size < 4096 else 16)
+    launch(_draw, (batch * length,), *given, size, W=triton.next_power_of_2(size), num_warps=4 if size < 4096 else 16)
     return out
 
 

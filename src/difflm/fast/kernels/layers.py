@@ -17,40 +17,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from difflm.fast.kernels import operator
+from difflm.fast.kernels import launch, operator
 
 TILE = 8, 512  # rows and columns of a program that applies GELU
 COLUMNS = 1024  # of one that differentiates it
 ROWS = 32  # of a program that differentiates GELU or a norm, one row after the other
 
 
-@operator(lambda x, bias: torch.empty_like(x))
+@operator
 def apply_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """GELU(x + bias) of x [N, columns]."""
     x, bias = x.contiguous(), bias.contiguous()
     (rows, columns), out = x.shape, torch.empty_like(x)
     tiles = triton.cdiv(rows, TILE[0]) * triton.cdiv(columns, TILE[1])
-    with torch.cuda.device_of(x):
-        _apply_gelu[(tiles,)](x, bias, out, rows, columns, ROWS=TILE[0], COLUMNS=TILE[1], num_warps=4)
+    launch(_apply_gelu, (tiles,), x, bias, out, rows, columns, ROWS=TILE[0], COLUMNS=TILE[1], num_warps=4)
     return out
 
 
-@operator(
-    lambda x, bias, grad: (
-        *(torch.empty_like(x), torch.empty_like(x)),
-        x.new_empty(-(-len(x) // ROWS), x.shape[1], dtype=torch.float32),
-    )
-)
+@operator
 def differentiate_gelu(x: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """GELU(x + bias) of x [N, columns], the gradient of x from that of GELU(x + bias), and its sum over rows, of which
     there is one for each tile, in float32."""
     x, bias, grad = x.contiguous(), bias.contiguous(), grad.contiguous()
     (rows, columns), active, slopes = x.shape, torch.empty_like(x), torch.empty_like(x)
     sums = x.new_empty(triton.cdiv(rows, ROWS), columns, dtype=torch.float32)
-    with torch.cuda.device_of(x):
-        _differentiate_gelu[(len(sums) * triton.cdiv(columns, COLUMNS),)](
-            x, bias, grad, active, slopes, sums, rows, columns, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4
-        )
+    programs = len(sums) * triton.cdiv(columns, COLUMNS)
+    given = x, bias, grad, active, slopes, sums, rows, columns
+    launch(_differentiate_gelu, (programs,), *given, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4)
     return active, slopes, sums
 
 
@@ -101,12 +94,7 @@ def _differentiate_gelu(  # type: ignore[no-untyped-def]
     tl.store(sums + tile // across * columns + column, total, there)
 
 
-@operator(
-    lambda x, weight, grad, beside, eps, biased: (
-        torch.empty_like(x),
-        x.new_empty(-(-len(x) // ROWS), 2 + biased, x.shape[1], dtype=torch.float32),
-    )
-)
+@operator
 def norm_gradients(
     x: Tensor, weight: Tensor, grad: Tensor, beside: Tensor, eps: float, biased: bool
 ) -> tuple[Tensor, Tensor]:
@@ -116,11 +104,9 @@ def norm_gradients(
     x, grad, beside = x.contiguous(), grad.contiguous(), beside.contiguous()
     (rows, dim), slopes = x.shape, torch.empty_like(x)
     sums = x.new_empty(triton.cdiv(rows, ROWS), 2 + biased, dim, dtype=torch.float32)
-    with torch.cuda.device_of(x):
-        _differentiate_norm[(len(sums),)](
-            x, weight, grad, beside, slopes, sums, rows, dim, eps,
-            BIASED=biased, ROWS=ROWS, DIM=triton.next_power_of_2(dim), num_warps=2,
-        )  # fmt: skip
+    given = x, weight, grad, beside, slopes, sums, rows, dim, eps
+    sizes = {"ROWS": ROWS, "DIM": triton.next_power_of_2(dim)}
+    launch(_differentiate_norm, (len(sums),), *given, BIASED=biased, **sizes, num_warps=2)
     return slopes, sums
 
 
@@ -159,12 +145,7 @@ def _differentiate_norm(  # type: ignore[no-untyped-def]
 POSITIONS = 32  # of a program that joins gradients, one position after the other
 
 
-@operator(
-    lambda q, k, v, cos, sin: (
-        q.new_empty(q.shape[0], q.shape[2], 3, q.shape[1], q.shape[3]),
-        q.new_empty(q.shape[0] * -(-q.shape[2] // POSITIONS), 3, q.shape[1], q.shape[3], dtype=torch.float32),
-    )
-)
+@operator
 def join_gradients(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """[B, L, 3, heads, D] from gradients [B, heads, L, D] of rotated queries and keys, and of values; and their sum
     over positions, of which there is one for each program, in float32, [programs, 3, heads, D]. The rotations are those
@@ -178,11 +159,8 @@ def join_gradients(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) ->
     strides = [stride for part in (q, k, v) for stride in part.stride()[:3]]
     strides.append(cos.stride(0) if cos.dim() > 2 else 0)
     sizes = {"DIM": triton.next_power_of_2(dim), "HEADS": triton.next_power_of_2(heads)}
-    with torch.cuda.device_of(q):
-        _join[(programs, batch, 3)](
-            q, k, v, cos, sin, out, sums, *strides, length, heads, dim,
-            **sizes, POSITIONS=POSITIONS, num_warps=4,
-        )  # fmt: skip
+    given = q, k, v, cos, sin, out, sums, *strides, length, heads, dim
+    launch(_join, (programs, batch, 3), *given, **sizes, POSITIONS=POSITIONS, num_warps=4)
     return out, sums
 
 

@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from difflm.fast.kernels import operator
+from difflm.fast.kernels import launch, operator
 
 
-@operator(lambda qkv, *_: qkv.new_empty(*qkv.shape[:2], *qkv.shape[3:]))
+@operator
 def attend(
     qkv: Tensor,  # [B, L, 3, heads, D]
     mask: Tensor | None,  # added to the scores of each key, [B, L]
@@ -28,13 +28,12 @@ def attend(
     """Attention of every position to the others, [B, L, heads, D]."""
     batch, length, _, heads, dim = qkv.shape
     qkv, out = qkv.contiguous(), qkv.new_empty(batch, length, heads, dim)
-    options = _options(length, dim, mask, cos, seed, causal)
-    with torch.cuda.device_of(qkv):
-        _forward[(batch * heads,)](qkv, mask, cos, sin, seed, out, heads, length, dim**-0.5, dropout, **options)
+    given = qkv, mask, cos, sin, seed, out, heads, length, dim**-0.5, dropout
+    launch(_forward, (batch * heads,), *given, **_options(length, dim, mask, cos, seed, causal))
     return out
 
 
-@operator(lambda grad, qkv, *_: torch.empty_like(qkv))
+@operator
 def attend_back(
     grad: Tensor,
     qkv: Tensor,
@@ -48,10 +47,8 @@ def attend_back(
     """The gradient of qkv."""
     batch, length, _, heads, dim = qkv.shape
     out = torch.empty_like(qkv)
-    options = _options(length, dim, mask, cos, seed, causal)
-    inputs = (grad.contiguous(), qkv, mask, cos, sin, seed)
-    with torch.cuda.device_of(qkv):
-        _backward[(batch * heads,)](*inputs, out, heads, length, dim**-0.5, dropout, **options)
+    given = grad.contiguous(), qkv, mask, cos, sin, seed, out, heads, length, dim**-0.5, dropout
+    launch(_backward, (batch * heads,), *given, **_options(length, dim, mask, cos, seed, causal))
     return out
 
 

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from difflm.fast.kernels import launch
+
 BLOCK = 1024  # numbers of a program
 GOLDEN = tl.constexpr(-7046029254386353131)
 MIX_1 = tl.constexpr(-4658895280553007687)
@@ -24,11 +26,9 @@ def draw_uniform(
     strides = [part.stride(0) if isinstance(part, Tensor) else 0 for part in flat]
     out = torch.empty(*rows, *shape, device=samples.device)
     outer, inner = (1, 1, *shape)[-2:]
-    with torch.cuda.device_of(samples):
-        _draw[(rows.numel(), triton.cdiv(outer * inner, BLOCK))](
-            *flat, out, *strides, stream, outer * inner, inner,
-            SEEDS=isinstance(seed, Tensor), STEPS=isinstance(step, Tensor), DIMENSIONS=len(shape), BLOCK=BLOCK,
-        )  # fmt: skip
+    grid, kinds = (rows.numel(), triton.cdiv(outer * inner, BLOCK)), [isinstance(part, Tensor) for part in given]
+    numbers = *flat, out, *strides, stream, outer * inner, inner
+    launch(_draw, grid, *numbers, SEEDS=kinds[0], STEPS=kinds[2], DIMENSIONS=len(shape), BLOCK=BLOCK)
     return out
 
 

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from difflm.fast.kernels import launch
+
 BLOCK = 2048  # columns that a program reads at a time
 ROWS, STEP, COLUMNS = 64, 4, 1024  # of a tile; STEP rows of it at a time
 LOWEST, LOG2_E = tl.constexpr(-3e38), tl.constexpr(1.4426950408889634)
@@ -25,13 +27,10 @@ def weigh_slopes_in_place(
     nats, whole = (torch.empty(rows, device=logits.device) for _ in range(2))
     sums = torch.empty(tiles[1], columns, device=logits.device)
     given = (logits, bias.contiguous(), targets.contiguous(), whole)
-    sizes = (logits.stride(0), columns, vocabulary, float(smoothing))
-    with torch.cuda.device_of(logits):
-        _normalise[(rows,)](*given, nats, *sizes, SMOOTH=smoothing > 0, BLOCK=BLOCK, num_warps=8)
-        _differentiate[tiles](
-            *given, weights.contiguous(), sums, rows, *sizes,
-            SMOOTH=smoothing > 0, ROWS=ROWS, STEP=STEP, COLUMNS=COLUMNS, num_warps=4,
-        )  # fmt: skip
+    sizes, smooth = (logits.stride(0), columns, vocabulary, float(smoothing)), smoothing > 0
+    launch(_normalise, (rows,), *given, nats, *sizes, SMOOTH=smooth, BLOCK=BLOCK, num_warps=8)
+    tile = {"ROWS": ROWS, "STEP": STEP, "COLUMNS": COLUMNS}
+    launch(_differentiate, tiles, *given, weights.contiguous(), sums, rows, *sizes, SMOOTH=smooth, **tile, num_warps=4)
     return nats, logits, sums.sum(0)
 
 
