@@ -387,10 +387,6 @@ class PaddedLinear(nn.Linear):
 class HalfNorm(nn.LayerNorm):
     """A norm in the dtype of its inputs, with sums in float32 inside: autocast would copy inputs there and back."""
 
-    def __init__(self, layer: nn.LayerNorm, dtype: torch.dtype) -> None:
-        super().__init__(layer.normalized_shape, layer.eps, layer.elementwise_affine, layer.bias is not None)
-        self.to(device=next(layer.parameters(), torch.zeros(0)).device, dtype=dtype).requires_grad_(False)
-
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
             weight, bias = (None if one is None else one.to(x.dtype) for one in (self.weight, self.bias))
@@ -398,11 +394,10 @@ class HalfNorm(nn.LayerNorm):
 
 
 def narrow_norms(network: Network, dtype: torch.dtype) -> None:
-    """Replace the norms of a network's blocks by norms in a narrow dtype."""
-    for block in network.equal_blocks():
-        for name, norm in [*block.named_children()]:
-            if type(norm) is nn.LayerNorm:
-                setattr(block, name, HalfNorm(norm, dtype))
+    """Norms of a network's blocks compute in a narrow dtype, and have weights in it."""
+    for norm in (part for block in network.equal_blocks() for part in block.children()):
+        if type(norm) is nn.LayerNorm:
+            norm.to(dtype).__class__ = HalfNorm
 
 
 def prepare_network(network: Network, dtype: torch.dtype | None, compiled: bool) -> Network:

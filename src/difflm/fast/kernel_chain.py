@@ -87,12 +87,11 @@ class KernelChain:
 
     def pass_messages(self, logits: Tensor, inside: Tensor) -> "KernelMessages":
         """Messages for beliefs [B, L, V] about texts at the positions `inside` [B, L]."""
-        log_q, joined, best, top, norm = kernels.group_tokens(
-            logits, inside, *self.tokens, *self.members, len(self.plain.class_begins), self.unions
-        )
+        sizes = len(self.plain.class_begins), self.unions
+        found = kernels.group_tokens(logits, inside, *self.tokens, *self.members, *sizes)
         last = torch.where(self.plain.accepting, 0.0, IMPOSSIBLE)
-        later = kernels.scan_backward(joined, inside, last, *self.departures)
-        return KernelMessages(self, logits, inside, log_q, joined[0], best, top, later, norm.sum(-1))
+        later = kernels.scan_backward(found[1], inside, last, *self.departures)
+        return KernelMessages(self, logits, inside, later, *found)
 
 
 @dataclass(frozen=True)
@@ -102,19 +101,19 @@ class KernelMessages:
     chain: KernelChain
     logits: Tensor  # [B, L, V]
     inside: Tensor  # [B, L]
+    later: Tensor  # [2, B, L + 1, S]
     log_q: Tensor  # [2, B, L, C + 2]
-    joined: Tensor  # [B, L, unions] log probabilities of unions of classes
+    joined: Tensor  # [2, B, L, unions] log probabilities of unions of classes
     best: Tensor  # [B, L, C + 1] the likeliest token of each class, and of all
     top: Tensor  # [B, L] the largest logits
-    later: Tensor  # [2, B, L + 1, S]
-    norm: Tensor  # [B]
+    norm: Tensor  # [B, L]
 
     def log_evidence(self) -> Tensor:
-        return self.later[0, :, 0, 0] + self.norm
+        return self.later[0, :, 0, 0] + self.norm.sum(-1)
 
     def posterior_logits(self, logits: Tensor) -> Tensor:
         chain, later = self.chain, self.later[0]
-        reached = kernels.scan_forward(self.joined, self.inside, later, *chain.arrivals)
+        reached = kernels.scan_forward(self.joined[0], self.inside, later, *chain.arrivals)
         sizes = len(chain.plain.class_begins), chain.unions
         factor = kernels.weigh_classes(reached, later, *chain.by_union, *chain.by_class, *sizes)
         return kernels.tilt_tokens(logits, self.inside, self.top, factor, chain.plain.classes)
