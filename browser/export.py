@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from benchmarks.assets.quantise import quantise_rows
 from difflm.app.commands.options import check_names, report_errors
 from difflm.app.console import note
 from difflm.app.studio.served import EXAMPLES
@@ -38,7 +39,7 @@ from difflm.networks import Transformer
 from difflm.player.page import HERE as PLAYER
 from difflm.player.page import read_page
 from difflm.runtime.files import explain_write_errors
-from difflm.runtime.tensors import quantise_rows, save_tensors
+from difflm.runtime.tensors import save_tensors
 
 HERE = Path(__file__).parent
 OWN = (".css", ".js", ".wasm")  # files of this folder

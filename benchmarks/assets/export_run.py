@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.assets.quantise import quantise_groups
+from benchmarks.assets.quantise import quantise_groups, quantise_rows
 from difflm.data.corpora import file_names
 from difflm.runtime.files import write_atomic, write_checked
-from difflm.runtime.tensors import load_tensors, quantise_rows, save_tensors
+from difflm.runtime.tensors import load_tensors, save_tensors
 from difflm.training.run import find_run, read_config
 
 LARGEST = 7  # of a rounded difference

@@ -7,8 +7,9 @@ python -m benchmarks.assets.narrow runs/guide/model.safetensors src/difflm/pretr
 import argparse
 from pathlib import Path
 
+from benchmarks.assets.quantise import quantise_rows
 from difflm.runtime.files import read_checked, write_checked
-from difflm.runtime.tensors import load_tensors, quantise_rows, save_tensors
+from difflm.runtime.tensors import load_tensors, save_tensors
 
 EXACT = "word_counts"
 

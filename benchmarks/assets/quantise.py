@@ -10,6 +10,18 @@ from difflm.runtime.tensors import GROUP, LOW, SCALE
 RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # shares of a group's own range that are tried
 
 
+def quantise_rows(weights: Mapping[str, Tensor], largest: int = 127) -> dict[str, Tensor]:
+    """Quantise matrices to int8, with one scale a row. A `largest` below 127 is coarser and compresses better."""
+    quantised: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if weight.dim() == 2:
+            scale = (weight.float().abs().amax(1, keepdim=True) / largest).clamp(min=1e-12)
+            quantised[name + SCALE], quantised[name] = scale, (weight.float() / scale).round().to(torch.int8)
+        else:
+            quantised[name] = weight.clone()
+    return quantised
+
+
 def quantise_groups(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Quantise matrices to four bits, two in a byte: each GROUP of a row has a scale and a lowest value. Other tensors,
     and matrices whose rows are not whole groups, stay as they are."""

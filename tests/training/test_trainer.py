@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.assets.quantise import quantise_rows
 from difflm.app.bench import SMALL
 from difflm.data.batches import Batch
 from difflm.fast.accelerate import prepare_blocks
@@ -18,7 +19,7 @@ from difflm.methods import METHODS, TextSpec
 from difflm.models.base import Capabilities, Losses, Trainable
 from difflm.networks.bert import PostNormBlock
 from difflm.networks.transformer import Context
-from difflm.runtime.tensors import dequantise, load_tensors, quantise_rows, save_tensors
+from difflm.runtime.tensors import dequantise, load_tensors, save_tensors
 from difflm.training.checkpoints import go_back
 from difflm.training.recipe import check
 from difflm.training.run import read_config

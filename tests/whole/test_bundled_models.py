@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from benchmarks.assets.english_texts import SOURCES
 from benchmarks.assets.export_run import export_run
-from benchmarks.assets.quantise import quantise_groups
+from benchmarks.assets.quantise import quantise_groups, quantise_rows
 from difflm.app.cli import main
 from difflm.controls import Field, Tags
 from difflm.data.text_metrics import distinct_n
@@ -20,7 +20,7 @@ from difflm.data.tokenizers import UNK
 from difflm.errors import DifflmError, UsageError
 from difflm.evaluation.corpora import corpus_for
 from difflm.generation.pipeline import TextDiffusion
-from difflm.runtime.tensors import SCALE, dequantise, load_tensors, quantise_rows, save_tensors
+from difflm.runtime.tensors import SCALE, dequantise, load_tensors, save_tensors
 from difflm.training.run import bundled_runs, find_start, load_run
 from tests.support.corpora import needs_e2e
 from tests.support.tiny import change_json

@@ -59,30 +59,26 @@ class ResumableLines:
         return self
 
     def _continue(self) -> None:
-        """Count the whole lines that are there, and remove the rest of one that was cut off."""
+        """Count the whole lines that are there, which must be made from the same, and remove the rest of one that was
+        cut off."""
         data = self.partial.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         os.ftruncate(self._lock, len(whole))
         if not whole:
             append_line(self.partial, json.dumps(self.origin, ensure_ascii=False))
             return
-        self._check_origin(whole[: whole.index(b"\n")])
-        self.count = whole.count(b"\n") - 1
-
-    def _check_origin(self, header: bytes) -> None:
         try:
-            found = json.loads(header)
-            theirs = {**dict.fromkeys(self.origin), **found}
+            theirs = {**dict.fromkeys(self.origin), **json.loads(whole[: whole.index(b"\n")])}
         except (ValueError, TypeError):
-            raise UsageError(
-                f"{self.partial} was not started by this command. Delete it, or choose another --out."
-            ) from None
+            advice = "Delete it, or choose another --out."
+            raise UsageError(f"{self.partial} was not started by this command. {advice}") from None
         for key, then in theirs.items():
             now = self.origin.get(key)
             if json.loads(json.dumps(now)) != then:
                 shown = "" if max(len(str(then)), len(str(now))) > 40 else f" ({then} then, {now} now)"
                 advice = "Give the same arguments to continue it, or delete it."
                 raise UsageError(f"{self.partial} was started with another {key}{shown}. {advice}")
+        self.count = whole.count(b"\n") - 1
 
     def put(self, line: str) -> None:
         """Append a line, whole or not at all."""

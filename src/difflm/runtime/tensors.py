@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,30 +56,14 @@ def load_tensors(path: Path, advice: str = AGAIN) -> dict[str, Tensor]:
         raise DifflmError(f"{path} does not exist.") from None
     except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DifflmError(f"{path} is not a readable safetensors file ({error}).") from None
-    if broken := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
-        raise DifflmError(f"{path} holds NaN or infinity in {broken[0]}. {advice}")
+    for name, tensor in tensors.items():
+        if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():  # without a tensor of answers
+            raise DifflmError(f"{path} holds NaN or infinity in {name}. {advice}")
     return tensors
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers are finite, found out without a tensor of answers."""
-    return not tensor.numel() or bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
 SCALE, LOW = ".scale", ".low"
 GROUP = 32  # weights of four bits that share a scale
-
-
-def quantise_rows(weights: Mapping[str, Tensor], largest: int = 127) -> dict[str, Tensor]:
-    """Quantise matrices to int8, with one scale a row. A `largest` below 127 is coarser and compresses better."""
-    quantised: dict[str, Tensor] = {}
-    for name, weight in weights.items():
-        if weight.dim() == 2:
-            scale = (weight.float().abs().amax(1, keepdim=True) / largest).clamp(min=1e-12)
-            quantised[name + SCALE], quantised[name] = scale, (weight.float() / scale).round().to(torch.int8)
-        else:
-            quantised[name] = weight.clone()
-    return quantised
 
 
 def dequantise(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -108,19 +91,15 @@ def check_complete(path: Path, advice: str) -> None:
     """Raise an error if a file is shorter than its safetensors header says."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        start = file.read(8)
-        header_length = struct.unpack("<Q", start)[0] if len(start) == 8 else 1 << 62
-        if header_length > 100_000_000:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > 100_000_000:
             raise ValueError("it does not begin like one")
-        header = file.read(header_length)
-    if len(header) == header_length:
-        entries = json.loads(header)
-        ends = [v["data_offsets"][1] for k, v in entries.items() if k != "__metadata__"]
-        expected = 8 + header_length + max(ends, default=0)
-        if size >= expected:
-            return
+        header = file.read(length)
+    if size < 8 + length:
+        raise DifflmError(f"{path} is truncated ({size:,} bytes, not even its header is whole). {advice}")
+    ends = [value["data_offsets"][1] for key, value in json.loads(header).items() if key != "__metadata__"]
+    if size < (expected := 8 + length + max(ends, default=0)):
         raise DifflmError(f"{path} is truncated ({size:,} of {expected:,} bytes). {advice}")
-    raise DifflmError(f"{path} is truncated ({size:,} bytes, not even its header is whole). {advice}")
 
 
 def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], path: Path, fresh: bool = False) -> None:

@@ -28,28 +28,24 @@ class Budget:
     looked: int = 0
     begun: float = field(default_factory=time.thread_time)
 
-    def spend(self, steps: int) -> None:
-        self.spent += steps
-        if self.spent > MAX_WORK:
-            refuse_work(f"it is too large, and needs more than {MAX_WORK:,} steps of work. Make it simpler")
-        if self.spent - self.looked > LOOK:
-            self.looked = self.spent
-            interrupt = _interrupt.get()
-            if interrupt is not None:
-                interrupt()
-            if time.thread_time() - self.begun > MAX_SECONDS:
-                # On another day it may be quick enough, so this is not remembered.
-                raise UsageError(f"{self.named}: it is too large to prepare in {MAX_SECONDS:g} s. Make it simpler.")
-
 
 _budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
-_interrupt: ContextVar[Callable[[], None] | None] = ContextVar("interrupt", default=None)
+_interrupt: ContextVar[Callable[[], None]] = ContextVar("interrupt", default=lambda: None)
 
 
 def spend_work(steps: int) -> None:
     """Spend steps of the budget that this thread shares; without one, nothing is counted."""
-    if (budget := _budget.get()) is not None:
-        budget.spend(steps)
+    if (budget := _budget.get()) is None:
+        return
+    budget.spent += steps
+    if budget.spent > MAX_WORK:
+        refuse_work(f"it is too large, and needs more than {MAX_WORK:,} steps of work. Make it simpler")
+    if budget.spent - budget.looked > LOOK:
+        budget.looked = budget.spent
+        _interrupt.get()()
+        if time.thread_time() - budget.begun > MAX_SECONDS:
+            # On another day it may be quick enough, so this is not remembered.
+            raise UsageError(f"{budget.named}: it is too large to prepare in {MAX_SECONDS:g} s. Make it simpler.")
 
 
 def refuse_work(reason: str) -> NoReturn:

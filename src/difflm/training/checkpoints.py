@@ -89,13 +89,6 @@ def read_whole_config(run: Path) -> Json:
     return config if isinstance(config, dict) else {}
 
 
-def write_config(run: Path, config: Json) -> None:
-    """Write the config of a run whose weights do not change: their checksum is kept."""
-    before = read_whole_config(run)
-    kept = {key: before[key] for key in files.OF_WEIGHTS if key in before}
-    files.write_checked(run / "config.json", {**config, **kept})
-
-
 def save_weights(run: Path, tensors: Mapping[str, Tensor], name: str = "model.safetensors") -> str:
     """Write the weights of a run, and their checksum into its config. While they are replaced the config has both
     checksums, so a process that is killed in between leaves weights that can be loaded, and are checked."""

@@ -30,10 +30,10 @@ from difflm.models.base import LanguageModel
 from difflm.models.open_models import OpenModel, load_open_model
 from difflm.networks.low_rank import adapt_linears
 from difflm.runtime.distributed import current
-from difflm.runtime.files import append_line, locked, refuse_links, write_checked
+from difflm.runtime.files import OF_WEIGHTS, append_line, locked, refuse_links, write_checked
 from difflm.runtime.threads import check_process
 from difflm.training import texts
-from difflm.training.checkpoints import newest_checkpoint, read_whole_config, write_config
+from difflm.training.checkpoints import newest_checkpoint, read_whole_config
 from difflm.training.classifier import prepare_classifier, resolve_guided
 from difflm.training.model_card import finish_run
 from difflm.training.pace import set_pace
@@ -99,7 +99,9 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
             if processes.first:
                 record_changes(changes, trainer.step, ready.recipe.steps, setup)
                 write_checked(out / "recipe.json", ready.recipe.model_dump())
-                write_config(out, ready.config)
+                before = read_whole_config(out)  # whose weights do not change: their checksum is kept
+                kept = {key: before[key] for key in OF_WEIGHTS if key in before}
+                write_checked(out / "config.json", {**ready.config, **kept})
         outcome = trainer.fit(ready.batches, time_run(trainer, ready.batches, ready.held_out), watcher)
         if processes.first:
             write_checked(out / "config.json", {**ready.config, **outcome.summary()})
@@ -211,7 +213,12 @@ def prepare_rows(
         if not initial:
             raise UsageError("a coupled model starts from its teacher: give init=MODEL, which wrote the texts.")
         origin = read_noise(corpus_path(recipe.data, setup.root), recipe.column or "text")
-        report_odd_pairs(setup, origin, tokens, np.union1d(subset, chosen.held_out[1]), initial[0])
+        kept = np.union1d(subset, chosen.held_out[1])
+        drawn = initial[0].draw_lengths(Noise(torch.from_numpy(origin[0][kept]), torch.from_numpy(origin[1][kept])))
+        # These come from another teacher, or are tokenized differently from how they were generated.
+        if odd := int((drawn.numpy() != tokens.lengths[kept]).sum()):
+            name = Path(str(recipe.init)).name
+            setup.report(f"{odd:,} of {len(kept):,} texts do not have the length that {name} gives to their noise")
     batches, validation = texts.make_batches(setup, longest, chosen.training, chosen.held_out, origin=origin)
     if tokens.holds_pieces:
         counts["whole_texts_held_out"] = True
@@ -294,16 +301,6 @@ def begin_with_twin(model: LanguageModel, twin: LanguageModel) -> None:
     table[: other.vocabulary] = other.embedding.weight
     if "places" in own:
         own["places"].zero_()
-
-
-def report_odd_pairs(setup: Setup, origin: Origin, tokens: TokenFile, kept: Ints, teacher: LanguageModel) -> None:
-    """Report texts whose length does not match their noise: they come from another teacher, or are tokenized
-    differently from how they were generated."""
-    noise = Noise(torch.from_numpy(origin[0][kept]), torch.from_numpy(origin[1][kept]))
-    lengths = torch.from_numpy(tokens.lengths[kept].astype(np.int64))
-    if odd := int((teacher.draw_lengths(noise) != lengths).sum()):
-        name = Path(str(setup.recipe.init)).name
-        setup.report(f"{odd:,} of {len(kept):,} texts do not have the length that {name} gives to their noise")
 
 
 # -- somebody else's model, with adapters ------------------------------------------------------------------------------

@@ -64,20 +64,18 @@ def installed_runs() -> dict[str, Path]:
 
 def find_start(language: str) -> str | None:
     """The smallest bundled model that training on texts in a language ("en") can start from."""
-    configs = {name: read_checked(folder / "config.json") for name, folder in bundled_runs().items()}
-    able = [name for name, config in configs.items() if config.get("language") == language]
-    return min(able, key=lambda name: int(configs[name]["parameters"]), default=None)
+    configs = ((name, read_checked(folder / "config.json")) for name, folder in bundled_runs().items())
+    able = {name: int(config["parameters"]) for name, config in configs if config.get("language") == language}
+    return min(able, key=able.__getitem__, default=None)
 
 
 def find_run(name_or_path: str | Path) -> Path:
     """Find the directory of a bundled model or of a run."""
-    bundled = bundled_runs()
-    if str(name_or_path) in bundled:
-        return bundled[str(name_or_path)]
-    path = Path(name_or_path)
+    bundled, name, path = bundled_runs(), str(name_or_path), Path(name_or_path)
+    if name in bundled:
+        return bundled[name]
     if os.path.isfile(path / "config.json"):  # unlike pathlib, it accepts names of any length
         return path
-    name = str(name_or_path)
     if len(name.split()) > 1 and not os.path.exists(path):
         raise UsageError(
             f"{name!r} is not a model. To continue a text, give it with a gap: "
@@ -132,24 +130,22 @@ def peek_config(name_or_path: str) -> Json:
 def initial_run(name_or_path: str | Path) -> Json:
     """The keys in which a recipe must agree with the run that it starts from."""
     config = read_config(find_run(name_or_path))
-    words = {key: config["recipe"][key] for key in ("tokenizer", "vocabulary", "more_than")}
-    words["source_words"] = config["recipe"].get("source_words", "shared")
-    sizes = {"longest": config["longest"], "source_longest": config["recipe"].get("source_longest", 0)}
+    recipe = {"source_words": "shared", "source_longest": 0, **config["recipe"], "longest": config["longest"]}
+    own = ("tokenizer", "vocabulary", "more_than", "source_words", "longest", "source_longest")
     model = {f"model.{key}": value for key, value in config["model"].items()}
-    return {"method": config["method"], **model, **sizes, **words}
+    return {"method": config["method"], **model, **{key: recipe[key] for key in own}}
 
 
 def read_sizes(config: Json, words: Tokenizer) -> TextSpec:
     """The sizes of a config; ValueError if they do not match its tokenizer, before anything is built."""
     source, own = words.for_sources.size, config.get("source_vocabulary", 0)
     sizes = TextSpec(config["vocabulary"], config["longest"], config["recipe"].get("source_longest", 0), own, words)
-    counts = {"vocabulary": (sizes.vocabulary, words.size), "source_vocabulary": (own or source, source)}
-    for what, (size, count) in counts.items():
+    for what, size, count in (("", sizes.vocabulary, words.size), ("source_", own or source, source)):
         if size != count:
-            raise ValueError(f"{what} is {size}, and its tokenizer has {count} ids")
-    for what, size in (("longest", sizes.longest), ("source_longest", sizes.source_longest)):
+            raise ValueError(f"{what}vocabulary is {size}, and its tokenizer has {count} ids")
+    for what, size in (("", sizes.longest), ("source_", sizes.source_longest)):
         if not 0 <= size <= LONGEST:
-            raise ValueError(f"{what} is {size}, and texts have at most {LONGEST} tokens")
+            raise ValueError(f"{what}longest is {size}, and texts have at most {LONGEST} tokens")
     return sizes
 
 
@@ -215,10 +211,7 @@ def start_base(model: "LanguageModel", run: Path, config: Json, tokenizer: Token
     adapter.add_to(model)
 
 
-Loaded = tuple["LanguageModel", Tokenizer, Json]
-
-
-def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> Loaded:
+def load_run(name_or_path: str | Path, device: "str | torch.device" = "cpu") -> "tuple[LanguageModel, Tokenizer, Json]":
     """Load the model, tokenizer and config of a run; files that do not belong together are refused."""
     run = find_run(name_or_path)
     config = read_config(run)
