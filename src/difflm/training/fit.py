@@ -40,7 +40,6 @@ from difflm.training.pace import set_pace
 from difflm.training.recipe import Recipe, check, check_init, read_recipe
 from difflm.training.run import WRITTEN, load_run, refuse_broken, resolve_run
 from difflm.training.texts import Prepared, Setup
-from difflm.training.timing import time_run
 from difflm.training.trainer import Outcome, Trainer, Watcher
 from difflm.training.validation import Figure
 
@@ -102,7 +101,7 @@ def train_prepared(setup: Setup, prepare: Callable[[Setup], Prepared], watcher: 
                 before = read_whole_config(out)  # whose weights do not change: their checksum is kept
                 kept = {key: before[key] for key in OF_WEIGHTS if key in before}
                 write_checked(out / "config.json", {**ready.config, **kept})
-        outcome = trainer.fit(ready.batches, time_run(trainer, ready.batches, ready.held_out), watcher)
+        outcome = trainer.fit(ready.batches, ready.held_out, watcher)
         if processes.first:
             write_checked(out / "config.json", {**ready.config, **outcome.summary()})
             if ready.tokenizer is not None and not (out / "tokenizer.json").exists():

@@ -9,10 +9,10 @@ from typing import Literal
 from difflm.runtime.files import Json
 from difflm.training.recipe import Recipe
 from difflm.training.texts import INFO, WARN, Note
+from difflm.training.validation import FEWEST_TEXTS
 
 CHECKING, SAVING = 0.08, 0.05  # largest shares of the time for all validations and for checkpoints before the last
 FEWEST_CHECKS, MOST_CHECKS = 8, 20  # validations; the fewest if each of them has to be small
-FEWEST_TEXTS = 4  # of a validation
 CLOSING = 1.5  # seconds after the last checkpoint: the model card, the end of the process
 RISING = 0.1  # share of the time after which the learning rate rises no further
 LOGS, SHORTEST_LOG = 60, 2.0  # lines of the log, and the fewest seconds between two

@@ -1,11 +1,13 @@
 """The training loop. A step is a function of (seed, step) alone, so a resumed run repeats it."""
 
+import copy
 import json
 import math
 import time
 from collections.abc import Callable, Hashable
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -34,11 +36,14 @@ from difflm.runtime.tensors import load_into
 from difflm.training import checkpoints
 from difflm.training.pace import StepPace
 from difflm.training.recipe import Recipe
-from difflm.training.validation import Figure, Validation, Validator, move_batch
+from difflm.training.texts import DOING
+from difflm.training.validation import Figure, Validation, Validator, count_texts, move_batch
 
 if TYPE_CHECKING:
     from difflm.fast.fused_update import FusedUpdate
 
+TIMED = (2, 8)  # texts of a batch that are timed first
+SLOW = 0.02  # if a step seems to take less than this share of the time, a whole batch is timed
 WARP_LR = 1e-2  # for a learned time warp: a hundred parameters that must follow the falling loss
 
 
@@ -309,8 +314,42 @@ class Trainer:
 
     # -- the run ------------------------------------------------------------------------------------------------
 
+    def time_run(self, batches: Stream, held_out: list[Batch]) -> list[Batch]:
+        """Time a few texts if the run has minutes, and plan it; return the held-out texts that there is time for."""
+        pace, micro, seconds = self.pace.clock, self.recipe.accumulate, None
+        if pace is None or pace.finished:
+            return held_out
+        pace.note("timing a few texts", DOING)
+        if held_out:
+            texts, levels = count_texts(held_out), self.validator.choose_levels(held_out)
+            texts, self.validator.levels = pace.size_checks(texts, levels, self.validator.time_level(held_out))
+            before = accumulate((len(batch.lengths) for batch in held_out), initial=0)
+            cut = ((batch, texts - start) for batch, start in zip(held_out, before, strict=False))
+            held_out = [batch.take(slice(0, room)) for batch, room in cut if room > 0]
+        if self.device.type != "cuda":  # which compiles a step before it is fast
+            seconds = micro * self.time_gradients(batches.batch(self.step * micro), SLOW * pace.whole / micro)
+        pace.begin(self.step, self.seconds, seconds, sum(weight.numel() for weight in self.model.parameters()))
+        return held_out
+
+    def time_gradients(self, batch: Batch, most: float) -> float:
+        """Seconds for the gradients of a batch on a copy of the model; if they seem to be more than `most`, from those
+        of few of its texts, which is too much rather than too little."""
+        model, rows, seconds = copy.deepcopy(self.ema.model).train(), len(batch.lengths), 0.0
+        for own, original in zip(model.parameters(), self.model.parameters(), strict=True):
+            own.requires_grad_(original.requires_grad)
+        model.begin_update(self.step)
+        for count in (*TIMED, rows):
+            if seconds <= most or count == TIMED[1]:
+                begun = time.perf_counter()
+                with autocast_to(self.device, self.dtype):
+                    losses = model(move_batch(batch.take(slice(0, count)), self.device))
+                (losses.total / losses.count).backward()
+                seconds = (time.perf_counter() - begun) * rows / min(count, rows)
+        return seconds
+
     def fit(self, batches: Stream, held_out: list[Batch], watcher: Watcher) -> Outcome:
-        recipe, pace, last = self.recipe, self.pace, self.pace.has_ended(self.step)
+        held_out, recipe, pace = self.time_run(batches, held_out), self.recipe, self.pace
+        last = pace.has_ended(self.step)
         if last or self.out_of_patience():  # a finished run lacks at most model.safetensors
             self.save_model()
             return self.outcome("done" if last else "early")

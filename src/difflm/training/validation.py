@@ -1,6 +1,7 @@
 """What the averaged weights of a run score on held-out texts."""
 
 import math
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,7 @@ from difflm.runtime.files import Json
 
 VALIDATION_DRAWS = 4096  # noise levels over all held-out texts: one level per text would leave mostly variance
 CPU_WORK, CPU_TOKENS = 5e11, 4e4  # limits of a validation on a CPU, weights × tokens and tokens: seconds on two cores
+FEWEST_TEXTS = 4  # of a validation in little time
 MOST_SEQUENTIAL = 16  # draws of one text that are computed one after the other; further ones are copies in a batch
 
 Figure = Literal["nats_per_token", "masked_nats", "noisy_nats", "round_nats", "pair_nats", "label_nats"]
@@ -99,6 +101,16 @@ class Validator:
         if self.model.capabilities.likelihood != "bound" or len(nats) < 2:
             return float(value), None
         return float(value), float((nats - value * count).std() * math.sqrt(len(nats)) / count.sum())
+
+    def time_level(self, batches: list[Batch]) -> float:
+        """Measure the seconds of one noise level of a text."""
+        few = batches[0].take(slice(0, FEWEST_TEXTS))
+        self.levels = len(few.lengths)
+        for _ in range(1 + (self.device.type == "cuda")):  # a GPU compiles first
+            begun = time.perf_counter()
+            self.measure([few])
+            seconds = time.perf_counter() - begun
+        return seconds * sum(batch.ids.size for batch in batches) / count_texts(batches) / few.ids.size
 
     def choose_levels(self, batches: list[Batch]) -> int:
         """Noise levels over all held-out texts that give a precise figure, or fewer where a processor is slow."""
