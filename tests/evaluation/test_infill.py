@@ -84,8 +84,8 @@ class Canned(BothSides):
         self.made = made
 
     def candidates(self, doing: str) -> Candidates:
-        middles = [[text.split() for text in many] for many in self.made]
-        return Candidates(middles, [[7] * 3] * 3, texts=[text for many in self.made for text in many])
+        texts = [text for many in self.made for text in many]
+        return Candidates([text.split() for text in texts], [7] * 9, texts=texts)
 
 
 def test_the_most_central_and_the_likeliest_are_chosen(monkeypatch):

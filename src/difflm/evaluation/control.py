@@ -224,25 +224,21 @@ def make_report(
     notes: list[str],
 ) -> Report:
     """The report of these rows: what they share, and how the table is read."""
-    first = systems[0]
+    first, judge = systems[0], measure.judge
     lines = "\n".join(json.dumps(target.to_json(), ensure_ascii=False) for target in targets)
-    shown = {
-        "tokenizer": shared.describe_tokenizer(first.lm.tokenizer),
-        **about,
-        "target_set": hashlib.sha256(lines.encode()).hexdigest()[:16],
-        "seed": first.seed,
-        "judge": shared.model_name(measure.judge) if measure.judge else None,
-    }
-    counts = dict.fromkeys(f"{select(row.count for row in rows):,}" for select in (min, max))
+    about = {"tokenizer": shared.describe_tokenizer(first.lm.tokenizer), **about}
+    about |= {"target_set": hashlib.sha256(lines.encode()).hexdigest()[:16], "seed": first.seed}
+    about["judge"] = shared.model_name(judge) if judge else None
     used = dict.fromkeys(checker for row in rows for checker in row.about["checkers"])
     sampling = dict.fromkeys(row.about["sampling"] for row in rows if row.name != SENTENCES)
     legend = ["in brackets: 95 %, over targets", f"checked by: {', '.join(used)}", *sampling]
-    legend += [f"judge: {shown['judge']}"] if measure.judge else []
+    legend += [f"judge: {about['judge']}"] if judge else []
     notes = [*notes, f"seconds: on {shared.device_name(first.lm.device)}", *measure.make_notes(rows)]
     names = ", ".join(dict.fromkeys(system.name for system in systems))
-    amount = f"{' to '.join(counts)} targets per control, {first.each} samples each, seed {first.seed}"
-    title = f"{names} on {shown['corpus']} ({shown['split']}): {amount}"
-    return Report("control", title, rows, shown, legend, notes)
+    counts = " to ".join(dict.fromkeys(f"{select(row.count for row in rows):,}" for select in (min, max)))
+    amount = f"{counts} targets per control, {first.each} samples each, seed {first.seed}"
+    title = f"{names} on {about['corpus']} ({about['split']}): {amount}"
+    return Report("control", title, rows, about, legend, notes)
 
 
 def find_refusals(systems: Sequence[System], targets: Sequence[Target]) -> dict[tuple[int, str], str]:
@@ -267,11 +263,11 @@ def by_control(targets: Sequence[Target]) -> dict[str, list[Target]]:
 
 
 def write_texts(path: Path, made: Sequence[Made]) -> None:
+    keys = ("text", "steps", "denoiser_calls", "classifier_calls")
     lines = []
-    for target, text in ((one.target, text) for one in made for text in one.texts):
-        keys = ("text", "steps", "denoiser_calls", "classifier_calls")
-        about = {key: getattr(text, key) for key in keys}
-        lines.append({"control": target.control, "asked": target.to_json()["asked"], **about})
+    for one in made:
+        about = {"control": one.target.control, "asked": one.target.to_json()["asked"]}
+        lines += [{**about, **{key: getattr(text, key) for key in keys}} for text in one.texts]
     write_lines(path, lines)
 
 
@@ -397,13 +393,11 @@ class Measure:
 
     def make_notes(self, rows: Sequence[Row]) -> list[str]:
         """Return what a reader of the table must know."""
-        refused = [row for row in rows if "refused" in row.about]
-        notes = [f"{row.group}, {row.name}, {row.about['how']}: {row.about['refused']}" for row in refused]
+        named = [(f"{row.group}, {row.name}, {row.about['how']}", row) for row in rows if row.name != SENTENCES]
+        notes = [f"{name}: {row.about['refused']}" for name, row in named if "refused" in row.about]
         notes += [] if self.judge else ["no judge: no judge figures"]
-        for row in (row for row in rows if self.judge and "refused" not in row.about):
-            short = row.name != SENTENCES and row.texts["denoiser_calls"] - row.texts[shared.JUDGED]
-            if short:
-                name = f"{row.group}, {row.name}, {row.about['how']}"
+        for name, row in named if self.judge else ():
+            if short := row.texts.get("denoiser_calls", 0) - row.texts.get(shared.JUDGED, 0):
                 notes.append(f"{name}: {short} texts are empty or too long for the judge, and not judged")
         if self.people is None:
             notes.append("no sentences of one meaning to compare self-BLEU with")

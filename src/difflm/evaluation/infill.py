@@ -9,12 +9,10 @@ import math
 import random
 import time
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -50,7 +48,6 @@ BOOTSTRAPS = 1000
 SHOWN = 50  # gaps whose middles are kept for people to read
 Floats = NDArray[np.float64]
 Words = list[str]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -106,10 +103,10 @@ class Written:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What was written into every gap, `mbr` times each."""
+    """What was written into every gap, `mbr` middles for the first one, `mbr` for the second …"""
 
-    middles: list[list[Words]]
-    calls: list[list[int]]  # of the network
+    middles: list[Words]
+    calls: list[int]  # of the network
     kept: float | None = None
     texts: list[str] | None = None  # the whole texts, to find the likeliest; None: their likelihood means little
 
@@ -132,35 +129,31 @@ class BothSides:
 
     def write(self, name: str) -> Iterator[Written]:
         """Yield one sample, the most central and the likeliest of `mbr` candidates."""
-        if reason := self.refusal():
-            yield Written(str(self.method), [], 0.0, 0.0, refused=reason)
-            return
         start, each = time.perf_counter(), self.asked.mbr
-        made = self.candidates(f"{self.set.name}, {name}: writing")
+        try:
+            made = self.candidates(f"{self.set.name}, {name}: writing")
+        except UsageError as error:  # before anything is written
+            if self.method is None:
+                raise
+            yield Written(self.method, [], 0.0, 0.0, refused=str(error))
+            return
         seconds, sampling = time.perf_counter() - start, shared.describe_sampling(self.sampling)
 
-        def choose(how: str, chosen: Iterable[int], share: int) -> Written:
-            """Choose among the first candidates, a share of them, all of which count in the cost."""
-            middles = [some[k] for some, k in zip(made.middles, chosen, strict=True)]
-            calls = sum(sum(many[: each // share]) for many in made.calls) / len(made.calls)
-            return Written(self.label + how, middles, seconds / share, calls, made.kept, sampling)
+        def choose(how: str, chosen: Iterable[int], every: int = 1) -> Written:
+            """Describe middles by their numbers; `every` how many candidates one counts in the cost."""
+            calls = sum(made.calls[::every]) / len(self.set.gaps)
+            middles = [made.middles[k] for k in chosen]
+            return Written(self.label + how, middles, seconds / every, calls, made.kept, sampling)
 
-        yield choose("one sample", [0] * len(made.middles), each)
+        firsts = range(0, len(made.middles), each)
+        yield choose("one sample", firsts, each)
         if each > 1:
             say(f"{self.set.name}, {name}: choosing")
-            yield choose(f"MBR of {each}", map(metrics.most_central, made.middles), 1)
+            yield choose(f"MBR of {each}", (k + metrics.most_central(made.middles[k : k + each]) for k in firsts))
             if made.texts and self.asked.draws and self.lm.model.capabilities.likelihood:
                 rows, doing = self.lm.tokenizer.encode_batch(made.texts), f"{self.set.name}, {name}: scoring"
                 nats = shared.score(self.lm, rows, self.asked.seed, self.asked.draws, doing, share_noise=each)
-                yield choose(f"likeliest of {each}", nats.reshape(-1, each).argmin(1).tolist(), 1)
-
-    def refusal(self) -> str:
-        """Return why its decoder takes no such gaps; empty if it does."""
-        try:
-            deque((job for gap in self.set.gaps for job in self.jobs(gap)) if self.method else (), maxlen=0)
-        except UsageError as error:
-            return str(error)
-        return ""
+                yield choose(f"likeliest of {each}", (k + int(nats[k : k + each].argmin()) for k in firsts))
 
     def jobs(self, gap: Gap) -> Iterator[GenerationJob]:
         """Yield a job for each candidate; or one for all, which may share a decoder's search."""
@@ -185,13 +178,7 @@ class BothSides:
         texts = [
             f"{gap.left} {join_words(middle)} {gap.right}" for (gap, _), middle in zip(found, middles, strict=True)
         ]
-        each, calls = self.asked.mbr, [text.denoiser_calls for _, text in found]
-        return Candidates(group(middles, each), group(calls, each), sum(kept) / len(kept), texts)
-
-
-def group(found: list[T], each: int) -> list[list[T]]:
-    """Group the candidates of each gap."""
-    return [found[k : k + each] for k in range(0, len(found), each)]
+        return Candidates(middles, [text.denoiser_calls for _, text in found], sum(kept) / len(kept), texts)
 
 
 def between(gap: Gap, text: str) -> Words:
@@ -230,7 +217,7 @@ class LeftToRight(BothSides):
         middles = self.continued(each, self.sampling, doing)
         calls = [self.lm.model.calls(self.sampling, len(middle)) for middle in middles]
         texts = [f"{self.prompts[k // each]} {join_words(middle)}" for k, middle in enumerate(middles)]
-        return Candidates(group(middles, each), group(calls, each), texts=texts if self.answers else None)
+        return Candidates(middles, calls, texts=texts if self.answers else None)
 
     def continued(self, each: int, sampling: Sampling, doing: str) -> list[Words]:
         """Return what the model writes `each` times after each prompt; those of similar length share batches."""
