@@ -54,9 +54,7 @@ def save_checkpoint(run: Path, step: int, tensors: Mapping[str, Tensor], state: 
             files.sync_directory(run)  # the directory of checkpoints may be new
         if processes.shards:
             processes.any()  # wait until the directory exists
-            own = {
-                name: local_part(tensor) for name, tensor in tensors.items() if is_divided(tensor) or processes.first
-            }
+            own = {name: local_part(t) for name, t in tensors.items() if is_divided(t) or processes.first}
             held = {name: part for name, part in own.items() if not is_divided(tensors[name]) or len(part)}
             sha256 = save_tensors(temporary / shard_name(processes.rank, processes.count), held)
             state = {**state, "shards": processes.gather_json(sha256)}
