@@ -3,7 +3,7 @@
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -52,21 +52,19 @@ class Registry(Mapping[str, type[T]], Generic[T]):
 
     def _load(self) -> None:
         with self._lock:  # reentrant: a package may ask for names while it is being imported
-            if not self._loaded:
-                self._loaded = True
-                for found in entry_points(group=self.group):
-                    self._load_one(found)
-
-    def _load_one(self, found: EntryPoint) -> None:
-        try:
-            part = found.load()
-            if getattr(part, "name", found.name) != found.name:
-                raise DifflmError(f"the class calls itself {part.name!r}.")
-            self.register(part, found.name)
-        except (Exception, SystemExit) as error:  # other packages' code may fail in any way
-            package = f"package {found.dist.name}" if found.dist else found.value
-            reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-            self._broken[found.name] = f"{self.group} {found.name!r} of {package} cannot be loaded: {reason}."
+            points = () if self._loaded else entry_points(group=self.group)
+            self._loaded = True
+            for point in points:
+                try:
+                    part = point.load()
+                    if getattr(part, "name", point.name) != point.name:
+                        raise DifflmError(f"the class calls itself {part.name!r}.")
+                    self.register(part, point.name)
+                except (Exception, SystemExit) as error:  # other packages' code may fail in any way
+                    package = f"package {point.dist.name}" if point.dist else point.value
+                    reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+                    said = f"{self.group} {point.name!r} of {package} cannot be loaded: {reason}."
+                    self._broken[point.name] = said
 
     def __contains__(self, name: object) -> bool:
         if name not in self._parts and name in self.broken:

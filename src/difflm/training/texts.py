@@ -76,24 +76,23 @@ def describe_run(recipe: Recipe, model: LanguageModel, tokenizer: Tokenizer, cou
     """The config of a run. The model gets the sampling defaults of its recipe."""
     if recipe.temperature is not None and model.capabilities.predicts_words:
         model.sampling = replace(model.sampling, temperature=recipe.temperature)
-    adapted: Json = {}
-    if recipe.lora:
-        base = recipe.init or str(Path(recipe.model["pretrained"]).resolve())
-        adapted = {"adapter": {"base": base, "fingerprint": fingerprint_weights(find_run(base))}}
-    return {
+    config = {
         "format": FORMAT,
         "method": recipe.method,
         "model": recipe.build_method().model_dump(),
         "vocabulary": tokenizer.size,
-        **({"source_vocabulary": tokenizer.for_sources.size} if recipe.source_words == "own" else {}),
         "tokenizer": tokenizer.fingerprint(),
         "longest": recipe.longest,
         "parameters": sum(p.numel() for p in model.parameters()),
         "sampling": asdict(model.sampling),
         "recipe": recipe.model_dump(),
-        **adapted,
-        **counts,
     }
+    if recipe.source_words == "own":
+        config["source_vocabulary"] = tokenizer.for_sources.size
+    if recipe.lora:
+        base = recipe.init or str(Path(recipe.model["pretrained"]).resolve())
+        config["adapter"] = {"base": base, "fingerprint": fingerprint_weights(find_run(base))}
+    return config | counts
 
 
 # -- texts that fit ----------------------------------------------------------------------------------------------------
