@@ -135,10 +135,6 @@ def own_recipe(data: str, changes: Changes, root: Path | None, device: str, note
         wanted = {key: value for key, value, _ in start} | wanted
         plain = recipes.load_recipe(BASE, wanted)
     chosen = [one for one in [*start, *choose_settings(survey, plain, device)] if one[0] not in given]
-    if plain.init or plain.tokenizer not in TOKENIZERS:  # its sizes are those of another run
-        chosen = [one for one in chosen if one[0] not in ("tokenizer", "vocabulary", "more_than")]
-    if plain.init or plain.model.get("pretrained"):
-        chosen = [one for one in chosen if not one[0].startswith("model.")]
     for why in dict.fromkeys(why for *_, why in chosen if why):
         note(f"{' '.join(f'{key}={value}' for key, value, reason in chosen if reason == why)}: {why}")
     ignored = (lambda _: None) if start else note  # do not report unused lines if the method was chosen here
@@ -168,9 +164,10 @@ def choose_start(survey: Survey, given: Mapping[str, Any]) -> list[Choice]:
 
 
 def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
-    """Settings that follow from the texts and the device; `plain` is the recipe without them."""
-    found = list[Choice]()
-    kind = plain.tokenizer if plain.tokenizer != "bpe" else "words" if survey.closed else "bpe"
+    """Settings that follow from the texts and the device; `plain` is the recipe without them. One that starts from a
+    run has that run's tokens and sizes."""
+    found, begun = list[Choice](), plain.init or plain.model.get("pretrained")
+    kind = "" if plain.init else "words" if plain.tokenizer == "bpe" and survey.closed else plain.tokenizer
     if kind == "words":
         why = f"{survey.words:,} different words, all of them common"
         found += [("tokenizer", "words", why), ("more_than", 0, why)]
@@ -181,7 +178,6 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
     size = next((value for key, value, _ in found if key == "vocabulary"), plain.vocabulary)
     (rate, shortest), method = token_lengths(survey, kind, size, plain.init), METHODS[plain.method]
     typical, limit = survey.most / rate, plain.longest if plain.init else MOST_TOKENS
-    begun = plain.init or plain.model.get("pretrained")
     if typical > MOST_TOKENS and method.packs and not plain.has_sources and not begun:
         why = f"texts of up to {survey.longest:,} characters, packed one after another: none is left out"
         found += [("rows", "packed", why), ("longest", MOST_TOKENS, why)]
@@ -195,10 +191,11 @@ def choose_settings(survey: Survey, plain: Recipe, device: str) -> list[Choice]:
             cut = survey.texts - bisect_right(survey.lengths, most)
             why = f"{cut:,} longer texts, of up to {survey.longest:,} characters, are cut where sentences end"
             found.append(("split", most, f"{why}; none is left out"))
-    tokens = survey.characters / rate
-    sizes = next(sizes for most, sizes in NETWORKS[device] if tokens <= most)
-    why = f"a network for about {tokens:,.0f} tokens on this device ({device})"
-    found += [(f"model.{key}", value, why) for key, value in sizes.items() if key in method.model_fields]
+    if not begun:
+        tokens = survey.characters / rate
+        sizes = next(sizes for most, sizes in NETWORKS[device] if tokens <= most)
+        why = f"a network for about {tokens:,.0f} tokens on this device ({device})"
+        found += [(f"model.{key}", value, why) for key, value in sizes.items() if key in method.model_fields]
     rows = max(8, min(256, 8 * round(TOKENS[device] / max(8, min(typical, limit)) / 8)))
     found.append(("batch_size", rows, f"about {rows * min(typical, limit):,.0f} tokens per step"))
     found.append(("patience", 5, "training stops after so many validations without improvement"))
