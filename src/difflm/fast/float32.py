@@ -1,5 +1,6 @@
 """float32 in place of float64, for devices that have none."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,11 +20,7 @@ class WithoutFloat64(TorchFunctionMode):
         return found.float() if isinstance(found, Tensor) and found.dtype is torch.float64 else found
 
 
-_entered: list[WithoutFloat64] = []
-
-
+@cache
 def avoid_float64() -> None:
     """Compute without float64 from now on."""
-    if not _entered:
-        _entered.append(WithoutFloat64())
-        _entered[0].__enter__()
+    WithoutFloat64().__enter__()

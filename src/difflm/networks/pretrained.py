@@ -178,7 +178,10 @@ class PretrainedEncoder(Network):
             self.embed_time = TimeEmbedding(128, 512, read if time == "prefix" else self.body.config.hidden_size)
         self._told: Tensor | None = None
         if time == "layers":
-            for layer in layers_of(self.body):
+            lists = [part for part in self.body.modules() if isinstance(part, nn.ModuleList)]
+            if not lists:
+                raise UsageError("this encoder has no list of layers that could be given the time; use time: none.")
+            for layer in max(lists, key=len):
                 layer.register_forward_pre_hook(self._tell, with_kwargs=True)
         # Kinds differ in what they accept, and in how long a text may be: one that fails should fail before training.
         fails = f"model.pretrained: {encoder['model_type']} does not work on canvases of {width} words here"
@@ -225,14 +228,6 @@ class PretrainedEncoder(Network):
         table[len(words)] = source.vectors[mask]
         self.head.weight.copy_(mean_rows(source.output, spelt))
         self.ends.copy_(source.vectors[ends])
-
-
-def layers_of(body: nn.Module) -> nn.ModuleList:
-    """The encoder's layers: its longest list of modules."""
-    lists = [module for module in body.modules() if isinstance(module, nn.ModuleList)]
-    if not lists:
-        raise UsageError("this encoder has no list of layers that could be given the time; use time: none.")
-    return max(lists, key=len)
 
 
 # -- left-to-right models ----------------------------------------------------------------------------------------------
