@@ -192,6 +192,20 @@ def test_a_model_that_moves_keeps_nothing_captured():
     assert not lm.model.lengths.read_lengths.pool.idle
 
 
+def test_a_copy_that_is_replaced_keeps_nothing_captured():
+    """Else a model that trains would hold the copies of all its last samples."""
+    model = build().eval()
+    inference = Inference(model, torch.bfloat16)
+    inference.sync_weights()
+    before = inference.denoiser
+    model.lengths.predict(before, source_condition([[5, 6, 7]]))
+    assert model.lengths.read_lengths.pool.idle
+    with torch.no_grad():
+        model.denoiser.network.head.weight.add_(1)
+    inference.sync_weights()
+    assert inference.denoiser is not before and not model.lengths.read_lengths.pool.idle
+
+
 def test_another_head_is_captured_anew():
     model = build_captured()
     condition = source_condition([[5, 6, 7]])

@@ -130,6 +130,8 @@ class Inference(Runner):
         self._recorded.clear()
         self._joinable.clear()
         self._expectations.pool.clear()
+        if self._lengths is not None and self._copy is not None:  # some of what they captured refers to the old copy
+            self._lengths.pool.clear()
         self._copy = DenoiserCopy(source, dtype, self.compiled)
 
     @torch.no_grad()  # as a decorator it applies while a frame is computed, not while the caller reads it
