@@ -169,6 +169,7 @@ class LanguageMeasure:
     judge: "TextDiffusion | None"
     features: Features
     seen: set[int]
+    alike: list[str]  # training texts that samples are compared with, where dev and test are of other meanings
 
     @classmethod
     def make(cls, lm: "TextDiffusion", texts: Texts, device: str) -> "LanguageMeasure":
@@ -178,7 +179,11 @@ class LanguageMeasure:
         training = [separate_words(text) for text in texts.training()]
         seen = {gram for text in training for gram in hash_grams(text)}
         real = random.Random(0).sample(training, min(FEATURE_TEXTS, len(training)))
-        return cls(texts, load_judge(None, [lm], device, note), Features(real), seen)
+        alike = random.Random(1).sample(training, min(2 * WRITTEN, len(training))) if texts.apart else []
+        return cls(texts, load_judge(None, [lm], device, note), Features(real), seen, alike)
+
+    def real(self, split: str) -> list[str]:
+        return [separate_words(text) for text in (self.texts.dev if split == "dev" else self.texts.test)]
 
     def scored(self, lm: "TextDiffusion", texts: Sequence[str]) -> "np.ndarray[Any, Any] | None":
         """Nats (in hundredths) and tokens of each text, [texts, 2]; None where there is no likelihood."""
@@ -199,7 +204,7 @@ class LanguageMeasure:
         if scored is not None:
             found.cells["bound"] = {"nats": float(scored[:, 0].sum() / scored[:, 1].sum() / NATS)}
             found.items["bound"] = scored
-        vectors = self.features([separate_words(text) for text in real[:WRITTEN]])
+        vectors = self.features((self.alike or self.real(split))[: min(WRITTEN, len(real))])
         for cell in cells:
             self.add_samples(found, lm, cell, vectors, seed=1 + (split == "test"))
         return found
@@ -236,14 +241,14 @@ class LanguageMeasure:
         """The same figures of real text: the ceiling of divergence, its variety, what of it was seen in training."""
         from difflm.data.text_metrics import distinct_n
 
-        real = [separate_words(text) for text in (self.texts.dev if split == "dev" else self.texts.test)]
-        first, other = real[:WRITTEN], real[WRITTEN : 2 * WRITTEN] or real[:WRITTEN]
-        grams = self.count_seen(first)
-        area, _ = measure_divergence(self.features(first), self.features(other))
+        first, alike = self.real(split)[:WRITTEN], self.alike or self.real(split)
+        grams, other = self.count_seen(first), alike[WRITTEN : 2 * WRITTEN] or alike[:WRITTEN]
+        area, _ = measure_divergence(self.features(alike[:WRITTEN]), self.features(other))
         return {
             "distinct_4": distinct_n([text.split() for text in first], 4),
             "memorised": float(grams[:, 0].sum() / max(1, grams[:, 1].sum())),
             "mauve_like": area,
+            "mauve_of_training": float(bool(self.alike)),
         }
 
     def count_seen(self, texts: Sequence[str]) -> "np.ndarray[Any, Any]":

@@ -197,6 +197,13 @@ def at_variety(figure: str) -> Callable[[Record, Arm], float | None]:
     return value
 
 
+def mauve(record: Record, arm: Arm) -> float | None:
+    """Divergence at the variety of real text. The first rows of E2E compared samples with test texts, which describe
+    other restaurants: training texts themselves have 0.04 there, so that figure cannot tell models apart."""
+    known = record["task"] != "e2e" or record["real"]["test"].get("mauve_of_training")
+    return at_variety("mauve_like")(record, arm) if known else None
+
+
 def nearest_cell(record: Record) -> str:
     """The temperature whose variety is nearest to that of real text, on dev."""
     real = record["real"]["dev"]["distinct_4"]
@@ -230,7 +237,7 @@ METRICS = {
     "bleu_at_div4": Metric(1.0, at_div4, bootstrap_at_div4),
     "nats": Metric(-1.0, bound, bootstrap_bound),
     "judge": Metric(-1.0, at_variety("judge"), bootstrap_samples("judge")),
-    "mauve_like": Metric(1.0, at_variety("mauve_like"), bootstrap_samples("cells")),
+    "mauve_like": Metric(1.0, mauve, bootstrap_samples("cells")),
     "memorised": Metric(-1.0, at_variety("memorised"), bootstrap_samples("grams")),
 }
 

@@ -24,11 +24,13 @@ ROOM = 2  # tokens of a source that some methods spend on its ends: sources are 
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a task without sources; real texts that are trained on are streamed."""
+    """The texts of a task without sources; real texts that are trained on are streamed. Where dev and test are of other
+    meanings than training (`apart`), samples are like training texts at best, and are compared with those."""
 
     dev: list[str]
     test: list[str]
     training: Callable[[], Iterator[str]]
+    apart: bool = False
 
 
 def hash_texts(texts: Sequence[str], references: Sequence[Sequence[str]] = ()) -> str:
@@ -56,7 +58,7 @@ def read_language(corpus: str, root: Path) -> Texts:
     else:
         dev, test = list(read(corpus, root, "valid")), list(read(corpus, root, "test"))
     mixed = [random.Random(0).sample(texts, len(texts)) for texts in (dev, test)]
-    return Texts(mixed[0], mixed[1], training)
+    return Texts(mixed[0], mixed[1], training, apart=corpus == "e2e")
 
 
 def read_pairs(corpus: str, root: Path, tokenizer: "Tokenizer", room: int) -> tuple["PairSet", "PairSet"]:
