@@ -4,6 +4,7 @@
   python -m benchmarks.tables.claims run DS-1 SQ-1 --tasks multi30k --updates 6000 --minutes 9
   python -m benchmarks.tables.claims run --dry-run
   python -m benchmarks.tables.claims table
+  python -m benchmarks.tables.claims publish
 
 `run` trains what the named claims still lack (all claims where none is named), four runs at a time, and appends a line
 to claims.jsonl for each; a run whose line is there is never trained again. benchmarks/tables/README.md has the rules.
@@ -20,9 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks.tables import ledger as books
 from benchmarks.tables.ledger import Claim, Ledger, Run, Wanted, load_ledger, read_finished, wanted_runs
-from benchmarks.tables.report import print_tables
+from benchmarks.tables.report import print_tables, publish
 
 AT_A_TIME = 4  # always: rows of runs that had the GPU to themselves would not be comparable
 RESERVE = 45  # seconds before the end at which runs are asked to stop, and save what they have
@@ -146,7 +149,7 @@ def wanted_of(asked: argparse.Namespace) -> Wanted:
 def main(words: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if words is None else words)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "plan", "table"])
+    parser.add_argument("what", choices=["run", "plan", "table", "publish"])
     parser.add_argument("claims", nargs="*", help="ids of claims, such as DS-1; none: all that can be run")
     parser.add_argument("--tasks", type=names, default=[], help="only these tasks")
     parser.add_argument("--only", type=names, default=[], help="only these systems")
@@ -174,10 +177,22 @@ def main(words: Sequence[str] | None = None) -> None:
         return run_all(ledger, asked, words)
     if asked.what == "table":
         return print_tables(ledger, wanted_of(asked), finished, asked.items)
+    if asked.what == "publish":
+        return write_published(publish(ledger, wanted_of(asked), finished, asked.items))
     runs = wanted_runs(ledger, choose_claims(ledger, asked), wanted_of(asked), finished)
     if asked.what == "plan":
         runs = fit_minutes(runs, estimate, asked.minutes)
     put_list(runs, estimate)
+
+
+def write_published(found: Mapping[str, Any]) -> None:
+    """What `difflm methods` shows: a file of the package, of these runs alone."""
+    from difflm import methods
+    from difflm.runtime.files import write_atomic
+
+    path = Path(methods.__file__).parent / "measured.yaml"
+    head = "# Made from finished runs: python -m benchmarks.tables.claims publish\n"
+    write_atomic(path, head + yaml.safe_dump(dict(found), sort_keys=False, allow_unicode=True, width=118))
 
 
 def fit_minutes(runs: Sequence[Run], estimate: Estimate, minutes: float) -> list[Run]:

@@ -72,6 +72,7 @@ class Claim:
     tasks: Sequence[str]
     arms: Mapping[str, Arm]
     comparisons: Sequence[Comparison]
+    published: str = ""  # the paper's own figures
     traps: str = ""
     minutes: float = 0.0  # of a GPU, as the ledger estimates it for all its tasks
 

@@ -48,6 +48,15 @@ class Row:
     def learning(self) -> bool:
         return any(still_learning(one["curve"], one["score_kind"]) for one in self.records)
 
+    @property
+    def label(self) -> str:
+        changed = (f" {key.removeprefix('model.')}={value}" for key, value in sorted(self.arm.changes.items()))
+        return self.arm.system + "".join(changed)
+
+    @property
+    def marks(self) -> list[str]:
+        return ["still learning"] * self.learning + ["rate at the edge"] * self.at_edge
+
     def mean(self, value: Callable[[Record], float | None]) -> float | None:
         found = [one for one in map(value, self.records) if one is not None]
         return float(np.mean(found)) if found and len(found) == len(self.records) else None
@@ -325,16 +334,21 @@ COLUMNS: dict[str, dict[str, Callable[[Record, Arm], float | None]]] = {
 }
 
 
+def find_rows(ledger: Ledger, task: str, wanted: Wanted, finished: Mapping[str, Record]) -> list[Row]:
+    """All arms of all claims on a task that have a finished seed, each once."""
+    seen: dict[tuple[str, tuple[tuple[str, Any], ...]], Row] = {}
+    for claim in ledger.claims.values():
+        for name, arm in ledger.arms(claim):
+            row = find_row(ledger, task, arm, wanted, finished) if name == task else None
+            if row:
+                seen.setdefault((arm.system, tuple(sorted(arm.changes.items()))), row)
+    return [*seen.values()]
+
+
 def print_tables(ledger: Ledger, wanted: Wanted, finished: Mapping[str, Record], items: Path) -> None:
     for task in ledger.tasks.values():
-        seen: dict[tuple[str, tuple[tuple[str, Any], ...]], Row] = {}
-        for claim in ledger.claims.values():
-            for name, arm in ledger.arms(claim):
-                row = find_row(ledger, task.name, arm, wanted, finished) if name == task.name else None
-                if row:
-                    seen.setdefault((arm.system, tuple(sorted(arm.changes.items()))), row)
         groups: dict[tuple[bool, int], list[Row]] = {}
-        for row in seen.values():
+        for row in find_rows(ledger, task.name, wanted, finished):
             groups.setdefault((row.arm.assisted, row.arm.changes.get("pairs", 0)), []).append(row)
         for (assisted, few), rows in groups.items():
             check_equal(rows)
@@ -356,15 +370,13 @@ def print_task(name: str, kind: str, rows: Sequence[Row], wanted: Wanted) -> Non
         return -(row.mean(lambda record: record["score"]) or 0.0)
 
     for row in sorted(rows, key=order):
-        changed = "".join(f" {k.removeprefix('model.')}={v}" for k, v in sorted(row.arm.changes.items()))
         cells = [row.mean(lambda r, f=f, a=row.arm: f(r, a)) for f in columns.values()]  # type: ignore[misc]
         shown = " | ".join("–" if cell is None else f"{cell:.3g}" for cell in cells)
         minutes = np.mean([record["training"] for record in row.records]) / 60
         apart = row.records[0]["parameters"] / middle - 1
         sized = [f"{apart:+.0%} parameters"] * (abs(apart) > SIZES_WITHIN)
-        marks = "; ".join(["still learning"] * row.learning + ["rate at the edge"] * row.at_edge + sized)
         size = f"{row.records[0]['parameters'] / 1e6:.1f}M | {row.rate:g} | {len(row.records)} | {minutes:.1f}"
-        print(f"| {row.arm.system}{changed} | {size} | {shown} | {marks} |")
+        print(f"| {row.label} | {size} | {shown} | {'; '.join([*row.marks, *sized])} |")
 
 
 def print_ledger(ledger: Ledger, wanted: Wanted, finished: Mapping[str, Record], items: Path) -> None:
@@ -378,3 +390,55 @@ def print_ledger(ledger: Ledger, wanted: Wanted, finished: Mapping[str, Record],
     for claim in ledger.claims.values():
         if not claim.comparisons:
             print(f"| {claim.id} | | | | – | – | not run | {claim.option} |")
+
+
+# -- what the library says ---------------------------------------------------------------------------------------------
+
+PUBLISHED = {  # figures of `difflm methods`, by the kind of a task
+    "pairs": {"bleu": COLUMNS["pairs"]["BLEU"], "div_4": COLUMNS["pairs"]["div-4"], "calls": COLUMNS["pairs"]["calls"]},
+    "language": {
+        "nats": COLUMNS["language"]["bound"],
+        "judge": COLUMNS["language"]["judge"],
+        "calls": COLUMNS["language"]["calls"],
+    },
+}
+
+
+def publish(ledger: Ledger, wanted: Wanted, finished: Mapping[str, Record], items: Path) -> dict[str, Any]:
+    """Rows of all methods and verdicts of all claims, for `difflm methods`."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for task in ledger.tasks.values():
+        for row in find_rows(ledger, task.name, wanted, finished):
+            figures = {name: publish_figure(row, value) for name, value in PUBLISHED[task.kind].items()}
+            about = {"task": task.name, "as": row.label, "rate": row.rate, "seeds": len(row.records)}
+            about |= {"updates": wanted.updates, "notes": [*row.marks, *["assisted"] * row.arm.assisted]}
+            kept = {name: value for name, value in figures.items() if value}
+            rows.setdefault(row.records[0]["method"], []).append({**about, **kept})
+    judged = [*judge_all(ledger, wanted, finished, items)]
+    claims = {claim.id: publish_claim(ledger, claim, judged) for claim in ledger.claims.values() if claim.published}
+    return {"methods": rows, "claims": claims}
+
+
+def publish_figure(row: Row, value: Callable[[Record, Arm], float | None]) -> list[float] | None:
+    """The mean over seeds, and its standard error."""
+    found = [one for one in (value(record, row.arm) for record in row.records) if one is not None]
+    if not found or len(found) < len(row.records):
+        return None
+    error = float(np.std(found, ddof=1) / len(found) ** 0.5) if len(found) > 1 else float("nan")
+    return [float(f"{np.mean(found):.4g}"), *([float(f"{error:.2g}")] if error == error else [])]
+
+
+def publish_claim(ledger: Ledger, claim: Claim, judged: Sequence[Judged]) -> dict[str, Any]:
+    results = []
+    for one in judged:
+        if one.claim.id == claim.id and one.verdict != "not run":
+            said = {"task": one.task, "better": one.comparison.better, "worse": one.comparison.worse}
+            found = one.difference
+            measured = {"difference": [float(f"{x:.3g}") for x in (found.mean, found.error)]} if found else {}
+            results.append(
+                {**said, "metric": one.comparison.metric, **measured, "verdict": one.verdict, "why": one.why}
+            )
+    systems = {system: methods for kind in ledger.systems.values() for system, methods in kind.items()}
+    methods = sorted({systems[arm.system]["method"] for arm in claim.arms.values()})
+    about = {"paper": claim.paper, "says": claim.says, "published": claim.published, "methods": methods}
+    return {**about, "needs": "" if claim.runnable else claim.option, "results": results}
