@@ -25,8 +25,10 @@ import yaml
 
 from benchmarks.tables import ledger as books
 from benchmarks.tables.ledger import Claim, Ledger, Run, Wanted, load_ledger, read_finished, wanted_runs
-from benchmarks.tables.report import print_tables, publish
+from benchmarks.tables.report import list_claims, list_tables, publish
 
+PAGE = Path(__file__).parents[2] / "docs" / "results.md"
+MADE, END = "<!-- made by: python -m benchmarks.tables.claims publish -->", "<!-- until here -->"
 AT_A_TIME = 4  # always: rows of runs that had the GPU to themselves would not be comparable
 RESERVE = 45  # seconds before the end at which runs are asked to stop, and save what they have
 UPDATE_SECONDS, MEASURE_SECONDS = {"pairs": 0.05, "language": 0.04}, {True: 20.0, False: 75.0}  # guesses, by sweep
@@ -176,23 +178,34 @@ def main(words: Sequence[str] | None = None) -> None:
     if asked.what == "run" and not asked.dry_run:
         return run_all(ledger, asked, words)
     if asked.what == "table":
-        return print_tables(ledger, wanted_of(asked), finished, asked.items)
+        print(*list_report(ledger, asked, finished), sep="\n")
+        return None
     if asked.what == "publish":
-        return write_published(publish(ledger, wanted_of(asked), finished, asked.items))
+        return write_published(ledger, asked, finished)
     runs = wanted_runs(ledger, choose_claims(ledger, asked), wanted_of(asked), finished)
     if asked.what == "plan":
         runs = fit_minutes(runs, estimate, asked.minutes)
     put_list(runs, estimate)
 
 
-def write_published(found: Mapping[str, Any]) -> None:
-    """What `difflm methods` shows: a file of the package, of these runs alone."""
+def list_report(ledger: Ledger, asked: argparse.Namespace, finished: Mapping[str, Any]) -> list[str]:
+    claims = list_claims(ledger, wanted_of(asked), finished, asked.items)
+    return [*list_tables(ledger, wanted_of(asked), finished), "### Claims\n", *claims]
+
+
+def write_published(ledger: Ledger, asked: argparse.Namespace, finished: Mapping[str, Any]) -> None:
+    """What `difflm methods` shows, a file of the package, and the tables of the page of results."""
     from difflm import methods
     from difflm.runtime.files import write_atomic
 
-    path = Path(methods.__file__).parent / "measured.yaml"
     head = "# Made from finished runs: python -m benchmarks.tables.claims publish\n"
-    write_atomic(path, head + yaml.safe_dump(dict(found), sort_keys=False, allow_unicode=True, width=118))
+    found = publish(ledger, wanted_of(asked), finished, asked.items)
+    text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=118)
+    write_atomic(Path(methods.__file__).parent / "measured.yaml", head + text)
+    before, rest = PAGE.read_text(encoding="utf-8").split(MADE)
+    after = rest.split(END)[1]
+    page = "\n".join([before + MADE, "", *list_report(ledger, asked, finished), "", END + after])
+    write_atomic(PAGE, page)
 
 
 def fit_minutes(runs: Sequence[Run], estimate: Estimate, minutes: float) -> list[Run]:

@@ -73,6 +73,7 @@ class Claim:
     arms: Mapping[str, Arm]
     comparisons: Sequence[Comparison]
     published: str = ""  # the paper's own figures
+    methods: Sequence[str] = ()  # which it is about, where no arm says so
     traps: str = ""
     minutes: float = 0.0  # of a GPU, as the ledger estimates it for all its tasks
 

@@ -345,7 +345,8 @@ def find_rows(ledger: Ledger, task: str, wanted: Wanted, finished: Mapping[str, 
     return [*seen.values()]
 
 
-def print_tables(ledger: Ledger, wanted: Wanted, finished: Mapping[str, Record], items: Path) -> None:
+def list_tables(ledger: Ledger, wanted: Wanted, finished: Mapping[str, Record]) -> Iterator[str]:
+    """A table for each task, assisted rows and those of fewer pairs apart."""
     for task in ledger.tasks.values():
         groups: dict[tuple[bool, int], list[Row]] = {}
         for row in find_rows(ledger, task.name, wanted, finished):
@@ -353,18 +354,17 @@ def print_tables(ledger: Ledger, wanted: Wanted, finished: Mapping[str, Record],
         for (assisted, few), rows in groups.items():
             check_equal(rows)
             name = f"{task.name}{f', {few:,} pairs' if few else ''}, {'assisted' if assisted else 'plain'}"
-            print_task(name, task.kind, rows, wanted)
-    print_ledger(ledger, wanted, finished, items)
+            yield from list_rows(name, task.kind, rows, wanted)
 
 
-def print_task(name: str, kind: str, rows: Sequence[Row], wanted: Wanted) -> None:
+def list_rows(name: str, kind: str, rows: Sequence[Row], wanted: Wanted) -> Iterator[str]:
     first = rows[0].records[0]
     sets = f"dev {first['sets']['dev']}, test {first['sets']['test']}"
     about = f"{wanted.updates:,} updates of {first['batch']}, {first['at_a_time']} runs at a time; {sets}"
-    print(f"\n## {name}\n\n{about}\n")
+    yield f"### {name}\n\n{about}\n"
     columns, middle = COLUMNS[kind], float(np.median([row.records[0]["parameters"] for row in rows]))
-    print(f"| system | parameters | rate | seeds | minutes | {' | '.join(columns)} | |")
-    print("|" + "---|" * (6 + len(columns)))
+    yield f"| system | parameters | rate | seeds | minutes | {' | '.join(columns)} | |"
+    yield "|" + "---|" * (6 + len(columns))
 
     def order(row: Row) -> float:
         return -(row.mean(lambda record: record["score"]) or 0.0)
@@ -376,20 +376,30 @@ def print_task(name: str, kind: str, rows: Sequence[Row], wanted: Wanted) -> Non
         apart = row.records[0]["parameters"] / middle - 1
         sized = [f"{apart:+.0%} parameters"] * (abs(apart) > SIZES_WITHIN)
         size = f"{row.records[0]['parameters'] / 1e6:.1f}M | {row.rate:g} | {len(row.records)} | {minutes:.1f}"
-        print(f"| {row.label} | {size} | {shown} | {'; '.join([*row.marks, *sized])} |")
+        yield f"| {row.label} | {size} | {shown} | {'; '.join([*row.marks, *sized])} |"
+    yield ""
 
 
-def print_ledger(ledger: Ledger, wanted: Wanted, finished: Mapping[str, Record], items: Path) -> None:
-    print("\n## Claims\n\n| claim | task | better than | metric | difference | bootstrap | verdict at this scale | |")
-    print("|---|---|---|---|---|---|---|---|")
-    for one in judge_all(ledger, wanted, finished, items):
-        found, asked = one.difference, one.comparison
-        shown = f"{found.mean:+.3g} ± {found.error:.2g} | {found.low:.3g} to {found.high:.3g}" if found else "– | –"
-        said = f"{one.claim.id} | {one.task} | {asked.better} / {asked.worse} | {asked.metric}"
-        print(f"| {said} | {shown} | {one.verdict} | {one.why} |")
+def list_claims(ledger: Ledger, wanted: Wanted, finished: Mapping[str, Record], items: Path) -> Iterator[str]:
+    """What was found of each claim; those without a run on one line."""
+    judged, open_claims = [*judge_all(ledger, wanted, finished, items)], (list[str](), list[str]())
+    yield "| claim | the paper's figures | task | ours | interval | verdict at this scale |"
+    yield "|---|---|---|---|---|---|"
     for claim in ledger.claims.values():
-        if not claim.comparisons:
-            print(f"| {claim.id} | | | | – | – | not run | {claim.option} |")
+        found = [one for one in judged if one.claim.id == claim.id and one.verdict != "not run"]
+        if not found and claim.published:
+            open_claims[claim.runnable].append(claim.id)
+        said = f"{claim.id}, {claim.paper}: {claim.says} | {claim.published}"
+        for one in found:
+            asked, difference = one.comparison, one.difference
+            shown = f"{difference.mean:+.3g} ± {difference.error:.2g}" if difference else "–"
+            interval = f"{difference.low:.3g} to {difference.high:.3g}" if difference else "–"
+            ours = f"{asked.better} over {asked.worse}, {asked.metric}: {shown}"
+            why = f": {one.why}" if one.why else ""
+            yield f"| {said} | {one.task} | {ours} | {interval} | {one.verdict}{why} |"
+            said = f"{claim.id} | "
+    lacking, waiting = map(", ".join, open_claims)
+    yield f"\nWithout a run yet: {waiting}; and for want of an option: {lacking}."
 
 
 # -- what the library says ---------------------------------------------------------------------------------------------
@@ -425,7 +435,7 @@ def publish_figure(row: Row, value: Callable[[Record, Arm], float | None]) -> li
     if not found or len(found) < len(row.records):
         return None
     error = float(np.std(found, ddof=1) / len(found) ** 0.5) if len(found) > 1 else float("nan")
-    return [float(f"{np.mean(found):.4g}"), *([float(f"{error:.2g}")] if error == error else [])]
+    return [float(f"{np.mean(found):.5g}"), *([float(f"{error:.2g}")] if error == error else [])]
 
 
 def publish_claim(ledger: Ledger, claim: Claim, judged: Sequence[Judged]) -> dict[str, Any]:
@@ -434,11 +444,11 @@ def publish_claim(ledger: Ledger, claim: Claim, judged: Sequence[Judged]) -> dic
         if one.claim.id == claim.id and one.verdict != "not run":
             said = {"task": one.task, "better": one.comparison.better, "worse": one.comparison.worse}
             found = one.difference
-            measured = {"difference": [float(f"{x:.3g}") for x in (found.mean, found.error)]} if found else {}
+            measured = {"difference": [float(f"{found.mean:.3g}"), float(f"{found.error:.2g}")]} if found else {}
             results.append(
                 {**said, "metric": one.comparison.metric, **measured, "verdict": one.verdict, "why": one.why}
             )
     systems = {system: methods for kind in ledger.systems.values() for system, methods in kind.items()}
-    methods = sorted({systems[arm.system]["method"] for arm in claim.arms.values()})
-    about = {"paper": claim.paper, "says": claim.says, "published": claim.published, "methods": methods}
+    methods = claim.methods or sorted({systems[arm.system]["method"] for arm in claim.arms.values()})
+    about = {"paper": claim.paper, "says": claim.says, "published": claim.published, "methods": [*methods]}
     return {**about, "needs": "" if claim.runnable else claim.option, "results": results}

@@ -165,6 +165,17 @@ def test_methods_as_objects_and_as_a_table(say):
     assert say("methods", "--device", "cpu") == table
 
 
+def test_a_method_shows_its_runs_and_what_became_of_the_claims_of_its_paper(say, capsys):
+    shown = say("methods", "d3pm-uniform")
+    assert "D3-1, D3PM (Austin et al., 2021): Masks beat" in shown and "in the paper: text8" in shown
+    assert "6,000 updates, rate 0.0006, 3 seeds" in shown and ": holds" in shown
+    (known,) = lines(say("methods", "d3pm-uniform", "--json"))
+    assert known["claims"]["D3-1"]["results"][0]["verdict"] == "holds"
+    assert "not tested yet: missing: shares as an option" in say("methods", "diff-glat")
+    assert main(["methods", "d3pm-unform"]) == 2
+    assert "unknown method 'd3pm-unform'. Did you mean 'd3pm-uniform'?" in capsys.readouterr().err
+
+
 # -- recipes ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """The runner of the great table: runs are keyed, resumed and compared by the protocol's rules."""
 
+import argparse
 import gzip
 import json
 import random
@@ -15,7 +16,7 @@ from benchmarks.tables import claims as command
 from benchmarks.tables import ledger as books
 from benchmarks.tables import measures, one_run, sets
 from benchmarks.tables.ledger import Arm, Comparison, Ledger, Wanted, load_ledger, read_finished, wanted_runs
-from benchmarks.tables.report import Row, UnequalRowsError, check_equal, judge
+from benchmarks.tables.report import Row, UnequalRowsError, check_equal, judge, publish
 from benchmarks.tables.stats import (
     Difference,
     Features,
@@ -28,6 +29,7 @@ from benchmarks.tables.stats import (
     measure_divergence,
     still_learning,
 )
+from difflm.methods import read_measured
 from difflm.runtime.files import append_line
 from difflm.training.recipe import load_recipe
 
@@ -242,6 +244,13 @@ def test_a_claim_is_judged_from_files_alone_and_not_while_an_arm_is_learning():
     learning = row_of("a", 30.0, curve={"50": 10.0, "75": 20.0, "100": 30.0})
     assert judge(asked, learning, row_of("b", 20.0), load)[::2] == ("undecided", "still learning: a")
     assert judge(asked, None, row_of("b", 20.0), load)[0] == "not run"
+
+
+def test_what_the_library_and_its_page_say_is_what_finished_runs_say():
+    ledger, finished, page = load_ledger(), read_finished(), command.PAGE.read_text(encoding="utf-8")
+    assert read_measured() == publish(ledger, Wanted(), finished, books.ITEMS)
+    asked = argparse.Namespace(updates=books.UPDATES, rates=[], seeds=[*books.REPORTED], items=books.ITEMS)
+    assert all(line in page for line in command.list_report(ledger, asked, finished))
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from difflm.controls.learned import checking_tagger
 from difflm.data.corpora import read_e2e
 from difflm.data.words import split_words
 from difflm.generation.pipeline import TextDiffusion
-from difflm.methods import METHODS, read_measured
+from difflm.methods import METHODS
 from difflm.training.run import bundled_runs
 from tests.support.pages import COMMANDS, PAGES, PYTHON, ROOT, YAML, Shown, commands_in, links_in
 from tests.support.pretrained import make_classifier
@@ -437,20 +437,6 @@ def test_anchors_are_headings_of_the_page_they_lead_to(page: Path) -> None:
         target = page.parent / path if path else page
         if target.suffix == ".md":
             assert anchor in anchors_in(target.read_text(encoding="utf-8")), f"{path}#{anchor}"
-
-
-def test_what_was_measured_of_methods_stands_in_a_table() -> None:
-    tables = ("log/2026-11-other.md", "log/2026-11-tokens.md", "log/2026-11-pairs.md", "results.md")
-    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in tables]
-    names = {"autoregressive": "`autoregressive` (twin)", "encoder-decoder": "twin, 5 beams"}
-    for method, figures in read_measured().items():
-        rows = [line for page in pages for line in page.splitlines() if line.startswith("| ")]
-        own = [row for row in rows if row.removeprefix("| ").startswith(names.get(method, f"`{method}`"))]
-        for corpus, value in figures.items():
-            shown = f"{value:.3f}" if corpus == "e2e" else f"{value:.1f}"
-            assert any(f" {shown} " in row for row in own), (method, shown)
-    unmeasured = {name for name, one in METHODS.items() if one.kind in ("method", "baseline")} - set(read_measured())
-    assert unmeasured <= {"decoder-only"}
 
 
 def test_the_page_of_methods_shows_all_of_them(capsys: Any) -> None:

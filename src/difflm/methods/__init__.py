@@ -3,6 +3,8 @@ when the method is asked for.
 
 Methods of other packages join through the entry points `difflm.methods`, or by `difflm.methods.register`."""
 
+from typing import Any
+
 from difflm.methods.base import LISTED, Method, Row
 from difflm.methods.base import TextSpec as TextSpec
 from difflm.runtime.files import read_own_table
@@ -19,6 +21,6 @@ def list_methods() -> dict[str, Row]:
     return {name: {**plain, **LISTED[name]} if name in LISTED else METHODS[name].describe() for name in METHODS}
 
 
-def read_measured() -> dict[str, dict[str, float]]:
-    """What was measured of each method: `measured.yaml`."""
+def read_measured() -> dict[str, dict[str, Any]]:
+    """What was measured of each method, and of each claim of a paper: `measured.yaml`, made from the great table."""
     return read_own_table("measured.yaml", __file__)

@@ -1,40 +1,78 @@
 """`difflm methods` and `difflm info`."""
 
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from difflm.app.commands.options import ENGLISH, command
 from difflm.app.console import complain, put_json, put_line, put_rows
+from difflm.errors import UsageError, suggest
+from difflm.runtime.files import Json
 
+COLUMNS = ("name", "paper", "family", "kind", "bound", "E2E nats/token", "Multi30k BLEU", "recipes")
+FIGURES = ("nats", "judge", "bleu", "div_4", "calls")
 SHARED = "e2e-mdlm"  # the recipe of all token methods that have no recipe themselves
 
 
 @command("methods")
-def methods(as_json: bool = False, device: str = "auto") -> None:
+def methods(name: str = "", as_json: bool = False, device: str = "auto") -> None:
     """List the methods: their papers, what was measured of them, and their recipes."""
-    from difflm.methods import LISTED, METHODS, list_methods, read_measured
+    from difflm.methods import METHODS, list_methods, read_measured
 
     recipes, measured = recipes_by_method(), read_measured()
     for line in METHODS.broken.values():
         complain(f"warning: {line}")
-    rows, unmeasured = list[tuple[str, ...]](), list[str]()
-    for method, row in list_methods().items():
-        names, own = recipes.get(method, {}), measured.get(method, {})
+    listed = list_methods()
+    if name and name not in listed:
+        raise UsageError(f"unknown method {name!r}. {suggest(name, listed)}Known: {', '.join(listed)}.")
+    rows = list[tuple[str, ...]]()
+    for method, row in listed.items():
+        if name and method != name:
+            continue
+        names, own = recipes.get(method, {}), measured["methods"].get(method, [])
+        claims = {key: claim for key, claim in measured["claims"].items() if method in claim["methods"]}
         if as_json:
             values = {key: row[key] for key in ("paper", "family", "kind", "bound")}
-            unbound = [name for name in names if not names[name]]
-            put_json({"name": method, **values, "measured": own, "recipes": [*names], "recipes_without_bound": unbound})
-        elif not own and method in LISTED and LISTED[method].get("kind", "method") in ("method", "baseline"):
-            unmeasured.append(f"{method} ({', '.join(names)})")
-        else:
-            known = ", ".join(name if has or not row["bound"] else f"{name} (no bound)" for name, has in names.items())
-            figures = f"{own['e2e']:.2f}" if "e2e" in own else "", f"{own['multi30k']:.1f}" if "multi30k" in own else ""
-            about = row["paper"], row["family"], row["kind"], "yes" if row["bound"] else "no"
-            rows.append((method, *about, *figures, known or f"{SHARED} method={method}"))
-    if not as_json:
-        put_rows(rows, "name", "paper", "family", "kind", "bound", "E2E judge", "Multi30k BLEU", "recipes")
-    if unmeasured:
-        put_line(f"\nNot measured yet, so not in the table: {', '.join(unmeasured)}")
+            unbound = [recipe for recipe in names if not names[recipe]]
+            values |= {"measured": own, "recipes": [*names], "recipes_without_bound": unbound}
+            put_json({"name": method, **values, **({"claims": claims} if name else {})})
+            continue
+        known = ", ".join(
+            recipe if has or not row["bound"] else f"{recipe} (no bound)" for recipe, has in names.items()
+        )
+        figures = [show_figure(own, *place) for place in (("e2e", "nats"), ("multi30k", "bleu"))]
+        about = row["paper"], row["family"], row["kind"], "yes" if row["bound"] else "no"
+        rows.append((method, *about, *figures, known or f"{SHARED} method={method}"))
+        if name:
+            put_rows(rows, *COLUMNS)
+            put_claims(own, claims)
+    if not as_json and not name:
+        put_rows(rows, *COLUMNS)
+        put_line("\n* still learning; empty: no run under the common protocol yet. More of one: difflm methods NAME")
+
+
+def show_figure(rows: Sequence[Json], task: str, figure: str) -> str:
+    """What a method reached as its paper has it, without help of others."""
+    plain = (row for row in rows if row["task"] == task and " " not in row["as"] and "assisted" not in row["notes"])
+    row = next(plain, {})
+    return f"{row[figure][0]:#.3g}{'*' * ('still learning' in row['notes'])}" if figure in row else ""
+
+
+def put_claims(rows: Sequence[Json], claims: Mapping[str, Json]) -> None:
+    """Print what was measured of one method, and what became of the claims of papers about it."""
+    for row in rows:
+        found = [f"{name} {' ± '.join(f'{x:g}' for x in row[name])}" for name in FIGURES if name in row]
+        protocol = f"{row['updates']:,} updates, rate {row['rate']:g}, {row['seeds']} seeds"
+        put_line(f"\n{row['task']}, {row['as']}: {', '.join(found)} ({'; '.join([protocol, *row['notes']])})")
+    for key, claim in claims.items():
+        put_line(f"\n{key}, {claim['paper']}: {claim['says']}\n  in the paper: {claim['published']}")
+        for one in claim["results"]:
+            measured = " " + " ± ".join(f"{x:g}" for x in one.get("difference", ()))
+            why = f": {one['why']}" if one["why"] else ""
+            pair = f"{one['better']} over {one['worse']}, {one['metric']}{measured}"
+            put_line(f"  {one['task']}, {pair}: {one['verdict']}{why}")
+        if not claim["results"]:
+            put_line(f"  not tested yet{': ' + claim['needs'] if claim['needs'] else ''}")
 
 
 def recipes_by_method() -> dict[str, dict[str, bool]]:
