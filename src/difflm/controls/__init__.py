@@ -15,9 +15,8 @@ from difflm.controls.patterns.pattern import Json, Pattern, WordCount
 from difflm.errors import UsageError, suggest
 from difflm.runtime.registry import Registry
 
-OWN: Sequence[type[Control]] = (
-    *(Length, Contains, Avoid, Pattern, WordCount, Json, Infill, Field, Label, Tags, Tree, Span),
-)
+EXACT: Sequence[type[Control]] = (Length, Contains, Avoid, Pattern, WordCount, Json, Infill)
+OWN: Sequence[type[Control]] = (*EXACT, Field, Label, Tags, Tree, Span)
 
 CONTROLS: Registry[Control] = Registry("difflm.controls", Control, {control.name: control for control in OWN})
 register = CONTROLS.register

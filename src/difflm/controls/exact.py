@@ -243,9 +243,6 @@ def let_end(automaton: TokenAutomaton, ends: Sequence[int]) -> TokenAutomaton:
     return Columns(classes.tolist(), [*table.T]).smallest(np.insert(automaton.accepting, over, True))
 
 
-# -- what may follow required words -----------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=8)
 def printed_pieces(tokenizer: Tokenizer) -> tuple[str, ...]:
     """What each token adds to a text after a word: its spelling or, if that is not given, the result of decoding."""

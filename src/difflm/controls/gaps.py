@@ -235,9 +235,6 @@ def fits_between(sizes: Sequence[int], runs: Sequence[int]) -> bool:
     return everything[-1] in placed
 
 
-# -- texts that are rewritten ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Edit(KnownText):
     """A text to rewrite; `keep` names words of it to keep. `strength` is how much noise is added first. None: a model

@@ -251,9 +251,6 @@ class Span(Syntax):
         return Check(there, float(there), checker)
 
 
-# -- what is known, and what is found ---------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=1)
 def checking_tagger() -> Tagger:
     """spaCy if it is installed, otherwise the bundled tagger; the check names it."""

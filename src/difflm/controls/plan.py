@@ -9,6 +9,7 @@ from itertools import accumulate, groupby, pairwise, repeat, takewhile
 import torch
 from torch import Tensor
 
+from difflm.controls import rules
 from difflm.controls.base import Canvas, Check, Control, KnownText, KnownTokens, ModelInfo
 from difflm.controls.exact import avoid_all, let_end, spaced_pieces
 from difflm.controls.gaps import Edit, cut_gaps, fits_between
@@ -42,15 +43,6 @@ from difflm.controls.phrases import (
     find_required,
     find_template,
     join_given,
-)
-from difflm.controls.rules import (
-    ClimbEnergy,
-    ForbidSpecials,
-    ImposePattern,
-    KeepApart,
-    PlacePhrases,
-    WordPrior,
-    join_rules,
 )
 from difflm.controls.sentence_classifier import read_labels
 from difflm.data.tokenizers import END, PAD, SPECIALS, START, UNK
@@ -378,38 +370,38 @@ class ControlPlan:
             return Steering(batch.known, prefix_rules=[join_prefix_rules(own)])
         mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
         canvas = Canvas(mask, self.info.first, batch.known)
-        rules = join_own(parts, canvas, lambda plan, own: plan.token_rules(own) + plan.word_rules(own))
+        imposed = join_own(parts, canvas, lambda plan, own: plan.token_rules(own) + plan.word_rules(own))
         wanted = [plan.targets(canvas.rows(part)) if plan else [] for plan, part in parts]
         targets = merge_targets(wanted, [part.stop - part.start for _, part in parts])
         readers = [target for target in targets if target.classifier.reads_words]
         targets = [target for target in targets if not target.classifier.reads_words]
         guidance = Guidance(targets, self.denoiser, mask, self.guidance) if targets else None
         if guidance and self.denoiser.codec.holds_tokens:  # tokens have no gradient: the belief is reweighted
-            rules, guidance = [GuidedBelief(guidance), *rules], None
-        if readers:  # after the rules: it cannot make forbidden words possible, and reads what the rules leave
-            rules = [*rules, ClimbEnergy(partial(read_labels, readers), mask, self.guidance.size)]
+            imposed, guidance = [GuidedBelief(guidance), *imposed], None
+        if readers:  # after the rules: it cannot make forbidden words possible, and reads what the imposed leave
+            imposed = [*imposed, rules.ClimbEnergy(partial(read_labels, readers), mask, self.guidance.size)]
         # Required words come last: no other rule may change their positions.
-        rules = [*rules, *join_own(parts, canvas, lambda plan, own: plan.last_rules(own))]
-        return Steering(batch.known, batch.begin, rules=rules, guide=guidance)
+        imposed = [*imposed, *join_own(parts, canvas, lambda plan, own: plan.last_rules(own))]
+        return Steering(batch.known, batch.begin, rules=imposed, guide=guidance)
 
     def token_rules(self, canvas: Canvas) -> list[Transform]:
         """The rules for single positions."""
-        codec, rules = self.denoiser.codec, list[Transform]()
+        codec, found = self.denoiser.codec, list[Transform]()
         if not self.open_ended:
             # A vocabulary of words may contain a newline; a text does not begin or end with it.
             newline = self.info.tokenizer.encode("\n")[0] if self.info.tokenizer.whole_words else UNK
-            rules.append(ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
+            found.append(rules.ForbidSpecials(codec, canvas, newline, self.model.lengths.ends))
         if self.model.capabilities.unsaid:
-            rules.append(Unsaid(self.model.capabilities.unsaid, canvas.settled))
+            found.append(Unsaid(self.model.capabilities.unsaid, canvas.settled))
         for control in self.imposed:
             if (rule := control.rule(codec, self.info, canvas)) is not None:
-                rules.append(rule)
+                found.append(rule)
             if (prior := control.prior(self.info)) is not None:
-                rules.append(WordPrior.count(*prior, canvas))
+                found.append(rules.WordPrior.count(*prior, canvas))
             if (energy := control.energy) is not None:
                 read = lambda logits, there, log_p=energy: log_p(logits.softmax(-1), there, self.info)  # noqa: E731
-                rules.append(ClimbEnergy(read, canvas.mask, name=control.name))
-        return rules
+                found.append(rules.ClimbEnergy(read, canvas.mask, name=control.name))
+        return found
 
     def word_rules(self, canvas: Canvas) -> list[Transform]:
         """The rule that required words appear, if there are any; for subwords, with nothing that lengthens them."""
@@ -421,9 +413,9 @@ class ControlPlan:
         free[:, canvas.first + self.info.max_words :] = False
         apart = None
         if tokenizer.spells:
-            apart = KeepApart(codec, phrases.followers, spaced_pieces(tokenizer), canvas, phrases.openings)
+            apart = rules.KeepApart(codec, phrases.followers, spaced_pieces(tokenizer), canvas, phrases.openings)
         ends = self.model.lengths.ends if self.open_ended else ()
-        return [PlacePhrases(codec, phrases.ids, free, apart, ends)]
+        return [rules.PlacePhrases(codec, phrases.ids, free, apart, ends)]
 
     def last_rules(self, canvas: Canvas) -> list[Transform]:
         """The rule that the whole text, without special tokens, is accepted, if there is an automaton."""
@@ -431,11 +423,11 @@ class ControlPlan:
             return []
         chain, known = self.chain_on(canvas.mask.device), canvas.known
         if known is None:
-            return [ImposePattern(self.denoiser.codec, chain, canvas.mask)]
+            return [rules.ImposePattern(self.denoiser.codec, chain, canvas.mask)]
         words = known >= len(SPECIALS)
         inside = canvas.mask & (words | ~canvas.settled)
         inside[:, : self.info.first] = False  # a model may write the START before its text itself
-        return [ImposePattern(self.denoiser.codec, chain, inside, known.masked_fill(~words, FREE))]
+        return [rules.ImposePattern(self.denoiser.codec, chain, inside, known.masked_fill(~words, FREE))]
 
     @property
     def transitions(self) -> int:
@@ -506,7 +498,7 @@ def join_own(
     parts: Sequence[Part], canvas: Canvas, make: Callable[[ControlPlan, Canvas], list[Transform]]
 ) -> list[Transform]:
     """The rules that the plans of a batch make for their rows of a canvas."""
-    return join_rules([(part, make(plan, canvas.rows(part)) if plan else []) for plan, part in parts], canvas)
+    return rules.join_rules([(part, make(plan, canvas.rows(part)) if plan else []) for plan, part in parts], canvas)
 
 
 def size_gaps(asked: Sequence[GapSizes]) -> None:

@@ -6,8 +6,8 @@ the schema, strings contain no escapes and, unless the schema gives a limit, at 
 there are many of them), and numbers have at most fifteen digits and six decimals."""
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NoReturn
 
 from difflm.controls.patterns.regular import MAX_COUNT, Chars, Either, Node, Repeated, parse_pattern, sequence
@@ -94,8 +94,11 @@ class Compiler:
             return Either(tuple(sequence(json.dumps(value, ensure_ascii=False)) for value in fitting))
         if not kinds:
             self.refuse(at, "the type is missing")
-        ways = (LITERALS.get(kind) or getattr(self, f"compile_{kind}")(schema, at, depth) for kind in kinds)
-        return Either(tuple(ways))
+        compilers: Mapping[str, Callable[[Schema, str, int], Node]] = {
+            **{"string": self.compile_string, "array": self.compile_array, "object": self.compile_object},
+            **{"number": self.compile_number, "integer": partial(self.compile_number, fractions=False)},
+        }
+        return Either(tuple(LITERALS.get(kind) or compilers[kind](schema, at, depth) for kind in kinds))
 
     def listed(self, schema: Schema, key: str, at: str) -> Sequence[object]:
         if not isinstance(schema[key], list) or not schema[key]:
@@ -111,8 +114,6 @@ class Compiler:
         if most < least:
             self.refuse(at, f"{low} is above {high}")
         return least, most if most <= MAX_COUNT else None
-
-    # -- a type each ----------------------------------------------------------------------------------------------
 
     def compile_string(self, schema: Schema, at: str, depth: int) -> Node:
         least, most = self.counts(schema, "minLength", "maxLength", at)
@@ -141,9 +142,6 @@ class Compiler:
             return sequence('"', parse_pattern(whole, spell_inside), '"')
         except UsageError as error:
             self.refuse(at, str(error).removesuffix("."))
-
-    def compile_integer(self, schema: Schema, at: str, depth: int) -> Node:
-        return self.compile_number(schema, at, depth, fractions=False)
 
     def compile_number(self, schema: Schema, at: str, depth: int, fractions: bool = True) -> Node:
         """Numbers by their sign: whole ones and, with `fractions`, those between them."""

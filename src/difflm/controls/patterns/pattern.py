@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
+from re import Pattern as Compiled
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, PydanticUserError
@@ -30,7 +31,7 @@ class Pattern(Exact):
     needs_automaton = True
 
     def __post_init__(self) -> None:
-        given = self.regex.pattern if isinstance(self.regex, re.Pattern) else self.regex
+        given = self.regex.pattern if isinstance(self.regex, Compiled) else self.regex
         object.__setattr__(self, "regex", need_text(given, r'Pattern("The .*")'))
 
     @property
