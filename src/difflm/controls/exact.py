@@ -14,7 +14,14 @@ import numpy as np
 from difflm.controls.base import CHARACTERS, WORDS, Canvas, Check, Control, Exact, ModelInfo, need_number, need_text
 from difflm.controls.patterns.pattern import WordCount
 from difflm.controls.patterns.regular import Chars, Either, Node, Repeated, sequence
-from difflm.controls.patterns.token_automata import Columns, TokenAutomaton, avoid_phrases, compile_pattern, find_phrase
+from difflm.controls.patterns.token_automata import (
+    Columns,
+    Followers,
+    TokenAutomaton,
+    avoid_phrases,
+    compile_pattern,
+    hold_tokens,
+)
 from difflm.data.tokenizers import SPECIALS, UNK, Tokenizer
 from difflm.data.words import CJK, FUSED, UNITS, has_phrase, is_letter, split_words
 from difflm.errors import UsageError
@@ -28,7 +35,6 @@ if TYPE_CHECKING:
 BEHIND = ("a", "A", "1", "s", "é", ".", ".a", ".1", "-", "-a", "'s", "&a", ",1", ":1", "£", "e.", "g.", "m.")
 ANYTHING, NOTHING = Repeated(Chars(named="sS"), 0, None), sequence()
 EDGE = Chars(tuple(re.findall("(.)-(.)", CJK)), "W")  # what may be next to a word
-Followers = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -129,9 +135,9 @@ class Contains(Exact):
             return compile_pattern(hold_phrase(phrase), tokenizer)
         ids = tokenizer.encode_inside(phrase)
         if not tokenizer.spells:
-            return find_phrase(ids, tokenizer.size)
-        followers = *sort_followers(phrase, tokenizer), spaced_pieces(tokenizer)
-        return find_phrase(ids, tokenizer.size, *followers, tokenizer.encode(phrase))
+            return hold_tokens(ids, tokenizer.size)
+        followers, spaced = sort_followers(phrase, tokenizer), spaced_pieces(tokenizer)
+        return hold_tokens(ids, tokenizer.size, followers, spaced, tokenizer.encode(phrase))
 
     def judge(self, text: str) -> tuple[bool, str]:
         return has_phrase(text, self.phrase), WORDS
@@ -157,14 +163,14 @@ class Avoid(Exact):
         return None if (banned := self.bans(info)) is None else RuleOut(codec, codec.token_mask(banned))
 
     def bans(self, info: ModelInfo) -> Sequence[int] | None:
-        ways = [] if info.tokenizer.spells else spell_variants(self.word, info)
-        alone = not info.tokenizer.spells and all(len(ids) == 1 for ids in ways)
-        return [token for (token,) in ways] if alone else None
+        if info.tokenizer.spells:
+            return None
+        ways = spell_variants(self.word, info.tokenizer)
+        return [token for (token,) in ways] if all(len(ids) == 1 for ids in ways) else None
 
     def automaton(self, info: ModelInfo) -> TokenAutomaton:
-        banned = self.bans(info)
-        if banned is None:
-            return avoid_all([self.word], info)
+        if (banned := self.bans(info)) is None:
+            return avoid_words([self.word], info.tokenizer)
         return avoid_phrases([[token] for token in banned], info.tokenizer.size)
 
     def judge(self, text: str) -> tuple[bool, str]:
@@ -172,29 +178,22 @@ class Avoid(Exact):
         return not has_phrase(text, word) and word not in split_words(text.lower()), WORDS
 
 
-def avoid_all(words: Sequence[str], info: ModelInfo) -> TokenAutomaton:
-    """The automaton of texts without these words: as printed or, where nothing tells that, as tokenized."""
-    if info.tokenizer.spells or info.tokenizer.whole_words:
-        return avoid_words(words, info.tokenizer)
-    return avoid_phrases([ids for word in words for ids in spell_variants(word, info)], info.tokenizer.size)
-
-
-def spell_variants(word: str, info: ModelInfo) -> list[list[int]]:
-    """The ways in which the model can spell a word: all of them or, with byte pairs, the usual ones."""
+def spell_variants(word: str, tokenizer: Tokenizer) -> list[list[int]]:
+    """The ways in which a model can spell a word: all of them or, with byte pairs, the usual ones."""
     word = word.strip()
-    if info.tokenizer.whole_words:
-        known = [*enumerate(info.tokenizer.pieces, len(SPECIALS))]
+    if tokenizer.whole_words:
+        known = [*enumerate(tokenizer.pieces, len(SPECIALS))]
         ways = [[i for i, other in known if other.lower() == one] for one in split_words(word.lower())]
         return [list(way) for way in product(*ways)]
     cases = {word, word.lower(), word.upper(), word.capitalize(), word.title()}
-    return info.tokenizer.encode_batch(sorted(space + case for case in cases for space in ("", " ")))
-
-
-# -- words that must not be there -------------------------------------------------------------------------------------
+    return tokenizer.encode_batch(sorted(space + case for case in cases for space in ("", " ")))
 
 
 def avoid_words(words: Sequence[str], tokenizer: Tokenizer) -> TokenAutomaton:
-    """The automaton of texts that contain none of these words, however they are tokenized."""
+    """The automaton of texts without these words: as printed, however they are tokenized, or where nothing tells that,
+    as they are usually tokenized."""
+    if not tokenizer.spells and not tokenizer.whole_words:
+        return avoid_phrases([ids for word in words for ids in spell_variants(word, tokenizer)], tokenizer.size)
     held = Either(tuple(hold_phrase(word, parted=True) for word in words))
     return compile_pattern(held, tokenizer, negated=True, as_bytes=True)
 

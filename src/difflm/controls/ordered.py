@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from difflm.controls.patterns.regular import Array
 from difflm.controls.patterns.token_automata import ANY, Template, TokenAutomaton
 from difflm.data.tokenizers import END, SPECIALS, Tokenizer
 from difflm.diffusion.samplers.left_to_right import IMPOSSIBLE
@@ -48,18 +47,6 @@ def end_sentences(tokenizer: Tokenizer, begins: bool = False) -> TokenAutomaton:
     return TokenAutomaton(np.array([*map(kind, pieces)]), table, np.arange(5) == ended)
 
 
-def reach(automaton: TokenAutomaton, least: int, room: int) -> Array:
-    """Whether a text is accepted that ends after `least` tokens at the earliest and `room` at the latest, by the tokens
-    that it has and by its state, [room + 1, states]."""
-    found = np.zeros((room + 1, len(automaton.table)), bool)
-    for count in reversed(range(room + 1)):
-        if count < room:
-            found[count] = found[count + 1][automaton.table].any(1)
-        if count >= least:
-            found[count] |= automaton.accepting
-    return found
-
-
 @dataclass(frozen=True)
 class Ordered:
     """Texts that begin with the `given` tokens, which none of the `glued` follow, and end where the automaton accepts
@@ -82,11 +69,14 @@ class FollowAutomaton:
     def __init__(self, asked: Ordered, rooms: Sequence[int], device: torch.device) -> None:
         self.asked, self.read = asked, 0  # tokens so far
         automaton, kinds = asked.automaton, [*dict.fromkeys(rooms)]
+        # Whether a text is accepted in its room and has the fewest tokens, by the tokens so far and the state.
         tables = np.zeros((len(kinds), 2 + max(kinds), len(automaton.table)), bool)
-        for k, room in enumerate(kinds):
-            tables[k, : room + 1] = reach(automaton, asked.fewest(room), room)
-        own = (tables, automaton.table, automaton.classes, automaton.accepting)
-        self.reach, self.table, self.classes, self.accepting = (torch.tensor(one, device=device) for one in own)
+        for own, room in zip(tables, kinds, strict=True):
+            for count in reversed(range(room + 1)):
+                ends = automaton.accepting & (count >= asked.fewest(room))
+                own[count] = own[count + 1][automaton.table].any(1) | ends
+        parts = (tables, automaton.table, automaton.classes, automaton.accepting)
+        self.reach, self.table, self.classes, self.accepting = (torch.tensor(one, device=device) for one in parts)
         self.kind = torch.tensor([kinds.index(room) for room in rooms], device=device)
         self.least = torch.tensor([asked.fewest(room) for room in rooms], device=device)
         self.state = torch.zeros_like(self.kind)

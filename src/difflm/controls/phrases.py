@@ -6,8 +6,9 @@ from itertools import chain, pairwise
 from typing import cast
 
 from difflm.controls.base import Control, KnownText, KnownTokens, ModelInfo
-from difflm.controls.exact import Followers, sort_followers
+from difflm.controls.exact import sort_followers
 from difflm.controls.gaps import Edit, Infill, fits_between
+from difflm.controls.patterns.token_automata import Followers
 from difflm.data.words import Given, has_phrase, is_letter, join_words, space_words, split_words, touches
 from difflm.errors import UsageError
 

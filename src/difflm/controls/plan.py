@@ -11,7 +11,7 @@ from torch import Tensor
 
 from difflm.controls import rules
 from difflm.controls.base import Canvas, Check, Control, KnownText, KnownTokens, ModelInfo
-from difflm.controls.exact import avoid_all, let_end, spaced_pieces
+from difflm.controls.exact import avoid_words, let_end, spaced_pieces
 from difflm.controls.gaps import Edit, cut_gaps, fits_between
 from difflm.controls.guidance import (
     STANDARD,
@@ -192,7 +192,7 @@ class ControlPlan:
         words = [c.forbids for c in avoided]
         if all(c.bans(self.info) is not None for c in avoided):
             return None
-        automaton = avoid_all(words, self.info)
+        automaton = avoid_words(words, self.info.tokenizer)
         kept = self.known.parts if self.known and self.info.tokenizer.spells else []
         if not all(map(automaton.can_contain, kept)):
             raise UsageError(f"avoid {' or '.join(map(repr, words))}: the words that are kept contain it.")
@@ -232,7 +232,7 @@ class ControlPlan:
             return Ordered(self.pattern.automaton, given, 0.0 if ends else 1.0, room if ends else None)
         automaton = end_sentences(tokenizer, begins=known is None)
         if avoided := [c.forbids for c in self.controls if c.forbids]:
-            automaton = intersect(automaton, avoid_all(avoided, self.info))
+            automaton = intersect(automaton, avoid_words(avoided, tokenizer))
         if infill:
             (glued, _), *_ = infill.misfits(tokenizer)
             return Ordered(automaton, given, 0.0, min(most, len(given) + SENTENCE), glued)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from difflm.controls.base import Canvas
+from difflm.controls.patterns.token_automata import Followers
 from difflm.data.tokenizers import END, PAD, START, UNK
 from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import Codec
@@ -112,7 +113,7 @@ class KeepApart:
     about phrases that are known: the kept words of an edited text."""
 
     codec: Codec
-    followers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # for each phrase (`sort_followers`)
+    followers: tuple[Followers, ...]  # for each phrase (`sort_followers`)
     spaced: tuple[int, ...]  # tokens that begin with white space, and specials
     canvas: Canvas
     openings: tuple[tuple[int, ...], ...] = ()  # the tokens of each phrase at the beginning of a text

@@ -38,6 +38,7 @@ MAX_RAW = 20_000  # states before the smallest automaton is found
 MAX_RAW_SIZE = 8_000_000  # and these times classes of tokens: 64 MB
 CHUNK = 32  # tokens of one class that are summed at once
 MAX_CHANCES = 16_000_000  # numbers that a template keeps: 128 MB
+Followers = tuple[Sequence[int], Sequence[int]]  # tokens that lengthen a phrase, and those that do so by what follows
 Context = tuple[tuple[str, ...], bool]  # the last words since a space, and whether they are read back unchanged
 NEWLINE = ("\n",)
 GLUE, SPACE, NEVER = 0, 1, 2  # what is written before a word
@@ -273,17 +274,16 @@ def intersect(one: TokenAutomaton, other: TokenAutomaton) -> TokenAutomaton:
     return Columns(own.ravel().tolist(), [*table.T]).smallest(np.append(one.accepting[a] & other.accepting[b], False))
 
 
-def find_phrase(
+def hold_tokens(
     ids: Sequence[int],
     size: int,
-    glued: Sequence[int] = (),
-    closing: Sequence[int] = (),
+    followers: Followers = ((), ()),
     spaced: Sequence[int] = (),
     opening: Sequence[int] = (),
 ) -> TokenAutomaton:
     """The automaton of sequences that hold these tokens side by side, or begin with `opening` ones; not followed by
-    `glued` ones, nor by a `closing` one unless that ends the sequence or is followed by one that is `spaced`."""
-    own, sets = {*ids, *opening}, [{*glued}, {*closing}, {*spaced}]
+    some `followers`, nor by others of them unless these end the sequence or are followed by a `spaced` one."""
+    own, sets = {*ids, *opening}, [{*some} for some in (*followers, spaced)]
     kinds = Kinds([(t if t in own else -1, *(t in some for some in sets)) for t in range(len(SPECIALS), size)])
     anything = Repeated(kinds.read(lambda kind: True), 0, None)
     ways = sequence(anything, kinds.spell(ids)), *([kinds.spell(opening)] if opening else [])

@@ -84,7 +84,8 @@ class ControlDecoder(ABC):
         unknown = (word for text in parts for word in info.tokenizer.unknown(text.strip()))
         self.unknown_words = list(dict.fromkeys(unknown))
         self.phrases = [tuple(info.tokenizer.encode_inside(c.phrase)) for c in self.controls if isinstance(c, Contains)]
-        self.avoided = [tuple(s) for c in self.controls if isinstance(c, Avoid) for s in spell_variants(c.word, info)]
+        avoided = [c.word for c in self.controls if isinstance(c, Avoid)]
+        self.avoided = [tuple(way) for word in avoided for way in spell_variants(word, info.tokenizer)]
         check_avoided(self.controls, info, parts)
         most = self.known.most if self.known else info.max_words
         self.room = (self.words or most) - len(self.right)  # words that it writes, including those before the gap
