@@ -53,7 +53,7 @@ class Recording:
     def drafts_of(self, number: int, made: PlayedText) -> list[Draft]:
         """All drafts of a text, or of the candidate that was chosen, that were kept, and always the last."""
         samples = range(number * self._candidates, (number + 1) * self._candidates)
-        every = [self._kept.get(k, []) + [draft for draft in (self._passing.get(k),) if draft] for k in samples]
+        every = [[*self._kept.get(k, ()), *filter(None, [self._passing.get(k)])] for k in samples]
         return next((drafts for drafts in every if drafts and count_spelling(drafts[-1], made.text)), every[0])
 
 

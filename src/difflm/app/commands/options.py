@@ -77,9 +77,7 @@ def command(
             with join_others() if "joins" in about else nullcontext():
                 return function(*args, **given)
 
-        places = {name: place for place, name in enumerate(TABLE["order"])}  # of panels on a help page
-        panels = {p.name: get_args(p.annotation)[1].rich_help_panel for p in chain(own, *shared.values())}
-        options = sorted(chain(own, *shared.values()), key=lambda p: places.get(panels[p.name], places[""]))
+        options = sorted(chain(own, *shared.values()), key=panel_rank)
         made.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         made.__annotations__ = {p.name: p.annotation for p in options}
         return app.command(name.split()[-1], epilog=show_example(name))(made) if app else made
@@ -108,6 +106,12 @@ def make_option(name: str, kind: Any, default: Any, about: Json) -> inspect.Para
         help, panel = escape(about["help"]), about.get("panel") or None
         made = typer.Option(*about.get("flags", ()), help=help, rich_help_panel=panel, **more)
     return inspect.Parameter(name, KEYWORD_ONLY, default=default, annotation=Annotated[kind, made])
+
+
+def panel_rank(option: inspect.Parameter) -> int:
+    """The position of an option's panel on a help page."""
+    order, panel = TABLE["order"], get_args(option.annotation)[1].rich_help_panel
+    return order.index(panel if panel in order else "")
 
 
 def options_of(group: type | Sequence[str]) -> list[inspect.Parameter]:

@@ -96,8 +96,9 @@ class Guard:
             await self.app(scope, receive, send)
             return
         begun, status, asked = time.monotonic(), CLIENT_CLOSED_REQUEST, Headers(scope=scope)
+        allowed = asked.get("origin", "").lower() in self.cors  # the requesting page, by `--cors`
         added = HEADERS
-        if self.allows(asked):
+        if allowed:
             added = {**HEADERS, **CORS, b"access-control-allow-origin": asked["origin"].encode("latin-1")}
 
         async def send_with_headers(message: Message) -> None:
@@ -109,7 +110,7 @@ class Guard:
             await send(message)
 
         try:
-            await self.respond(scope, asked, receive, send_with_headers)
+            await self.respond(scope, asked, allowed, receive, send_with_headers)
         finally:
             seconds = time.monotonic() - begun
             route = scope["route"].path if "route" in scope else "other"  # not the path, which clients choose
@@ -121,16 +122,12 @@ class Guard:
                 about = {"method": scope["method"], "path": path, "client": client}
                 log_event("request", **about, status=status, seconds=round(seconds, 4))
 
-    def allows(self, headers: Headers) -> bool:
-        """Whether the requesting page is allowed by `--cors`."""
-        return headers.get("origin", "").lower() in self.cors
-
-    async def respond(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        if scope["method"] == "OPTIONS" and self.allows(headers):  # a CORS preflight request
+    async def respond(self, scope: Scope, headers: Headers, allowed: bool, receive: Receive, send: Send) -> None:
+        if scope["method"] == "OPTIONS" and allowed:  # a CORS preflight request
             await Response(status_code=204)(scope, receive, send)
             return
         try:
-            self.check(scope["path"], headers)
+            self.check(scope["path"], headers, allowed)
             async with asyncio.timeout(self.limits.body_seconds):
                 body = await read_body(Request(scope, receive), self.limits.body_bytes)
         except ClientDisconnect:
@@ -160,7 +157,7 @@ class Guard:
             left.cancel()
             task.cancel()
 
-    def check(self, path: str, headers: Headers) -> None:
+    def check(self, path: str, headers: Headers, allowed: bool) -> None:
         host = headers.get("host", "")
         # A name can be made to point here (DNS rebinding), an address cannot; where there is a token, it decides.
         try:
@@ -173,7 +170,7 @@ class Guard:
         origin = headers.get("origin")
         is_foreign = origin is not None and origin.partition("://")[2].lower() != host.lower()
         is_foreign = is_foreign or (headers.get("sec-fetch-site") == "cross-site" and path != "/")
-        if is_foreign and not self.allows(headers):
+        if is_foreign and not allowed:
             raise HTTPException(403, "pages from other origins may not use this server.")
         if self.token and not (path in PUBLIC or path.startswith("/assets/")):
             kind, _, given = headers.get("authorization", "").partition(" ")
