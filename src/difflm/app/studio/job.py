@@ -172,10 +172,9 @@ class Job(Request):
 
     def _add(self, event: Event | DifflmError) -> None:
         self._events.append(event)
-        if isinstance(event, Frames):
-            frames = [k for k, other in enumerate(self._events) if isinstance(other, Frames)]
-            if len(frames) > self.limits.frames:
-                del self._events[frames[0]]
+        frames = [k for k, other in enumerate(self._events) if isinstance(other, Frames)]
+        if len(frames) > self.limits.frames:
+            del self._events[frames[0]]
         self._ready.set()
 
     async def events(self) -> AsyncIterator[Event | None]:
