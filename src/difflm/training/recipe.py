@@ -198,7 +198,7 @@ def _drop_foreign(values: Json, given: Json) -> list[str]:
     return messages
 
 
-def flatten(values: Mapping[str, Any]) -> Json:
+def flatten(values: Mapping[str, object]) -> Json:
     """Values by their whole keys: {"model": {"hidden": 256}} is model.hidden."""
     found: Json = {key: value for key, value in values.items() if key != "model"}
     sizes = values.get("model") or {}  # may be empty in a file
@@ -280,7 +280,7 @@ def check_tokenizer(recipe: Recipe) -> None:
         raise UsageError(f"tokenizer={recipe.tokenizer} goes with source_words={theirs['source_words']}.")
 
 
-def check(values: Mapping[str, Any]) -> Recipe:
+def check(values: Mapping[str, object]) -> Recipe:
     """The recipe of these values; sizes of the model may be nested, or have whole keys."""
     if values.get("data") is None:
         raise UsageError(
