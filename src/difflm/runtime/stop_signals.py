@@ -18,10 +18,6 @@ def leave_closed_terminal() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), handle)
 
 
-STOP_SIGNALS = "SIGINT", "SIGTERM"
-POSIX_SIGNALS = "SIGHUP", "SIGUSR1"
-
-
 @contextmanager
 def catch_stop_signals() -> Iterator[Callable[[], bool]]:
     """Turn Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 into a request: the loop finishes its step, saves and returns. A second
@@ -33,10 +29,10 @@ def catch_stop_signals() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         leave_closed_terminal()
 
-    names = STOP_SIGNALS + (POSIX_SIGNALS if is_on("posix") else ())
-    numbers = [getattr(signal, name) for name in names]
-    if is_on("posix") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        numbers.remove(signal.SIGHUP)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if is_on("posix"):
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        numbers += [signal.SIGUSR1] if ignored else [signal.SIGUSR1, signal.SIGHUP]
     try:
         before = {number: signal.signal(number, ask) for number in numbers}
     except ValueError:  # not the main thread, which alone may handle signals
