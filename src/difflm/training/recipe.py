@@ -54,10 +54,7 @@ class Recipe(BaseModel):
     rows: Literal["texts", "packed"] = "texts"  # packed: `longest` tokens, filled with texts that do not attend others
     source_longest: int = Field(default=0, ge=0, le=MOST_TOKENS)  # 0: enough for 99 % of the sources
     source_words: Literal["shared", "own"] = "shared"  # own: sources have their own vocabulary
-    # `seq2seq`: texts are written from sources; `auto`: if the method or the data require it. `span-denoising`: one
-    # span of 30 % of each plain text is written from the rest; of two files, both are plain texts. `prompts`: each text
-    # of a labelled file follows prompts that state its labels, its length, or the text around a gap.
-    # `conversations`: answers are written after messages, in a chat model's own words.
+    # seq2seq: texts are written from sources; auto: if the method or the data require it.
     task: Literal["auto", "seq2seq", "span-denoising", "prompts", "conversations"] = "auto"
     distinct: bool = False  # train on each text only once, even if the file repeats it
     licence: str = ""  # of the data, for the model card
@@ -78,8 +75,7 @@ class Recipe(BaseModel):
     weight_decay: float = Field(default=0.0, ge=0)
     clip: float = Field(default=1.0, ge=0)
     accumulate: PositiveInt = 1
-    # Activation checkpointing of the blocks: far less memory for a third more compute. `light`: only norms are
-    # recomputed (without our kernels also GELUs), if the network is compiled: a little less memory.
+    # Activation checkpointing of the blocks; light: only norms are recomputed, if the network is compiled.
     recompute: bool | Literal["light"] = False
     ema: float = Field(default=0.999, ge=0, lt=1)
     precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on a GPU, fp32 elsewhere
