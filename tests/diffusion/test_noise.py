@@ -124,7 +124,7 @@ def test_a_seed_in_a_tensor_is_folded_alike(seed, parts):
 @settings(max_examples=50, deadline=None)  # the first ones compile
 def test_a_kernel_draws_the_same_numbers(seed, step, samples, stream, shape):
     """Without a GPU too: TRITON_INTERPRET=1 pytest tests/diffusion/test_noise.py -k kernel"""
-    from difflm.fast.kernels.uniform import draw_uniform
+    from difflm.fast.kernels.training import draw_uniform
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     seed, step = (torch.tensor(one, device=device) if isinstance(one, list) else one for one in (seed, step))
@@ -136,7 +136,7 @@ def test_a_kernel_draws_the_same_numbers(seed, step, samples, stream, shape):
 
 @pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="no GPU here, nor Triton's interpreter")
 def test_a_kernel_draws_for_all_pairs_of_samples_and_steps():
-    from difflm.fast.kernels.uniform import draw_uniform
+    from difflm.fast.kernels.training import draw_uniform
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for seed in (3, torch.tensor([4], device=device)):

@@ -126,7 +126,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") 
 @pytest.mark.parametrize(("rows", "words"), [(70, 4100), (3, 8250), (128, 50)])
 def test_the_kernel_computes_the_same_slopes(rows, words, dtype, smoothing):
     """Without a GPU too: TRITON_INTERPRET=1 pytest tests/models/test_word_nats.py -k kernel"""
-    from difflm.fast.kernels.word_slopes import weigh_slopes_in_place
+    from difflm.fast.kernels.training import weigh_slopes_in_place
 
     torch.manual_seed(0)
     logits, targets, weights = 3 * torch.randn(rows, words), torch.randint(words, (rows,)), torch.rand(rows)

@@ -19,8 +19,7 @@ from difflm.networks.head import Slopes, WordHead
 from difflm.networks.transformer import Attention, Block, Blocks, FeedForward
 
 if TRITON:
-    from difflm.fast.kernels.uniform import draw_uniform
-    from difflm.fast.kernels.word_slopes import weigh_slopes_in_place
+    from difflm.fast.kernels.training import draw_uniform, weigh_slopes_in_place
 
 FASTER = {Attention: FusedAttention, FeedForward: FusedFeedForward, Block: FusedBlock, Blocks: FusedBlocks}
 LARGE = 4096  # words from which our own kernel computes slopes

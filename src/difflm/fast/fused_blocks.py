@@ -26,7 +26,7 @@ from difflm.networks.transformer import (
 )
 
 if TRITON:
-    from difflm.fast.kernels.layers import apply_gelu, differentiate_gelu, join_gradients, norm_gradients
+    from difflm.fast.kernels.training import apply_gelu, differentiate_gelu, join_gradients, norm_gradients
 
 # Φ(-|x|) = exp(-x²/2) · (t·c₁ + t²·c₂ + …), t = 1 / (1 + SLOPE·|x|), to 7.5e-8 (Abramowitz & Stegun, 26.2.17).
 SLOPE = 0.2316419

@@ -1,4 +1,4 @@
-"""What layers of a Transformer compute in training, which takes a compiler's kernels longer (docs/log).
+"""What a training step computes that takes a compiler's kernels longer (docs/log): of layers, heads, and noise.
 
 GELU and its slopes, with the bias of the layer before it, whose gradient is summed on the way; GELU is written again
 with the slopes, and not kept from the forward pass. A compiler's GELU takes a third longer, and for the sum it reads
@@ -10,6 +10,15 @@ norm's weight and bias, and of a bias in its input. A compiler's kernel leaves m
 The gradient of a projection to queries, keys and values from theirs: one kernel rotates queries and keys back, writes
 all three side by side, and sums them for the bias. A compiler's kernel evaluates all parts everywhere and takes three
 times as long, and another one reads everything again for the sums.
+
+Cross-entropies of large vocabularies and their gradients, in place of the logits: one kernel reads every row for its
+normalisation. The other reads a tile at a time, writes the gradients over it and sums their columns, which is the
+gradient of the head's bias: each number is read twice and written once in all. One program for a whole row would read
+once, but 50,000 numbers in float32 do not fit into its registers with what else it needs, and the sums of columns would
+take another pass.
+
+Uniform random numbers of a counter, as `Noise.uniform` of difflm.diffusion.noise draws them, to the bit. That
+function's sixty small kernels take longer to start than to run.
 """
 
 import torch
@@ -22,6 +31,9 @@ from difflm.fast.kernels import launch, operator
 TILE = 8, 512  # rows and columns of a program that applies GELU
 COLUMNS = 1024  # of one that differentiates it
 ROWS = 32  # of a program that differentiates GELU or a norm, one row after the other
+READ = 2048  # columns of logits that a program normalises at a time
+SLOPES = {"ROWS": 64, "STEP": 4, "COLUMNS": 1024}  # of a tile of their gradients; STEP rows of it at a time
+DRAWN = 1024  # random numbers of a program
 
 
 @operator
@@ -194,3 +206,131 @@ def _join(  # type: ignore[no-untyped-def]
         total += one
     row = (text * tl.num_programs(0) + tl.program_id(0)) * 3 + part
     tl.store(sums + (row * heads + head) * dim + column, total, there)
+
+
+LOWEST, LOG2_E = tl.constexpr(-3e38), tl.constexpr(1.4426950408889634)
+
+
+def weigh_slopes_in_place(
+    logits: Tensor, bias: Tensor, targets: Tensor, weights: Tensor, vocabulary: int, smoothing: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`weigh_slopes`, which overwrites the logits. Behind the vocabulary the bias is −∞."""
+    rows, columns = logits.shape
+    tiles = triton.cdiv(columns, SLOPES["COLUMNS"]), triton.cdiv(rows, SLOPES["ROWS"])
+    nats, whole = (torch.empty(rows, device=logits.device) for _ in range(2))
+    sums = torch.empty(tiles[1], columns, device=logits.device)
+    given = (logits, bias.contiguous(), targets.contiguous(), whole)
+    sizes, smooth = (logits.stride(0), columns, vocabulary, float(smoothing)), smoothing > 0
+    launch(_normalise, (rows,), *given, nats, *sizes, SMOOTH=smooth, BLOCK=READ, num_warps=8)
+    both = weights.contiguous(), sums
+    launch(_differentiate, tiles, *given, *both, rows, *sizes, SMOOTH=smooth, **SLOPES, num_warps=4)
+    return nats, logits, sums.sum(0)
+
+
+@triton.jit
+def _normalise(  # type: ignore[no-untyped-def]
+    logits, bias, targets, whole, nats, stride, columns, vocabulary, smoothing,
+    SMOOTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One row: the logarithm of its sum of exponentials, and its nats."""
+    row = tl.program_id(0)
+    base = logits + row.to(tl.int64) * stride
+    # Of each lane: the largest x·log₂e so far, the sum of 2^(x·log₂e - largest), and the sum of x itself.
+    top, total = tl.full([BLOCK], LOWEST, tl.float32), tl.zeros([BLOCK], tl.float32)
+    plain = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = tl.load(base + column, column < columns, float("-inf")).to(tl.float32)
+        x += tl.load(bias + column, column < columns, 0.0).to(tl.float32)
+        if SMOOTH:
+            plain += tl.where(column < vocabulary, x, 0.0)
+        x *= LOG2_E
+        factor = tl.exp2(-tl.abs(x - top))  # of the sum if x is larger, else of x
+        total = tl.where(x > top, total * factor + 1.0, total + factor)
+        top = tl.maximum(top, x)
+    most = tl.max(top, 0)
+    norm = (most + tl.log2(tl.sum(total * tl.exp2(top - most), 0))) / LOG2_E
+    target = tl.load(targets + row)
+    wanted = (1 - smoothing) * (tl.load(base + target).to(tl.float32) + tl.load(bias + target).to(tl.float32))
+    if SMOOTH:
+        wanted += smoothing * (tl.sum(plain, 0) / vocabulary)
+    tl.store(whole + row, norm)
+    tl.store(nats + row, norm - wanted)
+
+
+@triton.jit
+def _differentiate(  # type: ignore[no-untyped-def]
+    logits, bias, targets, whole, weights, sums, rows, stride, columns, vocabulary, smoothing,
+    SMOOTH: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One tile: gradients in place of the logits, and their sums over its rows."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    there, tile = column < columns, tl.program_id(1)
+    total, added = tl.zeros([COLUMNS], tl.float32), tl.load(bias + column, there, 0.0).to(tl.float32)
+    for start in range(0, ROWS, STEP):
+        row = tile * ROWS + start + tl.arange(0, STEP)
+        valid = row < rows
+        place = logits + row.to(tl.int64)[:, None] * stride + column[None, :]
+        inside = valid[:, None] & there[None, :]
+        x = tl.load(place, inside, float("-inf")).to(tl.float32) + added[None, :]
+        target, norm = tl.load(targets + row, valid, 0), tl.load(whole + row, valid, 0.0)
+        weight = tl.load(weights + row, valid, 0.0)
+        slope = tl.exp(x - norm[:, None]) - tl.where(column[None, :] == target[:, None], 1 - smoothing, 0.0)
+        if SMOOTH:
+            slope -= tl.where(column < vocabulary, smoothing / vocabulary, 0.0)[None, :]
+        slope *= weight[:, None]
+        tl.store(place, slope.to(logits.dtype.element_ty), inside)
+        total += tl.sum(slope, 0)
+    tl.store(sums + tile.to(tl.int64) * columns + column, total, there)
+
+
+GOLDEN = tl.constexpr(-7046029254386353131)
+MIX_1 = tl.constexpr(-4658895280553007687)
+MIX_2 = tl.constexpr(-7723592293110705685)
+POSITIVE = tl.constexpr(2**63 - 1)
+
+
+def draw_uniform(
+    seed: int | Tensor, samples: Tensor, step: int | Tensor, shape: tuple[int, ...], stream: int
+) -> Tensor:
+    """U(0, 1) for each of the samples, [B, *shape], of at most two further dimensions. Seeds and steps are numbers, or
+    tensors that are broadcast with the samples."""
+    given = (seed, samples, step)
+    rows = torch.broadcast_shapes(*(part.shape for part in given if isinstance(part, Tensor)))
+    flat = [part.expand(rows).flatten() if isinstance(part, Tensor) else part for part in given]
+    strides = [part.stride(0) if isinstance(part, Tensor) else 0 for part in flat]
+    out = torch.empty(*rows, *shape, device=samples.device)
+    outer, inner = (1, 1, *shape)[-2:]
+    grid, kinds = (rows.numel(), triton.cdiv(outer * inner, DRAWN)), [isinstance(part, Tensor) for part in given]
+    numbers = *flat, out, *strides, stream, outer * inner, inner
+    launch(_draw, grid, *numbers, SEEDS=kinds[0], STEPS=kinds[2], DIMENSIONS=len(shape), BLOCK=DRAWN)
+    return out
+
+
+@triton.jit
+def _mix(z):  # type: ignore[no-untyped-def]
+    """As `mix_bits` there: the right shift keeps the sign, so the bits that it shifts in are masked."""
+    z = z + GOLDEN
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * MIX_1
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * MIX_2
+    return z ^ ((z >> 31) & (2**33 - 1))
+
+
+@triton.jit
+def _draw(  # type: ignore[no-untyped-def]
+    seeds, samples, steps, out, seed_stride, sample_stride, step_stride, stream, size, inner,
+    SEEDS: tl.constexpr, STEPS: tl.constexpr, DIMENSIONS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Some numbers of one row."""
+    row, place = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    seed = tl.load(seeds + row * seed_stride) if SEEDS else seeds
+    step = tl.load(steps + row * step_stride) if STEPS else steps
+    key = _mix(_mix(tl.cast(seed, tl.int64)) ^ stream) & POSITIVE
+    key = _mix(_mix(tl.load(samples + row * sample_stride) + key) + step)
+    bits = tl.zeros([BLOCK], tl.int64) + key
+    if DIMENSIONS == 2:
+        bits = _mix(bits + place // inner)
+    if DIMENSIONS > 0:
+        bits = _mix(bits + place % inner)
+    number = (((bits >> 41) & (2**23 - 1)).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2⁻²³
+    tl.store(out + row.to(tl.int64) * size + place, number, place < size)
