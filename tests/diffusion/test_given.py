@@ -7,8 +7,10 @@ import torch
 
 from difflm.data.tokenizers import END, PAD, START
 from difflm.diffusion.condition import FREE, HIDDEN, Condition
-from difflm.diffusion.denoiser import MaskStack, PrefixOrSubset, Spans
+from difflm.diffusion.denoiser import MaskStack
 from difflm.diffusion.noise import Noise
+from difflm.methods.cdcd import PrefixOrSubset
+from difflm.methods.sed import Spans
 from difflm.models.lengths import RandomPads
 
 MANY = 20_000

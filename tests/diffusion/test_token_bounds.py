@@ -9,8 +9,9 @@ from torch import Tensor
 from difflm.diffusion.bounds import DiscreteBound, ScoredTexts
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Absorbing, Interpolating, Uniform
-from difflm.diffusion.timesteps import BlockTimes, MostlyAt, TimeSampler
+from difflm.diffusion.timesteps import BlockTimes, TimeSampler
 from difflm.methods.gidd import Hybrid
+from difflm.methods.masked_lm import MostlyAt
 from tests.support.oracles import ENTROPY, JOINT
 from tests.support.token_oracles import MUTUAL, AtAnyTime
 

@@ -22,12 +22,13 @@ from difflm.diffusion.denoiser import Denoiser, MaskStack
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.objectives import Objective, cross_entropy
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import LinearSigma, interpolate
+from difflm.diffusion.processes.gaussian import interpolate
 from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, SamplerInputs, Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import LearnedWarp
 from difflm.fast.inference import Inference
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.cdcd import LinearSigma
 from difflm.models.diffusion import DiffusionModel
 from tests.support.pairs import sequences
 from tests.support.tiny import train_quietly

@@ -9,12 +9,12 @@ from torch import Tensor
 from difflm.diffusion.base import Belief
 from difflm.diffusion.codecs import FixedEmbedding
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes.gaussian import Gaussian, SigmaTime
+from difflm.diffusion.processes.gaussian import Gaussian
 from difflm.diffusion.samplers.loop import Sampler, SamplerInputs, Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.diffusion.timesteps import StepSpan
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.dinoiser import ROWS, ClippedTimes, nearest_distances, smallest_sigma
+from difflm.methods.dinoiser import ROWS, ClippedTimes, SigmaTime, nearest_distances, smallest_sigma
 
 VOCABULARY = 10_000
 

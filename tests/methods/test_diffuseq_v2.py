@@ -13,7 +13,6 @@ from torch import Tensor
 
 from difflm.data.batches import Batch
 from difflm.diffusion.base import Belief, StepState, expand_levels
-from difflm.diffusion.codecs import CentredEmbedding
 from difflm.diffusion.denoiser import clean_state
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Gaussian
@@ -21,7 +20,7 @@ from difflm.diffusion.processes.gaussian import Sqrt
 from difflm.diffusion.samplers.loop import Steering
 from difflm.diffusion.samplers.steps import STEPS
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.diffuseq import SoftAbsorbing
+from difflm.methods.diffuseq import CentredEmbedding, SoftAbsorbing
 from difflm.models.diffusion import DiffusionModel
 from difflm.training.run import load_run
 from tests.support.tiny import train_quietly

@@ -12,9 +12,10 @@ from difflm.data.batches import Batch
 from difflm.diffusion.codecs import FixedEmbedding
 from difflm.diffusion.condition import Condition
 from difflm.diffusion.noise import Noise
-from difflm.diffusion.processes.gaussian import Gaussian, SigmaTime
+from difflm.diffusion.processes.gaussian import Gaussian
 from difflm.diffusion.samplers.loop import Steering
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.dinoiser import SigmaTime
 from difflm.models.diffusion import DiffusionModel, TrainedTexts
 
 WORDS, LENGTH = 12, 4

@@ -15,7 +15,7 @@ from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.noise import Noise, StepNoise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Gaussian
-from difflm.diffusion.processes.gaussian import Cosine, Renoised
+from difflm.diffusion.processes.gaussian import Cosine
 from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, SamplerInputs, Transform
 from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
 from difflm.diffusion.samplers.steps import VECTOR_STEPS
@@ -23,6 +23,7 @@ from difflm.diffusion.timesteps import BlockTimes
 from difflm.errors import UsageError
 from difflm.generation.pipeline import TextDiffusion
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.ssd_lm import Renoised
 from difflm.models.base import Sampling
 from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths, BlockwiseDenoiser
 from difflm.networks import Sizes, Transformer

@@ -17,8 +17,9 @@ from difflm.data.tokenizers import Words
 from difflm.diffusion.denoiser import autocast_to
 from difflm.diffusion.noise import Noise
 from difflm.diffusion.processes import Absorbing
-from difflm.diffusion.timesteps import LowDiscrepancy, MostlyAt
+from difflm.diffusion.timesteps import LowDiscrepancy
 from difflm.methods import METHODS, TextSpec
+from difflm.methods.masked_lm import MostlyAt
 from difflm.models import diffusion
 from difflm.models.word_nats import choose_rows, most_masked
 from difflm.networks import Sizes, Transformer, head

@@ -98,19 +98,6 @@ class LowDiscrepancy(TimeSampler):
         return u.squeeze(1) if each == 1 else u
 
 
-class MostlyAt(LowDiscrepancy):
-    """Every second text at one time, the others at any."""
-
-    def __init__(self, time: float, limits: tuple[float, float] = (0.0, 1.0)) -> None:
-        super().__init__(limits=limits)
-        self.usual = time
-
-    def draw(self, noise: Noise, each: int = 1) -> Tensor:
-        t = super().draw(noise, each)
-        t[::2] = self.usual
-        return t
-
-
 class BlockTimes(LowDiscrepancy):
     """A separate time for every block of `size` positions, from the part of [0, 1] where losses vary least. Sampling
     goes down a staircase: t is 0 in finished blocks and 1 in later ones (Arriola et al., 2025)."""

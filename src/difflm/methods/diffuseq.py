@@ -5,16 +5,33 @@ The losses count the text alone, as the paper's equations do; the released code 
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from difflm.diffusion import Denoiser, Gaussian, Noise, PartialNoising, Schedule, Sqrt, Step, Times, expand_levels
-from difflm.diffusion.codecs import CentredEmbedding, Embedding, LearnedEmbedding
+from difflm.diffusion import Denoiser, Gaussian, LearnedEmbedding, Noise, Schedule, Sqrt, Step, Times, expand_levels
+from difflm.diffusion.codecs import Embedding
+from difflm.diffusion.denoiser import PartialNoising
 from difflm.methods.base import TextSpec
 from difflm.methods.diffusion_lm import X0_STD, DiffusionLM, compose_chain
 from difflm.models.base import LanguageModel, Sampling
 from difflm.networks import BertLayout
 
 ABSORB = 27  # added to a stream of random numbers: that of the uniform number which decides what is absorbed
+
+
+class CentredEmbedding(LearnedEmbedding):
+    """Vectors relative to a learned mean embedding m, where the prior is centred and lost positions go
+    (Gong et al., 2023b).
+
+    x_t − m = α (x_0 − m) + σ ε is the plain process of the vectors e − m, so that nothing else need know of m: the
+    network's first and last layers are affine, and the rounding head's logits change by a constant and its bias."""
+
+    def __init__(self, vocabulary: int, dim: int, x0_std: float = 0.0) -> None:
+        super().__init__(vocabulary, dim, x0_std=x0_std)
+        # From a random m a small network had learned nothing in the 100 updates that suffice from 0.
+        self.mean = nn.Parameter(torch.zeros(dim))
+
+    def table(self) -> Tensor:
+        return super().table() - self.mean
 
 
 class SoftAbsorbing(Gaussian):

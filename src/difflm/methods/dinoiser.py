@@ -4,12 +4,14 @@
 into it, not afterwards. Candidates of all lengths are compared at once. The blocks are those of our pre-norm
 Transformer."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from difflm.diffusion import Codec, GaussianBound, LearnedEmbedding, LowDiscrepancy, Noise, Objective
+from difflm.diffusion import Codec, GaussianBound, LearnedEmbedding, LowDiscrepancy, Noise, Objective, Schedule
 from difflm.diffusion.denoiser import Denoiser, SelfConditioning
-from difflm.diffusion.processes.gaussian import Gaussian, SigmaTime
+from difflm.diffusion.processes.gaussian import LOWEST_LOG_SNR, Gaussian
 from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import build_network
 from difflm.models.base import LanguageModel, Sampling
@@ -17,6 +19,19 @@ from difflm.models.diffusion import DiffusionModel
 from difflm.models.lengths import LengthPredictor
 
 ROWS = 64  # words whose nearest neighbour is updated at each training step
+
+
+@dataclass(frozen=True)
+class SigmaTime(Schedule):
+    """σ(t) = t: time is the noise's own scale (Ye et al., 2024). Down to the `least` scale, which keeps t = 0 finite:
+    σ² = t² + least² (1 − t²)."""
+
+    least: float = 1e-3
+
+    def log_snr(self, t: Tensor) -> Tensor:
+        square = t.double() ** 2
+        square = square + self.least**2 * (1 - square)
+        return (torch.log1p(-square) - square.log()).clamp(min=LOWEST_LOG_SNR).to(t.dtype)
 
 
 def nearest_distances(table: Tensor, words: Tensor) -> Tensor:

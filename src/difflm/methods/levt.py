@@ -37,6 +37,7 @@ from difflm.runtime.delayed_flag import DelayedFlag
 
 EDITS = ("keep", "replace", "delete", "insert")  # of a word; "insert" keeps it, and others follow it
 KEEP, REPLACE, DELETE, INSERT = range(len(EDITS))
+IMPOSSIBLE = float("-inf")
 
 
 def align(text: Tensor, mask: Tensor, target: Tensor, target_mask: Tensor) -> Tensor:
@@ -207,12 +208,6 @@ class LevenshteinModel(EditModel):
             answer: Tensor = head(states).float()
         return answer
 
-    def forbid(self, words: Tensor) -> Tensor:
-        """Logits of words, without tokens that no text has."""
-        return words.masked_fill(self.banned, float("-inf"))
-
-    # -- training -----------------------------------------------------------------------------------------------
-
     def forward(self, batch: Batch) -> Losses:
         target, memory = between_ends(batch), self.encode_source(*source_of(batch))
         there, inner = target != PAD, inner_words(target)
@@ -223,16 +218,15 @@ class LevenshteinModel(EditModel):
         with_holes = insert_holes(text, text != PAD, F.pad(missing, (0, 1)), self.hole, PAD)
         insertion = self.answer(self.insertion, text, memory)
         words = self.answer(self.network.head, with_holes, memory)
-        filled = torch.where(with_holes == self.hole, self.forbid(words).argmax(-1), with_holes)
+        filled = torch.where(with_holes == self.hole, words.masked_fill(self.banned, IMPOSSIBLE).argmax(-1), with_holes)
         wrong = align(filled, there, target, there) < 0
         deletion = self.answer(self.deletion, filled, memory).squeeze(-1)
         with torch.autocast(target.device.type, enabled=False):
+            deleted = F.binary_cross_entropy_with_logits(deletion, wrong.float(), reduction="none")
             terms = {
                 "insertion": masked_mean(cross_entropy(insertion, missing), (text != PAD)[:, 1:]),
                 "words": masked_mean(cross_entropy(words, target), with_holes == self.hole),
-                "deletion": masked_mean(
-                    F.binary_cross_entropy_with_logits(deletion, wrong.float(), reduction="none"), inner
-                ),
+                "deletion": masked_mean(deleted, inner),
             }
             return sum_means(terms, batch)
 
@@ -248,8 +242,6 @@ class LevenshteinModel(EditModel):
         inner = inner_words(target)
         words = self.answer(self.network.head, torch.where(inner, self.hole, target), memory)
         return insertion + torch.where(inner, cross_entropy(words, target), 0.0).sum(-1)
-
-    # -- generation ---------------------------------------------------------------------------------------------
 
     def calls(self, sampling: Sampling, words: int) -> int:
         """An upper limit: nothing can be deleted in the first round."""
@@ -281,15 +273,16 @@ class LevenshteinModel(EditModel):
             stays = self.answer(self.deletion, text, memory).squeeze(-1) <= 0
             text = keep_words(text, (text != PAD) & (stays | (text == START) | (text == END)), PAD)
         counts, bare = self.answer(self.insertion, text, memory), (text != PAD).sum(-1) == 2
-        counts[:, 0, 0] = counts[:, 0, 0].masked_fill(bare, float("-inf"))  # no text may be empty
+        counts[:, 0, 0] = counts[:, 0, 0].masked_fill(bare, IMPOSSIBLE)  # no text may be empty
         counts = torch.where(text[:, 1:] != PAD, counts.argmax(-1), 0)
         text = insert_holes(text, text != PAD, F.pad(counts, (0, 1)), self.hole, PAD)
-        here, logits = text == self.hole, self.forbid(self.answer(self.network.head, text, memory))
+        logits = self.answer(self.network.head, text, memory).masked_fill(self.banned, IMPOSSIBLE)
         words = logits.argmax(-1)
         if temperature:
             fresh = noise.uniform(step, text.shape[1], NUMBERS)
             words = draw_states((logits / temperature).softmax(-1), fresh)
         sure = logits.softmax(-1).gather(-1, words.unsqueeze(-1)).squeeze(-1)
+        here = text == self.hole
         return torch.where(here, words, text), torch.where(here, sure, 1.0)
 
 

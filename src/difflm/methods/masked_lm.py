@@ -1,12 +1,25 @@
 """Masked language models that write: BERT's Gibbs steps, and Mask-Predict."""
 
 from pydantic import Field
+from torch import Tensor
 
-from difflm.diffusion import Absorbing, Objective
-from difflm.diffusion.timesteps import MostlyAt
+from difflm.diffusion import Absorbing, LowDiscrepancy, Noise, Objective
 from difflm.methods.base import TextSpec
 from difflm.methods.tokens import CONTINUOUS, TokenMethod
 from difflm.models.base import LanguageModel, Sampling
+
+
+class MostlyAt(LowDiscrepancy):
+    """Every second text at one time, the others at any."""
+
+    def __init__(self, time: float, limits: tuple[float, float] = (0.0, 1.0)) -> None:
+        super().__init__(limits=limits)
+        self.usual = time
+
+    def draw(self, noise: Noise, each: int = 1) -> Tensor:
+        t = super().draw(noise, each)
+        t[::2] = self.usual
+        return t
 
 
 class BertMouth(TokenMethod):

@@ -5,6 +5,7 @@ the training texts, or are random. The cross-entropy reads x_0, as in the paper;
 estimate. A source, which the paper does not have, precedes the text without noise (Gong et al., 2023)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 from difflm.data.texts import check_readable, read_lines
 from difflm.data.tokenizers import Tokenizer
-from difflm.diffusion import GaussianBound, Objective, denoiser, timesteps
+from difflm.diffusion import GaussianBound, Noise, Objective, TimeSampler, denoiser
 from difflm.diffusion.codecs.embedding import FixedEmbedding, Norm
 from difflm.diffusion.processes import gaussian
 from difflm.errors import DifflmError, UsageError
@@ -27,6 +28,24 @@ from difflm.models.base import LanguageModel, Sampling
 from difflm.models.diffusion import DiffusionModel, Noising
 from difflm.models.lengths import RandomPads
 from difflm.networks import Transformer
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The text is cut into 1 to `most` spans, any number as likely, of which every second one is given: the even ones
+    or, by a coin, the odd ones. One span is all generated (Strudel et al., 2022)."""
+
+    most: int = 5
+
+    def __call__(self, lengths: Tensor, width: int, noise: Noise) -> Tensor:
+        count, coin = noise.uniform(0, 2, stream=denoiser.GIVEN).T.unsqueeze(-1)
+        spans = (count * self.most).long().minimum(lengths.unsqueeze(1) - 1) + 1
+        # Cuts that differ: the first few places of a random order.
+        place = torch.arange(width, device=lengths.device)
+        inside = place < lengths.unsqueeze(1)
+        order = torch.where(inside & (place > 0), noise.uniform(1, width, stream=denoiser.GIVEN), 2.0)
+        cut = order.argsort(-1).argsort(-1) < spans - 1
+        return ((cut.cumsum(-1) + (coin < 0.5)) % 2 == 1) & (spans > 1) & inside
 
 
 def read_word_vectors(path: str, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -133,12 +152,12 @@ class Sed(Sized):
         return DiffusionModel(
             denoiser.Denoiser(network, codec, process, reads, denoiser.SelfConditioning("both")),
             objective=Objective({"mse": 1.0, "rounding_ce": 1.0}),
-            times=timesteps.Uniform(),
+            times=TimeSampler(),
             lengths=RandomPads(texts.longest, self.pads),
             sampling=Sampling("ancestral", steps=1000),
             bound=GaussianBound(certain_below=CERTAIN),
             drop=None if source else denoiser.ConditionDrop(self.drop, self_condition=True),
-            noising=Noising(given=None if source else denoiser.Spans()),
+            noising=Noising(given=None if source else Spans()),
         )
 
     def start(self, model: LanguageModel, tokenizer: Tokenizer) -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from difflm.data.tokenizers import PAD
-from difflm.diffusion import Denoiser, LearnedEmbedding, Process, SelfConditioning, StepSpan, Times, TimeSampler
+from difflm.diffusion import Denoiser, LearnedEmbedding, SelfConditioning, StepSpan, Times, TimeSampler
+from difflm.diffusion.base import Process
 from difflm.diffusion.processes.gaussian import LOWEST_LOG_SNR, Gaussian, GaussianLevels, Schedule, Sqrt
 from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.diffusion_lm import CHAIN, X0_STD, compose_chain

@@ -6,14 +6,19 @@ at once, begin at multiples of their size, and what they see of the words before
 
 from pydantic import Field
 
-from difflm.diffusion import Objective, Simplex
-from difflm.diffusion.processes.gaussian import Cosine, Renoised
+from difflm.diffusion import Cosine, Gaussian, Objective, Simplex
 from difflm.diffusion.timesteps import BlockTimes
 from difflm.methods.base import TextSpec
 from difflm.methods.parts import build_network
 from difflm.methods.tokens import TokenMethod
 from difflm.models.base import LanguageModel, Sampling
 from difflm.models.block_diffusion import BlockDenoiser, BlockDiffusion, BlockLengths
+
+
+class Renoised(Gaussian):
+    """A process of states whose estimate is words: a step may forget x_t and noise the estimate afresh."""
+
+    steps = ("renoise", *Gaussian.steps)
 
 
 class SsdLm(TokenMethod):

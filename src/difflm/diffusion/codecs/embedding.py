@@ -166,22 +166,6 @@ class LearnedEmbedding(Embedding):
         self.raw = nn.Parameter(torch.randn(vocabulary, dim) * init_std)
 
 
-class CentredEmbedding(LearnedEmbedding):
-    """Vectors relative to a learned mean embedding m, where the prior is centred and lost positions go
-    (Gong et al., 2023b).
-
-    x_t − m = α (x_0 − m) + σ ε is the plain process of the vectors e − m, so that nothing else need know of m: the
-    network's first and last layers are affine, and the rounding head's logits change by a constant and its bias."""
-
-    def __init__(self, vocabulary: int, dim: int, x0_std: float = 0.0) -> None:
-        super().__init__(vocabulary, dim, x0_std=x0_std)
-        # From a random m a small network had learned nothing in the 100 updates that suffice from 0.
-        self.mean = nn.Parameter(torch.zeros(dim))
-
-    def table(self) -> Tensor:
-        return super().table() - self.mean
-
-
 class FixedEmbedding(Embedding):
     """A table from elsewhere, kept as it is (Strudel et al., 2022)."""
 

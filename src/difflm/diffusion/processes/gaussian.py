@@ -67,31 +67,6 @@ class Sqrt(Schedule):
 
 
 @dataclass(frozen=True)
-class LinearSigma(Schedule):
-    """σ(t) in a straight line from `low` to `high`, for a process that explodes: time is the noise's own scale (Karras
-    et al., 2022; from 1 to 300 in Dieleman et al., 2022)."""
-
-    low: float = 1.0
-    high: float = 300.0
-
-    def log_snr(self, t: Tensor) -> Tensor:
-        return -2 * torch.log(self.low + (self.high - self.low) * t)
-
-
-@dataclass(frozen=True)
-class SigmaTime(Schedule):
-    """σ(t) = t: time is the noise's own scale (Ye et al., 2024). Down to the `least` scale, which keeps t = 0 finite:
-    σ² = t² + least² (1 − t²)."""
-
-    least: float = 1e-3
-
-    def log_snr(self, t: Tensor) -> Tensor:
-        square = t.double() ** 2
-        square = square + self.least**2 * (1 - square)
-        return (torch.log1p(-square) - square.log()).clamp(min=LOWEST_LOG_SNR).to(t.dtype)
-
-
-@dataclass(frozen=True)
 class LogSnrShift(Schedule):
     """The same curve with every noise level moved: λ(t) + shift. Wider states need more noise to be a task at all,
     since each dimension is one more witness of the word (Hoogeboom et al., 2023, for images)."""
@@ -182,9 +157,3 @@ class Gaussian(Process):
 
     def describe(self, device: torch.device) -> list[float]:
         return self.at(torch.linspace(0.1, 0.9, 5)).log_snr.tolist()
-
-
-class Renoised(Gaussian):
-    """The same for states whose estimate is words: a step may forget x_t and noise the estimate afresh."""
-
-    steps = ("renoise", *Gaussian.steps)

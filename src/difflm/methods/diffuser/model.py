@@ -16,7 +16,7 @@ from difflm.diffusion.samplers.left_to_right import draw_by_inverse_cdf, truncat
 from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.methods import levt as editing
 from difflm.methods.diffuser.process import EditProcess
-from difflm.methods.levt import DELETE, EDITS, INSERT, KEEP, REPLACE
+from difflm.methods.levt import DELETE, EDITS, IMPOSSIBLE, INSERT, KEEP, REPLACE
 from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, source_of
 from difflm.models.lengths import DrawnLength
 from difflm.networks import EncoderDecoder, Transformer
@@ -25,7 +25,6 @@ from difflm.networks.head import start_from_frequencies
 from difflm.networks.rotary import compute_rotations
 from difflm.runtime.delayed_flag import DelayedFlag
 
-IMPOSSIBLE = float("-inf")
 BANNED = (START, UNK, PAD)  # tokens that are never written; END ends a slot
 MOST_ROWS = 1024  # partial texts that are searched at once
 OTHER_STARTS = 0.3  # the share of training texts that do not start from noise

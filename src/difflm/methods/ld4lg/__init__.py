@@ -13,7 +13,8 @@ from pydantic import Field
 from torch import nn
 
 from difflm.data.tokenizers import Tokenizer
-from difflm.diffusion import ConditionDrop, Cosine, Denoiser, Gaussian, LowDiscrepancy, SelfConditioning
+from difflm.diffusion import Cosine, Denoiser, Gaussian, LowDiscrepancy, SelfConditioning
+from difflm.diffusion.denoiser import ConditionDrop
 from difflm.errors import UsageError
 from difflm.methods.base import ReadsSources, Sized, TextSpec
 from difflm.methods.ld4lg.hf_seq2seq import FrozenDecoder, FrozenEncoder, build_halves, read_seq2seq, take_weights

@@ -52,10 +52,6 @@ class FrozenDecoder(Network):
         self.body, self.reader, self.head = body, reader, nn.Linear(width, vocabulary)
 
     def encode_latents(self, latents: Tensor, source: Tensor | None, mask: Tensor | None) -> list[Memory]:
-        if source is not None:
-            raise UsageError(
-                "the decoder of a pretrained encoder-decoder reads no sources: leave model.pretrained out."
-            )
         states = self.reader(latents.to(self.reader.head.weight.dtype), None)
         return [(states, states, torch.ones(states.shape[:2], dtype=torch.bool, device=states.device))]
 

@@ -185,9 +185,6 @@ class DecoderLengths(LengthPolicy):
 
     forbidden = ()
 
-    def canvas(self, ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        raise TypeError("latents have no canvas of words")
-
 
 class LatentDiffusion(DiffusionModel):
     """The autoencoder learns from its cross-entropy alone; the denoiser learns from the latents as they are, and no
@@ -214,8 +211,6 @@ class LatentDiffusion(DiffusionModel):
 
     def observe(self, lengths: Tensor, tokens: Tensor) -> None:
         self.autoencoder.observe(lengths, tokens)
-
-    # -- training -----------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch) -> Losses:
         noise = self.training_noise(batch)
@@ -253,8 +248,6 @@ class LatentDiffusion(DiffusionModel):
         steering = Steering(latents=latents)
         *_, last = self.autoencoder.stream(noise, noise.samples, self.longest, self.sampling, steering)
         return last.tokens
-
-    # -- generation ---------------------------------------------------------------------------------------------
 
     def calls(self, sampling: Sampling, words: int) -> int:
         """The calls of the denoiser and of the decoder."""
