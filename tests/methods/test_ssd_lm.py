@@ -16,8 +16,16 @@ from difflm.diffusion.noise import Noise, StepNoise
 from difflm.diffusion.objectives import Objective
 from difflm.diffusion.processes import Gaussian
 from difflm.diffusion.processes.gaussian import Cosine
-from difflm.diffusion.samplers.loop import BoundDenoiser, Sampler, SamplerInputs, Transform
-from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
+from difflm.diffusion.samplers.loop import (
+    BoundDenoiser,
+    Greedy,
+    MultiHot,
+    Sample,
+    Sampler,
+    SamplerInputs,
+    TopP,
+    Transform,
+)
 from difflm.diffusion.samplers.steps import VECTOR_STEPS
 from difflm.diffusion.timesteps import BlockTimes
 from difflm.errors import UsageError

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from difflm.diffusion.condition import FREE
-from difflm.diffusion.samplers.left_to_right import draw_by_inverse_cdf
+from difflm.diffusion.noise import draw_by_inverse_cdf
 
 IMPOSSIBLE = -1e30  # nats; finite, since −∞ − (−∞) is NaN
 UNLIKELY = 1e5  # nats below the likeliest: what other rules forbid is used only if nothing else is accepted

@@ -102,3 +102,9 @@ class StepNoise:
 
     def __call__(self) -> Tensor:
         return self.noise.uniform(self.step_counter, self.length, stream=self.stream)
+
+
+def draw_by_inverse_cdf(p: Tensor, u: Tensor) -> Tensor:
+    """Draw one word each from probabilities [..., V], up to a factor, by uniform numbers [...]."""
+    shares = p.double().cumsum(-1)  # float64: in float32 the last of many words would be lost
+    return (shares <= u.double().unsqueeze(-1) * shares[..., -1:]).sum(-1).clamp(max=p.shape[-1] - 1)

@@ -262,7 +262,9 @@ class Chain:
         for k in range(number * fresh, (number + 1) * fresh):
             u = (k + noise.uniform(k, stream=16).double()) / (fresh * self.pairs)
             z = noise.normal(k, *self.vectors.shape[1:], stream=14)
-            chance = chance - (nats(self.draw(u, z)) + nats(self.draw(u, -z))) / (2 * fresh)
+            one = self.draw(u, z)
+            mirrored = one._replace(x=one.alpha * self.vectors - one.sigma * z)
+            chance = chance - (nats(one) + nats(mirrored)) / (2 * fresh)
         return chance
 
     def rounding_nats(self, opinion: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -19,7 +19,6 @@ from difflm.diffusion.noise import Noise, StepNoise
 from difflm.diffusion.objectives import Corrupted, Objective, cross_entropy
 from difflm.diffusion.samplers import loop
 from difflm.diffusion.samplers.discrete_steps import DISCRETE_STEPS, GRIDS, ORDERED
-from difflm.diffusion.samplers.projections import Greedy, MultiHot, Sample, TopP
 from difflm.diffusion.samplers.steps import VECTOR_STEPS
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
 from difflm.models.base import (
@@ -436,18 +435,18 @@ class DiffusionModel(LanguageModel):
         simplex, vectors, tokens = cast(Simplex, codec), "vectors" in able, codec.holds_tokens
         projections: dict[str, list[loop.Transform]] = {
             "mean": [],
-            "greedy": [Greedy(simplex)],
-            "sample": [Sample(simplex, uniform)],
-            "multi-hot": [MultiHot()],
+            "greedy": [loop.Greedy(simplex)],
+            "sample": [loop.Sample(simplex, uniform)],
+            "multi-hot": [loop.MultiHot()],
         }
         return [
             loop.ClipPixels() if codec.state == "pixels" else loop.BanTokens(banned),
             *([loop.Temperature(sampling.temperature)] if sampling.temperature not in (0, 1) else []),
             *([loop.Draw(codec, uniform)] if vectors and sampling.draw else []),
             *([loop.Clamp(codec, sampling.clamp_below, banned, rounds)] if vectors and sampling.clamp else []),
-            *([TopP(sampling.top_p)] if tokens and sampling.top_p < 1 else []),
+            *([loop.TopP(sampling.top_p)] if tokens and sampling.top_p < 1 else []),
             *steering.rules,
-            *([TopP(sampling.projection_top_p)] if sampling.projection_top_p < 1 else []),
+            *([loop.TopP(sampling.projection_top_p)] if sampling.projection_top_p < 1 else []),
             *projections[sampling.projection],
             *([] if steering.known is None else [loop.ImposeTokens(codec, steering.known)]),
             *([loop.TakeLikeliest()] if tokens and sampling.temperature == 0 else []),

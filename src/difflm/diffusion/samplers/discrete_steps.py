@@ -12,7 +12,7 @@ from torch import Tensor
 
 from difflm.diffusion.base import Order, StepRule, StepState
 from difflm.diffusion.processes.discrete import draw_states, draw_words, expand_to
-from difflm.diffusion.samplers.left_to_right import keep_likeliest
+from difflm.diffusion.samplers.loop import keep_likeliest
 
 REMASK = 0.02  # share of the words that is masked again in a step, at most
 SURE = Order.sure  # words of at least this probability are written together

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from difflm.diffusion.condition import FREE
-from difflm.diffusion.noise import Noise
-from difflm.diffusion.samplers.loop import Caches, Frame, Memory, PrefixRule
+from difflm.diffusion.noise import Noise, draw_by_inverse_cdf
+from difflm.diffusion.samplers.loop import IMPOSSIBLE, Caches, Frame, Memory, PrefixRule, keep_likeliest, keep_top_p
 
 CHECK_EVERY = 8  # words between two checks whether all texts have ended: each synchronises with the device
 WORD_STREAM = 3  # the noise stream that words are drawn from
-IMPOSSIBLE = float("-inf")
-FAR = 1e4  # in log-probability: no chance in float32, and still finite
 
 
 class TokenSet(Protocol):
@@ -264,24 +262,3 @@ def truncate_logits(logits: Tensor, sampling: DecodingSettings) -> Tensor:
     if sampling.top_k:
         logits = keep_likeliest(logits, sampling.top_k)
     return keep_top_p(logits, sampling.top_p) if sampling.top_p < 1 else logits
-
-
-def keep_likeliest(logits: Tensor, count: int) -> Tensor:
-    """Logits of the `count` likeliest words, so many where some are equal, and −∞ elsewhere."""
-    best = logits.topk(min(count, logits.shape[-1]), dim=-1)
-    return torch.full_like(logits, IMPOSSIBLE).scatter(-1, best.indices, best.values)
-
-
-def keep_top_p(logits: Tensor, share: float) -> Tensor:
-    """The logits of the smallest set of words that holds this share of the probability. Others have no chance beside
-    these, but keep their order, for rules that forbid all of these."""
-    ranked, order = logits.sort(dim=-1, descending=True)
-    p = ranked.softmax(-1)
-    outside = p.cumsum(-1) - p >= share  # the mass before a word is already enough
-    return torch.empty_like(logits).scatter(-1, order, torch.where(outside, ranked - FAR, ranked))
-
-
-def draw_by_inverse_cdf(p: Tensor, u: Tensor) -> Tensor:
-    """Draw one word each from probabilities [..., V], up to a factor, by uniform numbers [...]."""
-    shares = p.double().cumsum(-1)  # float64: in float32 the last of many words would be lost
-    return (shares <= u.double().unsqueeze(-1) * shares[..., -1:]).sum(-1).clamp(max=p.shape[-1] - 1)

@@ -11,11 +11,13 @@ from torch import Tensor
 from difflm.diffusion.base import Belief, Codec, Levels, Order, Process, StepRule, StepState, expand_levels
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
-from difflm.diffusion.noise import Noise
+from difflm.diffusion.noise import Noise, draw_by_inverse_cdf
 from difflm.diffusion.samplers.steps import ETA
 from difflm.diffusion.timesteps import StepSpan, TimeSampler
 
 UNSAID = 100.0  # nats that words cost which are not to be said
+IMPOSSIBLE = float("-inf")
+FAR = 1e4  # in log-probability: no chance in float32, and still finite
 Transform = Callable[[Belief, Tensor, Tensor], Belief]  # (belief, x_t, t) → belief
 Guide = Callable[[StepState, Tensor], Tensor]  # (the step from t to s that was taken, x_s) → x_s, moved
 Caches = list[tuple[Tensor, Tensor]]  # keys and values of every layer of a causal model, [B, heads, L, head_dim]
@@ -258,7 +260,7 @@ class BanTokens:
     banned: Tensor  # [V]
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
-        return belief.with_logits(belief.logits.masked_fill(self.banned, float("-inf")))
+        return belief.with_logits(belief.logits.masked_fill(self.banned, IMPOSSIBLE))
 
 
 @dataclass(frozen=True)
@@ -327,7 +329,7 @@ class Clamp:
         vectors = self.codec.encode(words)
         if self.rounds:
             logits = self.codec.readout(vectors)
-            words = (logits if self.banned is None else logits.masked_fill(self.banned, float("-inf"))).argmax(-1)
+            words = (logits if self.banned is None else logits.masked_fill(self.banned, IMPOSSIBLE)).argmax(-1)
         clean = torch.where(expand_levels(late, x), vectors, belief.clean)
         return belief.with_state(clean, torch.where(expand_levels(late, words), words, belief.tokens))
 
@@ -350,7 +352,7 @@ class Draw:
 
 def impose_tokens(belief: Belief, codec: Codec, here: Tensor, ids: Tensor) -> Belief:
     """The belief, sure of `ids` [B, L] at the positions `here` [B, L]."""
-    sure = torch.full_like(belief.logits, float("-inf")).scatter(-1, ids.unsqueeze(-1), 0.0)
+    sure = torch.full_like(belief.logits, IMPOSSIBLE).scatter(-1, ids.unsqueeze(-1), 0.0)
     at = here.unsqueeze(-1)
     return replace(
         belief,
@@ -369,3 +371,62 @@ class ImposeTokens:
 
     def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
         return impose_tokens(belief, self.codec, self.known >= 0, self.known.clamp(min=0))
+
+
+def keep_likeliest(logits: Tensor, count: int) -> Tensor:
+    """Logits of the `count` likeliest words, so many where some are equal, and −∞ elsewhere."""
+    best = logits.topk(min(count, logits.shape[-1]), dim=-1)
+    return torch.full_like(logits, IMPOSSIBLE).scatter(-1, best.indices, best.values)
+
+
+def keep_top_p(logits: Tensor, share: float) -> Tensor:
+    """The logits of the smallest set of words that holds this share of the probability. Others have no chance beside
+    these, but keep their order, for rules that forbid all of these."""
+    ranked, order = logits.sort(dim=-1, descending=True)
+    p = ranked.softmax(-1)
+    outside = p.cumsum(-1) - p >= share  # the mass before a word is already enough
+    return torch.empty_like(logits).scatter(-1, order, torch.where(outside, ranked - FAR, ranked))
+
+
+@dataclass(frozen=True)
+class TopP:
+    """The likeliest words that hold this share of the probability; all others are impossible."""
+
+    share: float
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        return replace(belief, logits=keep_top_p(belief.logits, self.share))
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """The likeliest word of each position is the clean state of a simplex (Han et al., 2023, section 3.3)."""
+
+    codec: Codec
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        return belief.with_state(self.codec.encode(belief.tokens), belief.tokens)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The same for a word of each position that is drawn."""
+
+    codec: Codec
+    uniform: Callable[[], Tensor]  # [B, L] new numbers at each step
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        u = self.uniform()
+        drawn = draw_by_inverse_cdf(belief.logits.softmax(-1), u)
+        if belief.draw is not None:
+            together = belief.draw(u)
+            drawn = torch.where(together >= 0, together, drawn)
+        return belief.with_state(self.codec.encode(drawn), drawn)
+
+
+@dataclass(frozen=True)
+class MultiHot:
+    """The same for all possible words of each position, equally; the likeliest is displayed."""
+
+    def __call__(self, belief: Belief, x: Tensor, t: Tensor) -> Belief:
+        return belief.with_state(torch.where(belief.shares > 0, 1.0, -1.0), belief.tokens)
