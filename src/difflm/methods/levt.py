@@ -19,16 +19,7 @@ from difflm.diffusion.processes.discrete import NUMBERS, draw_states
 from difflm.diffusion.samplers.loop import Frame
 from difflm.methods.base import ReadsSources, TextSpec
 from difflm.methods.parts import build_reader
-from difflm.models.base import (
-    Capabilities,
-    LanguageModel,
-    Losses,
-    Runner,
-    Sampling,
-    TextBatch,
-    WordModel,
-    source_of,
-)
+from difflm.models.base import Capabilities, LanguageModel, Losses, Runner, Sampling, TextBatch, WordModel, source_of
 from difflm.models.lengths import LengthPolicy, put_between_ends
 from difflm.networks import EncoderDecoder
 from difflm.networks.cache import Memory
