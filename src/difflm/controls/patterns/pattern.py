@@ -61,7 +61,7 @@ class WordCount(Pattern):
     are."""
 
     regex: str = field(init=False)
-    low: int  # or all of it as text, such as 8-12
+    low: int
     high: int | None = None
     name = "words"
 
