@@ -94,15 +94,14 @@ def e2e_lines(table: Path) -> Iterator[str]:
         raise DifflmError(
             f"{table} does not begin with the E2E challenge's columns mr and ref. Delete it and fetch it again."
         )
-    return (e2e_line(row, f"line {number} of {table}") for number, row in rows if row)
-
-
-def e2e_line(row: list[str], where: str) -> str:
-    if len(row) < 2 or not separate_words(row[1]) or not _FIELDS.fullmatch(row[0]):
-        raise DifflmError(f"{where} is not 'name[…], field[…]' and a text. Delete the file and fetch it again.")
-    fields = [(name.strip(), separate_words(value)) for name, value in re.findall(_FIELD, row[0])]
-    left = " | ".join(f"{E2E_FIELDS.get(name, name)} : {value}" for name, value in fields)
-    return f"{left}||{separate_words(row[1])} "
+    for number, row in rows:
+        if row and (len(row) < 2 or not separate_words(row[1]) or not _FIELDS.fullmatch(row[0])):
+            where = f"line {number} of {table}"
+            raise DifflmError(f"{where} is not 'name[…], field[…]' and a text. Delete the file and fetch it again.")
+        if row:
+            fields = [(name.strip(), separate_words(value)) for name, value in re.findall(_FIELD, row[0])]
+            left = " | ".join(f"{E2E_FIELDS.get(name, name)} : {value}" for name, value in fields)
+            yield f"{left}||{separate_words(row[1])} "
 
 
 def separate_words(text: str) -> str:

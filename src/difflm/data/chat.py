@@ -118,10 +118,10 @@ def read_conversations(path: Path) -> Iterator[Example]:
             messages = [{"role": role, "content": content} for role, content in sides.items()]
         if fault := find_fault(messages):
             raise UsageError(f"line {number} of {path}: {fault}.")
-        answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-        for place in answers:
+        first = messages[0]["role"] == "system"  # then users and assistants take turns
+        for place in range(first + 1, len(messages), 2):
             text = messages[place]["content"].strip()
-            yield Example(text, json.dumps(messages[:place]), continues=place > answers[0])
+            yield Example(text, json.dumps(messages[:place]), continues=place > first + 1)
 
 
 def find_fault(messages: object) -> str:

@@ -11,28 +11,12 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Literal
 
+from difflm.data import texts
 from difflm.data.chat import read_conversations
 from difflm.data.prompts import read_prompted
 from difflm.data.remote import fetch_remote, is_remote, resolve_remote
 from difflm.data.stories import marked, read_stories, rearranged, with_excerpts
-from difflm.data.texts import (
-    FORMATS,
-    NO_TEXT,
-    Example,
-    check_any,
-    check_one_kind,
-    check_readable,
-    file_kind,
-    looks_like_text,
-    pair_columns,
-    read_chunks,
-    read_examples,
-    read_line_texts,
-    read_lines,
-    read_parallel,
-    read_texts,
-    text_files,
-)
+from difflm.data.texts import Example, check_any, check_readable, file_kind, read_lines
 from difflm.errors import DifflmError, UsageError, suggest
 from difflm.runtime.files import Json, read_own_table
 
@@ -129,14 +113,14 @@ def read_e2e(path: Path) -> Iterator[E2EPair]:
 
 def read_pairs(corpus: KnownCorpus, split: Split, paths: Sequence[Path]) -> Iterator[Example]:
     numbers: dict[str | None, int] = {}
-    for example in read_examples(paths, corpus.columns):
+    for example in texts.read_examples(paths, corpus.columns):
         if corpus.belongs(numbers.setdefault(example.source, len(numbers)), split):
             yield Example(example.target, str(example.source).replace(corpus.between, " "))
 
 
 def read_captions(corpus: KnownCorpus, split: Split, paths: Sequence[Path]) -> Iterator[Example]:
     """From one caption of an image to each other one: in training from all of them, held out from the first alone."""
-    for number, lines in read_parallel(paths):
+    for number, lines in texts.read_parallel(paths):
         captions = [line.strip() for line in lines]
         if not all(captions):
             raise DifflmError(f"line {number} of {paths[captions.index('')]} is empty.")
@@ -208,10 +192,10 @@ def describe_texts(name: str) -> str:
 
 def describe_training(config: Json) -> str | None:
     """What a model was trained on, as far as the config of its run says."""
-    data, texts = config.get("recipe", {}).get("data"), config.get("texts")
-    if not data or not texts:
+    data, count = config.get("recipe", {}).get("data"), config.get("texts")
+    if not data or not count:
         return None
-    return f"{texts:,} {describe_texts(data) if data in (*NAMES, *BUNDLED) else f'texts of {file_names(data)}'}"
+    return f"{count:,} {describe_texts(data) if data in (*NAMES, *BUNDLED) else f'texts of {file_names(data)}'}"
 
 
 def resolve_data(name: str, root: Path | None) -> str:
@@ -245,7 +229,7 @@ def find_file(name: str, root: Path | None) -> Path:
         if root and not path.exists():
             raise UsageError(f"{path} does not exist, nor is {path.name} in {root}.")
         return path
-    known = f"Known: {', '.join(NAMES)}; or the path of a {FORMATS}."
+    known = f"Known: {', '.join(NAMES)}; or the path of a {texts.FORMATS}."
     raise UsageError(f"no corpus {name!r}. {suggest(name, NAMES)}{known}")
 
 
@@ -254,22 +238,22 @@ def find_files(name: str, root: Path | None) -> list[Path]:
     found = list[Path]()
     for part in list_parts(name):
         for path in match_files(part) if is_pattern(part) else [find_file(part, root)]:
-            found += text_files(path) if path.is_dir() else [path]
-    return check_one_kind([*dict.fromkeys(found)], file_names(name))
+            found += texts.text_files(path) if path.is_dir() else [path]
+    return texts.check_one_kind([*dict.fromkeys(found)], file_names(name))
 
 
 def match_files(pattern: str) -> list[Path]:
     """The files of texts, and directories, that a pattern matches."""
-    found = (Path(name) for name in sorted(glob.glob(pattern, recursive=True)))
-    paths = [path for path in found if path.is_dir() or (file_kind(path) not in NO_TEXT and looks_like_text(path))]
-    if not paths:
+    found = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
+    found = [path for path in found if path.is_dir() or file_kind(path) not in texts.NO_TEXT]
+    if not (found := [path for path in found if path.is_dir() or texts.looks_like_text(path)]):
         raise UsageError(f"no file of texts matches {pattern!r}.")
-    return paths
+    return found
 
 
 def find_pair_columns(name: str, root: Path | None) -> tuple[str, str] | None:
     """The columns of source and target in files that hold pairs; None: they hold texts, or are parallel files."""
-    return None if name in NAMES or len(split_paths(name)) > 1 else pair_columns(find_files(name, root)[0])
+    return None if name in NAMES or len(split_paths(name)) > 1 else texts.pair_columns(find_files(name, root)[0])
 
 
 def corpus_paths(name: str, root: Path | None, split: Split = "train") -> list[Path]:
@@ -280,7 +264,7 @@ def corpus_paths(name: str, root: Path | None, split: Split = "train") -> list[P
         return find_files(name, root)
     paths = [find_file(part, root) for part in split_paths(name)]
     for path in paths:
-        for file in text_files(path) if path.is_dir() else [path]:
+        for file in texts.text_files(path) if path.is_dir() else [path]:
             check_readable(file)
     return paths
 
@@ -312,9 +296,9 @@ def corpus(
         return (example.target for example in known.examples(root, split))
     files = known.paths(root, split) if known else find_files(name, root)
     if chunk:
-        pieces = (piece for file in files for piece in read_chunks(file, chunk))
+        pieces = (piece for file in files for piece in texts.read_chunks(file, chunk))
         return check_any(pieces, f"there is no text in {file_names(name)}.")
-    return chain.from_iterable([read_texts(file, column) for file in files])
+    return chain.from_iterable([texts.read_texts(file, column) for file in files])
 
 
 def corpus_examples(
@@ -331,8 +315,8 @@ def corpus_examples(
     if task == "language":
         return map(Example, corpus(name, root, split, column, chunk))
     if task == "span-denoising":
-        texts = plain_texts(name, root, split, column, chunk)
-        return (Example(text, cut=number) for number, text in enumerate(texts))
+        plain = plain_texts(name, root, split, column, chunk)
+        return (Example(text, cut=number) for number, text in enumerate(plain))
     if task == "conversations":
         told = chain.from_iterable(map(read_conversations, find_files(name, root)))
         return check_any(told, f"there is no text in {name}.")
@@ -343,8 +327,8 @@ def corpus_examples(
             raise UsageError(f"the texts of {name} have no sources. Give data=multi30k, or pairs of your own.")
         return known.examples(root, split)
     if len(split_paths(name)) > 1:
-        return read_examples(corpus_paths(name, root, split), column)
-    return chain.from_iterable([read_examples([file], column) for file in find_files(name, root)])
+        return texts.read_examples(corpus_paths(name, root, split), column)
+    return chain.from_iterable([texts.read_examples([file], column) for file in find_files(name, root)])
 
 
 def plain_texts(
@@ -359,7 +343,7 @@ def plain_texts(
         return corpus(name, root, split, column, chunk)
     if column is not None or chunk:
         raise UsageError(f"{file_names(name)} have one text per line: leave column and chunk out.")
-    return chain.from_iterable([read_line_texts(path) for path in corpus_paths(name, root, split)])
+    return chain.from_iterable([texts.read_texts(path, lines=True) for path in corpus_paths(name, root, split)])
 
 
 def counted_texts(

@@ -67,20 +67,17 @@ def fetch_download(download: Download, folder: Path, progress: Progress) -> None
 def unpack_file(archive: Path, one: CorpusFile, target: Path) -> None:
     try:
         with zipfile.ZipFile(archive) as packed:
-            names = [name for name in packed.namelist() if name.rpartition("/")[2] == one.inside]
-            if not names:
-                raise DifflmError(
-                    f"{archive.name} holds no {one.inside}. It holds: {', '.join(packed.namelist()[:8])}."
-                )
-            size = packed.getinfo(names[0]).file_size  # reading ends there, whatever is packed
+            found = next((name for name in packed.namelist() if name.rpartition("/")[2] == one.inside), None)
+            if found is None:
+                listed = ", ".join(packed.namelist()[:8])
+                raise DifflmError(f"{archive.name} holds no {one.inside}. It holds: {listed}.")
+            size = packed.getinfo(found).file_size  # reading ends there, whatever is packed
             if one.size not in (None, size):
-                raise DifflmError(f"{names[0]} in {archive.name} is not {one.size:,} bytes long: refused.")
+                raise DifflmError(f"{found} in {archive.name} is not {one.size:,} bytes long: refused.")
             if size > MOST_BYTES:
-                raise DifflmError(
-                    f"{names[0]} in {archive.name} has {size:,} bytes, more than {MOST_BYTES:,}: refused."
-                )
+                raise DifflmError(f"{found} in {archive.name} has {size:,} bytes, more than {MOST_BYTES:,}: refused.")
             with replace_atomically(target) as temporary:
-                with packed.open(names[0]) as source, temporary.open("wb") as file:
+                with packed.open(found) as source, temporary.open("wb") as file:
                     shutil.copyfileobj(source, file)
                 check_file(temporary, target.name, one.size, one.sha256)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: encrypted
@@ -117,9 +114,8 @@ def fetch_file(
     done, total = 0, None
     with replace_atomically(target) as temporary:
         try:
-            answer = requests.get(
-                url, headers=HEADERS, timeout=timeout, stream=True, hooks={"response": check_redirect}
-            )
+            hooks = {"response": check_redirect}
+            answer = requests.get(url, headers=HEADERS, timeout=timeout, stream=True, hooks=hooks)
             with answer, temporary.open("wb") as file:
                 total = check_answer(url, answer, size, sha256)
                 progress(target.name, 0, total)
@@ -135,7 +131,10 @@ def fetch_file(
             raise DifflmError(f"{url} redirects in a circle. {LATER}") from None
         except requests.RequestException as error:
             of = "" if total is None else f" of {total:,}"
-            trouble = f"{explain_network_error(error, url, timeout)} after {done:,}{of} bytes"
+            cause = error.args[0] if error.args else error
+            kind = type(vars(cause).get("reason", cause)).__name__
+            explain = NETWORK_ERRORS.get(kind, "the connection to {host} broke")
+            trouble = f"{explain.format(host=urlsplit(url).hostname, timeout=timeout)} after {done:,}{of} bytes"
             raise DifflmError(f"{trouble}. Run the same command again to start over.") from None
         check_file(temporary, target.name, size, sha256)
 
@@ -173,10 +172,3 @@ def check_answer(url: str, answer: requests.Response, size: int | None, sha256: 
     if total is None and sha256 is None and headers.get("Transfer-Encoding", "").lower() != "chunked":
         raise DifflmError(f"{url} does not state its length, so an incomplete download could not be detected. {LATER}")
     return total
-
-
-def explain_network_error(error: requests.RequestException, url: str, timeout: float) -> str:
-    host = urlsplit(url).hostname
-    cause = error.args[0] if error.args else error
-    kind = type(vars(cause).get("reason", cause)).__name__
-    return NETWORK_ERRORS.get(kind, "the connection to {host} broke").format(host=host, timeout=timeout)

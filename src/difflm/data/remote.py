@@ -42,8 +42,10 @@ def fetch_remote(name: str, root: Path | None, column: str | None = None, note: 
     target = folder / ("rows.jsonl" if name.startswith(DATASET) else check_address(name))
     if not target.is_file():
         with locked(folder):
-            copy = copy_dataset if name.startswith(DATASET) else copy_file
-            copy(name, target, column, note)
+            if name.startswith(DATASET):
+                copy_dataset(name, target, column, note)
+            else:
+                copy_file(name, target, note)
     return target
 
 
@@ -58,7 +60,7 @@ def check_address(url: str) -> str:
     return name
 
 
-def copy_file(url: str, target: Path, column: str | None, note: Note) -> None:
+def copy_file(url: str, target: Path, note: Note) -> None:
     from difflm.data.fetch import fetch_file  # its library takes a while to import
 
     noted = 0

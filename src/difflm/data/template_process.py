@@ -6,10 +6,6 @@ import signal
 import sys
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 SECONDS, MEMORY, CHARACTERS = 5, 1 << 29, 1 << 22  # of a template, and of the text it writes
 
@@ -22,29 +18,21 @@ def refuse(message: str) -> None:
     raise Refused(message)
 
 
-def make_sandbox() -> "Environment":
-    """Jinja's sandbox, as other libraries set it up: a template reads the messages, writes a text, and nothing else."""
+def main() -> None:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+    # As other libraries set it up: a template reads the messages, writes a text, and nothing else.
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     sandbox.globals["raise_exception"] = refuse
     sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # some templates state the date
     sandbox.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-    return sandbox
-
-
-def limit_memory() -> None:
     with suppress(ImportError, ValueError, OSError):  # Windows has none, macOS may refuse it
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-
-
-def main() -> None:
-    sandbox, template = make_sandbox(), None
-    limit_memory()
+    template = sandbox.from_string("")
     alarm = vars(signal).get("alarm", lambda seconds: None)  # it ends the process, whatever that does
     for line in sys.stdin:
         request, answer = json.loads(line), {}
@@ -52,7 +40,7 @@ def main() -> None:
         try:
             if "template" in request:
                 template = sandbox.from_string(request["template"])
-            elif template is not None:
+            else:
                 answer["text"] = template.render(**request)
                 if len(answer["text"]) > CHARACTERS:
                     answer = {"error": f"it writes more than {CHARACTERS:,} characters"}

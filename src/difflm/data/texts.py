@@ -24,10 +24,8 @@ FORMATS = ".txt, .md, .csv, .tsv or .jsonl, each also with .gz"
 LINES = (".txt", ".text", ".md", "")  # files of lines that a directory may hold
 ROWS = (".csv", ".tsv", ".jsonl")  # files with columns
 # What people have texts in, but not as lines.
-NO_TEXT = {
-    *(".json", ".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub", ".xlsx", ".parquet", ".arrow", ".zip", ".tar"),
-    *(".png", ".jpg", ".jpeg", ".safetensors", ".bin", ".gguf"),
-}
+_OTHERS = "json pdf doc docx odt rtf epub xlsx parquet arrow zip tar png jpg jpeg safetensors bin gguf"
+NO_TEXT = {f".{kind}" for kind in _OTHERS.split()}
 MODEL_FILES = ("config.json", "recipe.json", "tokenizer.json")  # of a run, which is no directory of texts
 # Names of source and target where a recipe gives none.
 PAIR_COLUMNS = (
@@ -53,33 +51,24 @@ class Example:
     continues: bool = False
 
 
-def read_texts(path: Path, column: str | None = None) -> Iterator[str]:
+def read_texts(path: Path, column: str | None = None, lines: bool = False) -> Iterator[str]:
     """Yield the texts of a file without surrounding white space; blank ones are skipped.
 
-    A .csv, .tsv or .jsonl file has its texts in `column` ("text" where none is given); any other, one per line.
+    A .csv, .tsv or .jsonl file has its texts in `column` ("text" where none is given); any other, one per line, and so
+    does a file of any suffix if `lines` are asked for.
     """
-    kind = file_kind(path)
+    kind = "" if lines else file_kind(path)
     check_readable(path)
     if kind in NO_TEXT:
         advice = " Save JSON as .jsonl, one object per line." if kind == ".json" else ""
         raise UsageError(f"{path} is not a file of texts: they are read from {FORMATS}.{advice}")
-    if kind not in ROWS and column is not None:
+    texts = (line for _, line in read_lines(path))
+    if kind in ROWS:
+        names = column_names(path)[1] if kind == ".tsv" and column is None else []
+        column = column or (names[0] if len(names) == 1 else "text")
+        texts = (text for _, (text,) in read_columns(path, (column,)))
+    elif column is not None:
         raise UsageError(f"{path} has one text per line and no columns: leave the column {column!r} out.")
-    if kind not in ROWS:
-        return read_line_texts(path)
-    if column is None:  # that of a .tsv file may have any name
-        names = column_names(path)[1] if kind == ".tsv" else []
-        column = names[0] if len(names) == 1 else "text"
-    return _skip_blank((text for _, (text,) in read_columns(path, (column,))), path)
-
-
-def read_line_texts(path: Path) -> Iterator[str]:
-    """Yield the lines of a file of any suffix as `read_texts` does those of a .txt file."""
-    check_readable(path)
-    return _skip_blank((line for _, line in read_lines(path)), path)
-
-
-def _skip_blank(texts: Iterable[str], path: Path) -> Iterator[str]:
     return check_any(filter(None, map(str.strip, texts)), f"there is no text in {path}.")
 
 

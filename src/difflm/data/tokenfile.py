@@ -22,16 +22,8 @@ from difflm.data.texts import LONGEST, MOST_CHARACTERS, MOST_TOKENS, Example, cu
 from difflm.data.tokenizers import END, PAD, Tokenizer
 from difflm.errors import DifflmError
 from difflm.machine import is_on
-from difflm.runtime.files import (
-    Json,
-    check_regular,
-    explain_write_errors,
-    read_checked,
-    read_ends,
-    sync_directory,
-    sync_file,
-    write_checked,
-)
+from difflm.runtime import files
+from difflm.runtime.files import Json, read_checked, sync_directory
 
 Ints = NDArray[np.int64]
 _OFFSET = np.dtype("<u8")
@@ -46,9 +38,9 @@ def source_fingerprint(path: Path) -> Json:
     directory, that of each file."""
     if path.is_dir():
         return {"files": {str(file.relative_to(path)): source_fingerprint(file) for file in text_files(path)}}
-    check_regular(path)
+    files.check_regular(path)
     try:
-        stat, ends = path.stat(), read_ends(path, 1 << 16)
+        stat, ends = path.stat(), files.read_ends(path, 1 << 16)
     except OSError as error:
         raise DifflmError(f"cannot read {path}: {error.strerror}.") from None
     return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "ends": hashlib.sha256(ends).hexdigest()}
@@ -104,7 +96,7 @@ class TokenFile(TokenColumn):
     def build(cls, directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, origin: Json) -> "TokenFile":
         """Write the tokens of all examples; with `ended` in their origin, an END after each. The directory appears
         complete or not at all."""
-        with explain_write_errors(directory), ExitStack() as stack:
+        with files.explain_write_errors(directory), ExitStack() as stack:
             directory.parent.mkdir(parents=True, exist_ok=True)
             cls.remove_leftovers(directory)
             temporary = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
@@ -113,7 +105,7 @@ class TokenFile(TokenColumn):
             fresh.mkdir()
             sizes = _write(fresh, examples, tokenizer, [END] if origin.get("ended") else [])
             meta = {**sizes, "tokenizer": tokenizer.fingerprint(), "source": origin}
-            write_checked(fresh / "meta.json", meta)
+            files.write_checked(fresh / "meta.json", meta)
             if directory.exists():
                 directory.rename(temporary / "old")
             fresh.rename(directory)
@@ -192,7 +184,7 @@ class TokenFile(TokenColumn):
 def sum_file(path: Path) -> int:
     """CRC-32 of a file, at some 1 GB/s."""
     total = 0
-    check_regular(path)
+    files.check_regular(path)
     with path.open("rb") as file:
         while part := file.read(READ):
             total = zlib.crc32(part, total)
@@ -218,12 +210,12 @@ def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, b
     """Write all files but `meta.json`, whose facts are returned. Files are summed on the way (`sum_file`)."""
     dtype = np.dtype("<u2" if max(tokenizer.size, tokenizer.for_sources.size) <= 1 << 16 else "<u4")
     count, continues = 0, bytearray()
-    files, sums, totals = dict[str, BinaryIO](), dict[str, int](), dict[str, int]()
+    parts, sums, totals = dict[str, BinaryIO](), dict[str, int](), dict[str, int]()
 
     def write(name: str, data: bytes | bytearray) -> None:
-        if name not in files:
-            files[name] = stack.enter_context((directory / name).open("wb"))
-        files[name].write(data)
+        if name not in parts:
+            parts[name] = stack.enter_context((directory / name).open("wb"))
+        parts[name].write(data)
         sums[name] = zlib.crc32(data, sums.get(name, 0))
 
     with ExitStack() as stack:
@@ -242,9 +234,9 @@ def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, b
             count += len(encoded[0])
         if cut := any(continues):
             write("continues.bin", continues)
-        for file in files.values():
+        for file in parts.values():
             file.flush()
-            sync_file(file.fileno())
+            files.sync_file(file.fileno())
     if not totals.get(""):
         raise DifflmError("there are no texts to train on.")
     sizes = {f"{column}tokens": total for column, total in totals.items()}

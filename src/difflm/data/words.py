@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import groupby
 
 _CURRENCY = "£$€¥₹"
 CJK = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -133,15 +134,10 @@ def _word_pattern(codes: int) -> re.Pattern[str]:
 
 def _signs(codes: int) -> str:
     """The inside of a character class: punctuation, symbols and controls below `codes`, but for the underscore."""
-    ranges: list[list[int]] = []
-    for code in range(codes):
-        category = unicodedata.category(chr(code))
-        if (category[0] in "PS" or category == "Cc") and chr(code) != "_":
-            if ranges and ranges[-1][1] == code - 1:
-                ranges[-1][1] = code
-            else:
-                ranges.append([code, code])
-    return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
+    kinds = ((code, unicodedata.category(chr(code))) for code in range(codes) if chr(code) != "_")
+    signs = [code for code, kind in kinds if kind[0] in "PS" or kind == "Cc"]
+    runs = ([code for _, code in run] for _, run in groupby(enumerate(signs), lambda at: at[1] - at[0]))
+    return "".join(f"\\U{run[0]:08x}-\\U{run[-1]:08x}" for run in runs)
 
 
 def _find_touching(words: list[str], own: Collection[int], given: Given | None) -> list[bool]:
@@ -241,18 +237,15 @@ def word_shape(word: str) -> str | None:
     on a whole text (quotation marks, and what is not a single word)."""
     if word in _MARKS or split_words(word) != [word]:
         return None
-    if len(word) == 1 or word.lower() in _SPECIAL or not all(map(_plain, word)):
+    # Letters, marks of letters and the ten digits are plain.
+    plain = all("0" <= one <= "9" or unicodedata.category(one)[0] in "LM" for one in word)
+    if len(word) == 1 or word.lower() in _SPECIAL or not plain:
         return "字" if _HAN.fullmatch(word) else word
     if not word.isascii():
         word = "é".join(one if one.isascii() else "é" for one in (word[0], word[-1]))
     for run, sign in _RUNS:
         word = re.sub(run, sign, word)
     return word
-
-
-def _plain(char: str) -> bool:
-    """Whether it is a letter, a mark of a letter or one of ten digits."""
-    return "0" <= char <= "9" or unicodedata.category(char)[0] in "LM"
 
 
 def extend_run(run: Sequence[str], word: str) -> bool | None:
