@@ -4,7 +4,7 @@ meaning; what is not equal is refused."""
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -34,28 +34,25 @@ class Lexicon:
     """The spellings that a model's training texts have within sentences. A word that occurs with a small and with a
     capital letter, such as a name that is a word as well, has two entries."""
 
-    words: Collection[str] = frozenset()
+    words: frozenset[str] = frozenset()
 
     @classmethod
     def load(cls, path: Path) -> "Lexicon":
         """One spelling a line."""
         return cls(frozenset(path.read_text(encoding="utf-8").split("\n")))
 
-    def knows(self, word: str) -> bool:
-        word = re.sub("s?['’]s$|['’]$", "", word.replace("’", "'")) or word
-        return any(form in self.words for form in (word, word.lower(), word.capitalize()))
-
     def find_unknown(self, text: str, given: str = "") -> list[str]:
         """The words of a text that are neither given nor in the training texts, if anything is known of these."""
-        if not self.words:
-            return []
         own = {form.lower() for word in WORD.findall(given) for form in (word, drop_owner(word))}
-        return [word for word in WORD.findall(text) if word.lower() not in own and not self.knows(word)]
+        found = [word for word in WORD.findall(text) if self.words and word.lower() not in own]
+        stems = (re.sub("s?['’]s$|['’]$", "", word.replace("’", "'")) or word for word in found)
+        known = (not self.words.isdisjoint((stem, stem.lower(), stem.capitalize())) for stem in stems)
+        return [word for word, is_known in zip(found, known, strict=True) if not is_known]
 
     def is_name(self, word: str, inside: bool) -> bool:
         """Whether a word is written like a name: with a capital letter `inside` a sentence, or at its beginning if it
         does not occur without."""
-        if not word[0].isupper() or word.lower() in FUNCTION or word.lower() in NEGATIONS or word.lower() in NUMBERS:
+        if not word[0].isupper() or any(word.lower() in others for others in (FUNCTION, NEGATIONS, NUMBERS)):
             return False
         return inside or (bool(self.words) and (word in self.words or word.lower() not in self.words))
 

@@ -109,11 +109,9 @@ class OpenTokenizer(LibraryTokenizer):
         beyond = {number for number in encoder.get_vocab(with_added_tokens=True).values() if number >= rows}
         super().__init__(encoder, specials, {*specials, *left_out, *beyond})
         self._ours[specials[END]] = END  # which may be START, UNK and PAD as well
-        added = encoder.get_added_tokens_decoder()
+        special = {number for number, token in encoder.get_added_tokens_decoder().items() if token.special}
         # Further special tokens: marks of a chat, which no text contains.
-        special = {number for number, token in added.items() if token.special}
-        self.marks = [own for own, number in enumerate(self.theirs) if number in special and own >= len(SPECIALS)]
-        self._marks = frozenset(self.marks)
+        self.marks = {own for own, number in enumerate(self.theirs) if number in special and own >= len(SPECIALS)}
         inside, alone = self.encode_batch([" a", "a"])
         self.adds_space = len(inside) > len(alone) and inside[-len(alone) :] == alone
 
@@ -133,12 +131,11 @@ class OpenTokenizer(LibraryTokenizer):
         return [token.content for token in added if token.special and token.content in text]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        return super().tokens(i for i in ids if i not in self._marks)
+        return super().tokens(i for i in ids if i not in self.marks)
 
     def spellings(self) -> list[str]:
         """Spellings of byte pairs; a mark is spelt with a character that no text contains."""
-        texts = enumerate(super().spellings(), len(SPECIALS))
-        return ["\udc00" if own in self._marks else text for own, text in texts]
+        return ["\udc00" if own in self.marks else text for own, text in enumerate(super().spellings(), len(SPECIALS))]
 
     def contents(self) -> Json:
         return {"tokenizer": self.definition, "theirs": self.theirs}
