@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from difflm.data.words import Given, join_words, split_words, word_shape
-from difflm.errors import DifflmError, UsageError, explain_library
+from difflm.errors import DifflmError, UsageError, explain_library, is_unicode
 from difflm.runtime.files import Json, hash_json, read_json, write_atomic
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Tokenizer(ABC):
         """Every piece as text; None if it is none by itself, or if its spacing depends on a whole text."""
         if not self.spells:
             raise UsageError(f"pattern: the {self.kind} tokenizer of this model does not say how its tokens are spelt.")
-        return [None if any("\ud800" <= one <= "\udfff" for one in text) else text for text in self.spellings()]
+        return [text if is_unicode(text) else None for text in self.spellings()]
 
     @abstractmethod
     def contents(self) -> Json:
@@ -163,10 +163,8 @@ class Words(Tokenizer):
 
     @classmethod
     def build(cls, texts: Iterable[str], more_than: int = 10) -> "Words":
-        """The words seen more than `more_than` times, by first appearance (Li et al., 2022).
-
-        Like the original, count each text with the newline that ends it.
-        """
+        """The words seen more than `more_than` times, by first appearance (Li et al., 2022). Like the original, count
+        each text with the newline that ends it."""
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(split_words(text))
@@ -253,8 +251,7 @@ class LibraryTokenizer(Tokenizer):
             self._ours[number] = own
         self.byte_level = self.spells = isinstance(encoder.decoder, ByteLevel)
         if self.byte_level and not specials:  # others write all scripts, whose rarer characters take several tokens
-            spelt = enumerate(self._spelt, len(SPECIALS))
-            self.fragments = frozenset(i for i, piece in spelt if any("\ud800" <= sign <= "\udfff" for sign in piece))
+            self.fragments = frozenset(i for i, one in enumerate(self._spelt, len(SPECIALS)) if not is_unicode(one))
 
     def our_id(self, number: int) -> int:
         """Our id for one of theirs."""
@@ -291,9 +288,8 @@ class LibraryTokenizer(Tokenizer):
         return list(self._encoder.encode(text, add_special_tokens=False).offsets)
 
     def unknown(self, text: str) -> list[str]:
-        found = self._encoder.encode(text, add_special_tokens=False)
-        spans = zip(found.ids, found.offsets, strict=True)
-        return [text[begin:end] for number, (begin, end) in spans if self._ours[number] == UNK]
+        ids, spans = self.encode(text), self.spans(text)
+        return [text[begin:end] for i, (begin, end) in zip(ids, spans, strict=True) if i == UNK]
 
 
 class Bpe(LibraryTokenizer):
