@@ -139,9 +139,6 @@ def corpus_sacrebleu(texts: Sequence[str], references: Sequence[Sequence[str]]) 
     return float(metric.corpus_score(texts, streams).score), str(metric.get_signature())
 
 
-# -- overlap with references ------------------------------------------------------------------------------------------
-
-
 def rouge_l(candidate: Tokens, references: Sequence[Tokens], beta: float = 1.2) -> float:
     """Return the longest common subsequence as an F measure in [0, 1] (Lin, 2004). As in the captioning task's code
     (Chen et al., 2015), with the best precision and best recall over the references, and recall weighted by β²."""
@@ -183,21 +180,20 @@ def cider(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], 
     def weights(counts: Counter[Gram]) -> dict[Gram, float]:
         return {gram: n * (known - math.log(max(1, seen[gram]))) for gram, n in counts.items()}
 
+    def clipped_cosine(a: dict[Gram, float], b: dict[Gram, float]) -> float:
+        norms = math.sqrt(sum(w * w for w in a.values()) * sum(w * w for w in b.values()))
+        return sum(min(w, b[gram]) * b[gram] for gram, w in a.items() if gram in b) / norms if norms else 0.0
+
     scores = []
     for candidate, many in zip(candidates, grams, strict=True):
         own = [weights(order) for order in count_ngrams(candidate)]
         total = 0.0
         for reference in many:
             apart = len(candidate) - reference[0].total()
-            alike = sum(_clipped_cosine(mine, weights(order)) for mine, order in zip(own, reference, strict=True))
+            alike = sum(clipped_cosine(mine, weights(order)) for mine, order in zip(own, reference, strict=True))
             total += alike / ORDERS * math.exp(-(apart**2) / (2 * sigma**2))
         scores.append(10 * total / len(many))
     return scores
-
-
-def _clipped_cosine(a: dict[Gram, float], b: dict[Gram, float]) -> float:
-    norms = math.sqrt(sum(w * w for w in a.values()) * sum(w * w for w in b.values()))
-    return sum(min(w, b[gram]) * b[gram] for gram, w in a.items() if gram in b) / norms if norms else 0.0
 
 
 def sari(text: str, source: str, references: Sequence[str]) -> float:
@@ -311,9 +307,6 @@ def length_distance(a: Iterable[int], b: Iterable[int], bin: int = 5) -> float:
     if not p or not q:
         raise DifflmError("there is no text to compare the lengths of.")
     return sum(abs(p.get(k, 0.0) - q.get(k, 0.0)) for k in p.keys() | q.keys()) / 2
-
-
-# -- whole sets, and choices ------------------------------------------------------------------------------------------
 
 
 def measure_texts(
