@@ -24,8 +24,7 @@ class Permutation:
     """A seeded bijection of range(n) that is computed, not stored.
 
     A Feistel network permutes the smallest even power of two that holds n; a value outside range(n) is permuted again
-    until it falls inside (Black and Rogaway, 2002).
-    """
+    until it falls inside (Black and Rogaway, 2002)."""
 
     def __init__(self, n: int, seed: int) -> None:
         self.n = n
@@ -67,8 +66,7 @@ def held_out(n: int, seed: int, share: float = 0.01, at_least: int = 1, at_most:
     """Choose the texts of a corpus that are held out: numbers, rising, of a share of all n, within the limits.
 
     The choice depends on the number of texts and the seed alone. If it depended on what a model can hold, one model
-    would be measured on texts that another one was trained on.
-    """
+    would be measured on texts that another one was trained on."""
     if n < 2:
         raise UsageError(f"{n} text is too few: one is held out to measure, so at least two are needed.")
     count = min(max(round(n * share), at_least), at_most, n - 1)
@@ -137,8 +135,7 @@ class Batches:
 
     `batch(step)` depends on nothing but the arguments here and `step`. Texts that are close in the stream are sorted by
     length and cut into batches, which come in shuffled order, so that little is padding. Each epoch has each text once;
-    an epoch's last batch is filled from the next epoch, or from several where a batch exceeds an epoch.
-    """
+    an epoch's last batch is filled from the next epoch, or from several where a batch exceeds an epoch."""
 
     def __init__(
         self,
@@ -221,8 +218,7 @@ def smallest_width(widths: Ints, lengths: np.ndarray) -> int:
 
 
 def prefetch(batches: Stream, start_step: int, depth: int = 4) -> Generator[Batch]:
-    """Yield batches from `start_step` on, prepared by a thread, at most `depth` ahead. Closing the iterator
-    ends the thread."""
+    """Yield batches from `start_step` on, prepared at most `depth` ahead by a thread, which ends with the iterator."""
     with ThreadPoolExecutor(1, "prefetch") as thread:
         coming = deque(thread.submit(batches.batch, start_step + ahead) for ahead in range(depth))
         try:
@@ -260,8 +256,7 @@ class PackedRows:
         return -(-self.total // self.width)
 
     def rows(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
-        """Ids [B, W], padded with PAD; how many there are [B]; and the number of each one's document within its row [B,
-        W], −1 for padding."""
+        """Ids [B, W], padded with PAD; how many there are [B]; and each one's document within its row [B, W], or −1."""
         place = numbers[:, None] * self.width + np.arange(self.width)
         there = place < self.total
         place = np.minimum(place, self.total - 1)
@@ -276,8 +271,7 @@ class PackedRows:
         return ids, there.sum(1), np.where(there, numbered, -1)
 
     def count(self, vocabulary: int) -> tuple[Ints, Ints]:
-        """How many pieces of documents have each length, [width + 1], and how often each token occurs; of a sample of
-        rows, where they are many."""
+        """How many pieces of documents have each length, [width + 1], and how often each token occurs in a sample."""
         lengths, words = np.zeros(self.width + 1, np.int64), np.zeros(vocabulary, np.int64)
         chosen = Permutation(len(self), 0)(np.arange(min(len(self), max(1, SAMPLE // self.width))))
         for some in np.array_split(chosen, -(-len(chosen) * self.width // (1 << 20))):

@@ -107,8 +107,7 @@ class Chat:
 
 
 def read_conversations(path: Path) -> Iterator[Example]:
-    """Yield each answer of a .jsonl file, after the messages before it as JSON. A line has `messages`, or a `prompt`
-    and an `answer`."""
+    """Yield each answer, after the messages before it as JSON. Lines have `messages`, or a `prompt` and an `answer`."""
     if file_kind(path) != ".jsonl":
         raise UsageError(f'{path}: conversations are lines of a .jsonl file, such as {{"prompt": "…", "answer": "…"}}.')
     for number, row in read_jsonl(path, "messages"):

@@ -179,8 +179,7 @@ def is_several(name: str) -> bool:
 
 
 def file_names(name: str) -> str:
-    """The name of a corpus, or of its files without their directories, which would reveal more about the user's
-    machine."""
+    """The name of a corpus, or of its files: directories would reveal more about the user's machine."""
     parts = [part for several in list_parts(name) for part in split_paths(several)]
     names = [Path(part).name or Path(part).resolve().name for part in parts]
     return ",".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} others"
@@ -286,8 +285,7 @@ def find_pair_files(given: str, root: Path | None) -> list[Path]:
 def corpus(
     name_or_path: str | Path, root: Path | None, split: Split = "train", column: str | None = None, chunk: int = 0
 ) -> Iterator[str]:
-    """Yield the texts of a split of a known corpus, or all texts of a file, which has no splits; with `chunk`, the file
-    is cut into texts of this many characters."""
+    """Yield the texts of a split of a known corpus, or all of a file; with `chunk`, pieces of this many characters."""
     name = str(name_or_path)
     if len(split_paths(name)) > 1:
         raise UsageError(f"{file_names(name)}: name one file: sources are not read here.")

@@ -147,8 +147,7 @@ def read_noise(path: Path, text_column: str) -> tuple[NDArray[np.int64], NDArray
     seed, from 0 on, is its sample k.
 
     Outputs of several seeds may be concatenated; each begins with its first sample. The lines do not tell whether a
-    deterministic sampler such as ddim wrote them.
-    """
+    deterministic sampler such as ddim wrote them."""
     if ".jsonl" not in path.suffixes:
         raise UsageError(f"{path} has no noise for its texts. {HOW}")
     origins = list[tuple[int, int]]()

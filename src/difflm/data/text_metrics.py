@@ -233,8 +233,7 @@ def distinct_n(token_lists: Iterable[Tokens], n: int) -> float:
 
 
 def div_4(samples: Sequence[str]) -> float:
-    """Return distinct 4-grams over all 4-grams of the samples of one source, 0 if they have none. It falls with the
-    number of samples."""
+    """Return the share of distinct 4-grams of the samples of one source, or 0. It falls with their number."""
     return distinct_n([text.split() for text in samples], 4)
 
 
@@ -242,8 +241,7 @@ def self_bleu(token_lists: Sequence[Tokens], references: int = 100, seed: int = 
     """Return how similar the texts of a set are (Zhu et al., 2018): the mean `smoothed_bleu` of each text
     against `references` other texts of the set, drawn without replacement by `seed`, or all others if there are fewer.
 
-    Lower is more varied. More references give a higher value: compare only values with the same number.
-    """
+    Lower is more varied. More references give a higher value: compare only values with the same number."""
     others = len(token_lists) - 1
     if others < 1:
         raise DifflmError("self-BLEU compares texts with each other: give it at least two.")
@@ -312,8 +310,7 @@ def length_distance(a: Iterable[int], b: Iterable[int], bin: int = 5) -> float:
 def measure_texts(
     texts: Sequence[str], sources: Sequence[str], references: Sequence[Sequence[str]]
 ) -> tuple[dict[str, float], str]:
-    """Return the figures of one text for each source, by name, and the signature of sacreBLEU. For the copy baseline
-    give the sources as texts."""
+    """Return figures of one text for each source, by name, and sacreBLEU's signature."""
     bleu, signature = corpus_sacrebleu(texts, references)  # checks its input
     pairs, count = list(zip(texts, references, strict=True)), len(texts)
     figures = {
@@ -338,8 +335,7 @@ def most_central(candidates: Sequence[Tokens]) -> int:
 
 
 def choose_oracle(candidates: Sequence[str], references: Sequence[str]) -> int:
-    """Return the index of the candidate with the largest BLEU against the references. This is an upper limit, not a
-    result: it needs the answer."""
+    """Return the index of the candidate with the largest BLEU: an upper limit, no result, since it needs the answer."""
     gains = [sentence_bleu_nltk4(own, references) for own in candidates]
     return gains.index(max(gains))
 

@@ -55,8 +55,7 @@ def read_texts(path: Path, column: str | None = None, lines: bool = False) -> It
     """Yield the texts of a file without surrounding white space; blank ones are skipped.
 
     A .csv, .tsv or .jsonl file has its texts in `column` ("text" where none is given); any other, one per line, and so
-    does a file of any suffix if `lines` are asked for.
-    """
+    does a file of any suffix if `lines` are asked for."""
     kind = "" if lines else file_kind(path)
     check_readable(path)
     if kind in NO_TEXT:
@@ -136,8 +135,7 @@ def read_chunks(path: Path, size: int) -> Iterator[str]:
 
 
 def cut_text(text: str, most: int = MOST_CHARACTERS) -> Iterator[str]:
-    """Cut a text into pieces of at most `most` characters without changing its tokens: before a space, if there is
-    one."""
+    """Cut a text into pieces of at most `most` characters without changing its tokens: before a space if possible."""
     start = 0
     while len(text) - start > most:
         space = text.rfind(" ", start + 1, start + most)
@@ -159,8 +157,7 @@ def split_long(text: str, most: int) -> Iterator[str]:
 
 
 def text_files(directory: Path) -> list[Path]:
-    """The files of texts in a directory and those below it, by name: the parts of one corpus. Runs, hidden files and
-    files that are no text are passed over."""
+    """The files of texts in and below a directory, by name, without runs, hidden files and files that are no text."""
     found = list[Path]()
     for folder, inner, names in os.walk(directory):
         inner[:] = sorted(name for name in inner if not name.startswith(".") and not is_model(Path(folder, name)))

@@ -34,8 +34,7 @@ HELD = 0.99  # share of the texts that must fit a size chosen from them
 
 
 def source_fingerprint(path: Path) -> Json:
-    """A fingerprint that detects a changed file without reading all of it: size, time, and its two ends; for a
-    directory, that of each file."""
+    """What tells a changed file without reading it all: size, time and its two ends; of a directory, for each file."""
     if path.is_dir():
         return {"files": {str(file.relative_to(path)): source_fingerprint(file) for file in text_files(path)}}
     files.check_regular(path)
@@ -94,8 +93,7 @@ class TokenFile(TokenColumn):
 
     @classmethod
     def build(cls, directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, origin: Json) -> "TokenFile":
-        """Write the tokens of all examples; with `ended` in their origin, an END after each. The directory appears
-        complete or not at all."""
+        """Write the tokens of all examples, with `ended` an END after each: the whole directory or nothing."""
         with files.explain_write_errors(directory), ExitStack() as stack:
             directory.parent.mkdir(parents=True, exist_ok=True)
             cls.remove_leftovers(directory)
@@ -164,8 +162,7 @@ class TokenFile(TokenColumn):
         return np.cumsum(self.sources.lengths == 1, dtype=np.int64) - 1
 
     def key(self, index: int) -> bytes:
-        """The tokens of an example as bytes: equal examples have equal keys, and no others; of a text that was cut, the
-        tokens of the whole text."""
+        """The tokens of an example as bytes, of a cut text those of the whole: only equal examples have equal keys."""
         target = super().key(index)
         if self.sources is None:
             return target
@@ -254,8 +251,7 @@ def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 def encode_examples(
     examples: Iterable[Example], tokenizer: Tokenizer
 ) -> Iterator[tuple[list[Example], list[list[list[int]]]]]:
-    """Yield 1024 examples at a time, or fewer where they are long, with the ids of their targets and, where they have
-    some, of their sources."""
+    """Yield up to 1024 examples at a time with the ids of their targets and, where they have some, of their sources."""
     examples = iter(examples)
     while some := list(islice(examples, 1)):
         size = len(some[0].target) + len(some[0].source or "")

@@ -98,8 +98,7 @@ class Tokenizer(ABC):
         return {"kind": self.kind, **self.contents(), **own}
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """The first character of each token of a text, and the one behind its last; of one that is part of a character,
-        those of the whole."""
+        """The first character of each token and the one behind its last; of part of a character, those of the whole."""
         raise NotImplementedError
 
     def unknown(self, text: str) -> list[str]:
@@ -295,8 +294,7 @@ class LibraryTokenizer(Tokenizer):
 class Bpe(LibraryTokenizer):
     """Byte-level byte-pair encoding: any text comes back exactly. `pieces` are in the byte alphabet.
 
-    The ids of the pieces start after the specials, which the encoder does not know: no text can spell one.
-    """
+    The ids of the pieces start after the specials, which the encoder does not know: no text can spell one."""
 
     kind = "bpe"
     length_unit = "words"
@@ -398,8 +396,7 @@ def is_pretrained(path: Path) -> bool:
 
 
 def make_encoder(definition: Json) -> "tokenizers.Tokenizer":
-    """The library's tokenizer of a `tokenizer.json` of Hugging Face, without the cutting and padding that it may ask
-    for."""
+    """The library's tokenizer of a `tokenizer.json`, without the cutting and padding that this may ask for."""
     from tokenizers import Tokenizer as Encoder
 
     _check_parts(definition)

@@ -213,8 +213,7 @@ def _is_apostrophe(words: Sequence[str], i: int, own: Collection[int]) -> bool:
 
 
 def _stable_sizes(chunk: list[str], fixed: Collection[int] = ()) -> Iterator[int]:
-    """The whole chunk where it is read back as the same words; else its longest beginning that is, and so on. No part
-    ends at the `fixed` places."""
+    """Sizes of the longest parts that are read back as the same words, one by one. None ends at the `fixed` places."""
     first = 0
     while first < len(chunk):
         ends = [end for end in range(len(chunk), first, -1) if end not in fixed]
