@@ -23,7 +23,7 @@ from difflm.data.tokenizers import END, PAD, Tokenizer
 from difflm.errors import DifflmError
 from difflm.machine import is_on
 from difflm.runtime import files
-from difflm.runtime.files import Json, read_checked, sync_directory
+from difflm.runtime.files import Json, read_checked, sync_directory, sync_file
 
 Ints = NDArray[np.int64]
 _OFFSET = np.dtype("<u8")
@@ -233,7 +233,7 @@ def _write(directory: Path, examples: Iterable[Example], tokenizer: Tokenizer, b
             write("continues.bin", continues)
         for file in parts.values():
             file.flush()
-            files.sync_file(file.fileno())
+            sync_file(file.fileno())
     if not totals.get(""):
         raise DifflmError("there are no texts to train on.")
     sizes = {f"{column}tokens": total for column, total in totals.items()}
