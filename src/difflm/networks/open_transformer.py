@@ -165,7 +165,8 @@ class OpenTransformer(WordHead):
     def __init__(self, shape: Shape, words: int, updates: int = 0) -> None:
         super().__init__()
         self.shape, self.updates, self.input = shape, updates, nn.Identity()  # it reads vectors of words as they are
-        self.register_buffer("opened", torch.zeros(()), persistent=False)
+        opened = torch.zeros((), device="cpu")  # no file has it, also where all others are built on no device
+        self.register_buffer("opened", opened, persistent=False)
         self.places = nn.Embedding(shape.positions, shape.hidden) if shape.positions else None
         self.embedding_norm = make_norm(shape) if shape.embedding_norm else None
         self.layers = nn.ModuleList(Layer(shape, number) for number in range(shape.layers))
