@@ -519,7 +519,7 @@ def test_marks_stand_at_the_words_that_are_edited():
         ({"edit": Edit("the pub", keep=("pub",))}, "edits the text directly: leave keep and strength out"),
         ({"edit": Edit("the pub", 0.9)}, "edits the text directly"),
         ({"edit": Edit(" ")}, "text 1 is empty"),
-        ({"edit": Edit("the " * 30)}, "text 1 has 30 tokens; this model takes 24 at most"),
+        ({"edit": Edit("the " * 30)}, "text 1 has 30 tokens; this model reads at most 24"),
         ({"start": "source"}, "start source is not for this model. Known: noise, nothing"),
         ({"start": "words"}, "start must be one of noise, nothing, source, not words"),
         ({"revisions": 2}, "revisions needs a beam search: give beams as well"),

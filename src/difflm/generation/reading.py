@@ -59,6 +59,18 @@ def list_texts(given: Any, what: str) -> list[str]:
     return found
 
 
+def check_rows(rows: list[list[int]], room: int, name: Callable[[int], str]) -> list[list[int]]:
+    """Return texts given as ids; one that is empty, or has more tokens than there is room for, is rejected by name."""
+    for number, row in enumerate(rows, start=1):
+        if not row:
+            raise UsageError(f"{name(number)} is empty.")
+        if len(row) > room:
+            raise UsageError(
+                f"{name(number)} has {len(row)} tokens; this model reads at most {room}. Shorten or split it."
+            )
+    return rows
+
+
 class Reader:
     """A model with its tokenizer, which reads texts. `TextDiffusion` also writes them. It is loaded by name, saved as a
     directory, and pushed to the Hub."""
@@ -225,18 +237,12 @@ class Reader:
         """Return the token ids of sources; rejects a source that the model cannot read, by its number or its `name`."""
         if source is None:
             raise UsageError(f"{self.name} writes each text from a source: give one (--source, difflm translate).")
-        self.source_room()
-        return self.check_sources(self.tokenizer.for_sources.encode_batch(list_texts(source, "source")), name)
-
-    def check_sources(self, rows: list[list[int]], name: Callable[[int], str] = "source {}".format) -> list[list[int]]:
-        """Return the token ids of sources; rejects what this model cannot read, like `encode_sources`."""
         room = self.source_room()
-        for number, row in enumerate(rows, start=1):
-            if not row:
-                raise UsageError(f"{name(number)} is empty.")
-            if len(row) > room:
-                raise UsageError(f"{name(number)} has {len(row)} tokens; this model reads at most {room}. Shorten it.")
-        return rows
+        return check_rows(self.tokenizer.for_sources.encode_batch(list_texts(source, "source")), room, name)
+
+    def check_sources(self, rows: list[list[int]]) -> list[list[int]]:
+        """Return the token ids of sources; rejects what this model cannot read, like `encode_sources`."""
+        return check_rows(rows, self.source_room(), "source {}".format)
 
     def warn_of_language(self, text: str, source: bool = False) -> list[str]:
         """Warn of a text, or of a source, in letters or a language that this model was not trained on."""
@@ -266,15 +272,7 @@ class Reader:
     def encode(self, texts: str | Sequence[str]) -> list[list[int]]:
         """Return the word ids of texts; rejects a text that is too long for the model, by its number."""
         rows = self.tokenizer.encode_batch(list_texts(texts, "text") if texts or texts == "" else [])
-        room = self.model.max_words
-        for number, row in enumerate(rows, start=1):
-            if not row:
-                raise UsageError(f"text {number} is empty.")
-            if len(row) > room:
-                raise UsageError(
-                    f"text {number} has {len(row)} tokens; this model takes {room} at most. Shorten or split it."
-                )
-        return rows
+        return check_rows(rows, self.model.max_words, "text {}".format)
 
     @torch.no_grad()
     def score(
