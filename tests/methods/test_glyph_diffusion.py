@@ -108,7 +108,7 @@ def test_a_picture_has_whole_tokens_or_none_and_needs_no_blank_behind_the_last()
     model = build(Words.build(["ab cde f"], 0), 3, token_cells=2)  # six cells
     ids, lengths = pad_token_rows([[4, 5, 6], [5, 4, 6], [4, 4, 6], [6, 6, 6]])
     canvas, mask = model.lengths.canvas(ids, lengths)
-    shown = ["".join(model.pieces[k] for k in row) for row in canvas.tolist()]
+    shown = ["".join(model.lengths.pieces[k] for k in row) for row in canvas.tolist()]
     assert shown == ["ab cde", "cde ab", "ab ab ", "f f f "] and mask.all() and model.longest == 6
     assert [model.words(row) for row in canvas.tolist()] == [[4, 5], [5, 4], [4, 4], [6, 6, 6]]
 

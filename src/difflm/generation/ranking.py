@@ -59,10 +59,6 @@ class Ranking:
     doubt: float = DOUBT
     writer: Reader | None = None
 
-    @property
-    def draws(self) -> int:
-        return VECTOR_DRAWS if "vectors" in self.scorer.model.capabilities.settings else TOKEN_DRAWS
-
     def __call__(self, numbers: Sequence[int], ids: list[list[Ids]], _: object = None) -> list[Chosen]:
         """On a CPU each text is ranked by itself, so that no choice depends on how a batch is rounded."""
         size = 1 if self.scorer.device.type == "cpu" else max(1, len(ids))
@@ -88,8 +84,10 @@ class Ranking:
             if self.repairs:
                 read = self.scorer.repair_ids(rows, self.repairs, self.doubt, size, sources, each, self.writer)
             else:
-                nats = self.scorer.score_ids(rows, self.seed, self.draws, size, own, sources, each).tolist()
-                calls = self.scorer.model.nats_calls(self.draws)
+                model = self.scorer.model
+                draws = VECTOR_DRAWS if "vectors" in model.capabilities.settings else TOKEN_DRAWS
+                nats = self.scorer.score_ids(rows, self.seed, draws, size, own, sources, each).tolist()
+                calls = model.nats_calls(draws)
                 read = [Repaired(row, cost / (len(row) + 1), calls) for row, cost in zip(rows, nats, strict=True)]
             for k, one in zip(held, read, strict=True):
                 found[k] = one

@@ -91,7 +91,7 @@ class Reader:
         if model.capabilities.reads_in_order and "restates" in self.gaps:  # what it says in other words alone
             _, first, second, *_ = tokenizer.encode(f". {self.gaps['restates']}")
             model.capabilities = replace(model.capabilities, unsaid=(first, second))
-        if tokenizer.fragments and not model.pieces:
+        if tokenizer.fragments and not model.lengths.pieces:
             model.forbid_tokens(tokenizer.fragments)
         self.inference = inference or Inference(model)
 
@@ -103,7 +103,7 @@ class Reader:
     @cached_property
     def pieces(self) -> list[str]:
         """The text of each token; a special token is empty."""
-        return [*self.model.pieces] or ["".join(self.tokenizer.tokens([k])) for k in range(self.tokenizer.size)]
+        return [*self.model.lengths.pieces] or ["".join(self.tokenizer.tokens([k])) for k in range(self.tokenizer.size)]
 
     @cached_property
     def lexicon(self) -> Lexicon:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from difflm.data.batches import Batch
-from difflm.data.tokenfile import Room
 from difflm.diffusion.base import Network, State
 from difflm.diffusion.condition import UNCONDITIONAL, Condition
 from difflm.diffusion.denoiser import Denoiser
@@ -194,16 +193,6 @@ class LanguageModel(Trainable):
     def forbid_tokens(self, ids: Iterable[int]) -> None:
         """Draw none of these tokens any more."""
         self.lengths.forbidden = tuple({*self.lengths.forbidden, *ids})
-
-    @property
-    def pieces(self) -> Sequence[str]:
-        """What its positions show, if they are not tokens."""
-        return self.lengths.pieces
-
-    @property
-    def room(self) -> Room | None:
-        """The room of a picture, if texts are drawn."""
-        return self.lengths.room
 
     @abstractmethod
     def set_compute_dtype(self, dtype: torch.dtype | None) -> None:

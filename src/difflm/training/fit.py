@@ -195,7 +195,7 @@ def prepare_rows(
 ) -> Prepared:
     """Choose the texts that fit, a row each; hold some out; count what the model begins with, and make batches."""
     recipe, able, longest = setup.recipe, model.capabilities, setup.recipe.longest
-    limits = Limits(min(model.max_words, longest), recipe.source_longest, model.room)
+    limits = Limits(min(model.max_words, longest), recipe.source_longest, model.lengths.room)
     advice = texts.advise_longest(recipe, longest - limits.target, tokens)
     chosen = texts.choose_texts(setup, tokenizer, tokens, limits, advice)
     subset, counts = chosen.training[1], chosen.counts

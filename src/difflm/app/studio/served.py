@@ -67,7 +67,7 @@ class Served:
         self.labellings = lm.labellings  # loads the classifiers before the first request
         self.steps = lm.model.sampling.steps
         # Whether positions are words, not pieces of words or characters of a picture.
-        self.whole_words = lm.tokenizer.whole_words and not lm.model.pieces
+        self.whole_words = lm.tokenizer.whole_words and not lm.model.lengths.pieces
 
     def known(self, kind: Kind) -> dict[str, list[str]]:
         """The labels of this kind that the model's classifiers know."""
@@ -103,7 +103,7 @@ class Served:
         exact = steered and self.whole_words
         spelt = steered and (lm.tokenizer.spells or lm.tokenizer.whole_words)  # so that words can be counted and kept
         rewriting = {"keeps": KEPT} if "restates" in lm.gaps else {}
-        unit = lm.tokenizer.length_unit if steered and not lm.model.pieces else None
+        unit = lm.tokenizer.length_unit if steered and not lm.model.lengths.pieces else None
         return {
             "source": {"most": lm.model.capabilities.source_limit} if lm.model.capabilities.source_limit else None,
             "length": {"most": lm.model.max_words, "unit": unit} if unit else None,
