@@ -23,10 +23,10 @@ from difflm.data.corpora import E2EPair
 from difflm.data.labels import is_span
 from difflm.data.texts import check_readable, read_lines
 from difflm.data.words import join_words, split_words
-from difflm.errors import UsageError, suggest
+from difflm.errors import UsageError, explain_faults, suggest
 from difflm.evaluation.corpora import fits
 from difflm.generation.pipeline import TextDiffusion
-from difflm.generation.requests import Request, explain_errors
+from difflm.generation.requests import Request
 from difflm.runtime.files import Json, write_atomic
 
 WORDS = "contains"  # words that must appear: such targets are only read from files
@@ -179,7 +179,7 @@ def parse_target(line: str, where: str) -> Target:
             case {"control": name, "asked": asked, **more} if more.keys() <= {"sentence"}:
                 return parse_own(name, asked, more.get("sentence"))
     except ValidationError as error:
-        raise UsageError(f"{where}: {explain_errors(error)}") from None
+        raise UsageError(f"{where}: {explain_faults(error.errors(), Request.model_fields)}") from None
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     raise UsageError(f'{where} is not a target such as {{"control": "length", "asked": {{"length": 14}}}}.')

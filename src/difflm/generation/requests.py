@@ -167,14 +167,9 @@ def parse_request(line: str, where: str) -> Request:
     if not isinstance(values, dict):
         raise UsageError(f"{where} is not a JSON object.")
     try:
-        return Request(**{str(key): value for key, value in values.items()})
+        return Request.model_validate(values)
     except ValidationError as error:
-        raise UsageError(f"{where}: {explain_errors(error)}") from None
-
-
-def explain_errors(error: ValidationError) -> str:
-    """Describe every error in a few words, and suggest the nearest spelling of unknown keys."""
-    return explain_faults(error.errors(), Request.model_fields)
+        raise UsageError(f"{where}: {explain_faults(error.errors(), Request.model_fields)}") from None
 
 
 def generation_to_json(g: "Generation") -> dict[str, object]:
