@@ -305,7 +305,7 @@ def test_unseen_sequences_are_reversed_and_only_the_source_says_how(tmp_path):
 
     def count_reversed(sources: list[list[str]]) -> int:
         rows = write_texts(lm, sources)[-1].tokens.tolist()
-        found = [lm.tokenizer.decode(lm.model.words(row)).split() for row in rows]
+        found = [lm.tokenizer.decode(lm.model.lengths.words(row)).split() for row in rows]
         return sum(row == words[::-1] for row, words in zip(found, unseen, strict=True))
 
     assert count_reversed(unseen) >= 0.95 * 64
@@ -338,7 +338,7 @@ def test_a_trained_model_settles_its_words_from_left_to_right(tmp_path):
     lm = train(tmp_path, ((words[:1] * 6, words) for words in texts), steps=300)
     count = 500
     frames = write_texts(lm, [words[:1] * 6 for words in texts[:count]])
-    rows = [lm.tokenizer.decode(lm.model.words(row)).split() for row in frames[-1].tokens.tolist()]
+    rows = [lm.tokenizer.decode(lm.model.lengths.words(row)).split() for row in frames[-1].tokens.tolist()]
     sums_made = sum(len(row) == 6 and all((ord(b) - ord(a)) % M <= 1 for a, b in pairwise(row)) for row in rows)
     assert sums_made >= 0.4 * count
     assert bool((last_changes(frames)[:, 1:7].mean(0).diff() > 0).all())

@@ -39,7 +39,7 @@ def generate(model: LanguageModel, source: Tensor, mask: Tensor | None = None) -
     sampling = replace(model.sampling, sampler="ddim", steps=5)
     steering = Steering(source=source, source_mask=there)
     *_, last = model.stream(noise, model.draw_lengths(noise), model.longest, sampling, steering)
-    return [model.words(row) for row in last.tokens.tolist()]
+    return [model.lengths.words(row) for row in last.tokens.tolist()]
 
 
 @pytest.mark.long

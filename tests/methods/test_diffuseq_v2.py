@@ -126,7 +126,7 @@ def test_unseen_sequences_are_reversed_and_only_the_source_says_how(tmp_path):
         steering = Steering(source=source, source_mask=torch.ones_like(source, dtype=torch.bool))
         noise, sampling = Noise(0, torch.arange(64)), replace(model.sampling, sampler=sampler, steps=steps)
         *_, last = model.stream(noise, model.draw_lengths(noise), model.longest, sampling, steering)
-        found = [model.words(row) for row in last.tokens.tolist()]
+        found = [model.lengths.words(row) for row in last.tokens.tolist()]
         return sum(row == right for row, right in zip(found, expected.tolist(), strict=True))
 
     assert (model.sampling.sampler, model.sampling.steps) == ("dpm-solver", 20)

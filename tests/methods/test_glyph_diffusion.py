@@ -52,7 +52,7 @@ def build(tokenizer: Tokenizer, longest: int, source: int = 0, **changes) -> Dif
 
 def read_back(model: DiffusionModel, rows: list[list[int]]) -> list[list[int]]:
     """The tokens that are read off the clean pictures of these texts."""
-    return [model.words(row) for row in model.reconstruct(Batch(*pad_token_rows(rows))).tolist()]
+    return [model.lengths.words(row) for row in model.reconstruct(Batch(*pad_token_rows(rows))).tolist()]
 
 
 # -- the font and the reader ------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_a_picture_has_whole_tokens_or_none_and_needs_no_blank_behind_the_last()
     canvas, mask = model.lengths.canvas(ids, lengths)
     shown = ["".join(model.lengths.pieces[k] for k in row) for row in canvas.tolist()]
     assert shown == ["ab cde", "cde ab", "ab ab ", "f f f "] and mask.all() and model.longest == 6
-    assert [model.words(row) for row in canvas.tolist()] == [[4, 5], [5, 4], [4, 4], [6, 6, 6]]
+    assert [model.lengths.words(row) for row in canvas.tolist()] == [[4, 5], [5, 4], [4, 4], [6, 6, 6]]
 
 
 def test_texts_that_are_wider_than_a_picture_are_left_out_and_counted(tmp_path, capsys, complaint):
@@ -280,7 +280,7 @@ def test_numbers_are_drawn_from_right_to_left():
         noise, sampling = Noise(3, torch.arange(64)), replace(model.sampling, steps=10, **changes)
         with torch.no_grad():
             *_, last = model.stream(noise, torch.full((64,), 4), 4, sampling, steering)
-        return [model.words(row) for row in last.tokens.tolist()]
+        return [model.lengths.words(row) for row in last.tokens.tolist()]
 
     assert pairs.source is not None
     for contrast in (0.0, 1.0):

@@ -112,7 +112,9 @@ def test_who_knows_the_latents_of_a_text_writes_what_the_decoder_reads_off_them(
     sampling = replace(model.sampling, sampler=sampler, steps=3)
     frames = list(model.stream(noise_of(4), torch.full((4,), LONGEST), LONGEST, sampling))
     assert len(frames) == 3 and all(torch.equal(frame.tokens[:, :6], expected) for frame in frames)
-    assert model.words([7, 8, END, 9]) == [7, 8] and model.calls(sampling, 4) == 5 + 3 * (2 if sampler == "heun" else 1)
+    assert model.lengths.words([7, 8, END, 9]) == [7, 8] and model.calls(sampling, 4) == 5 + 3 * (
+        2 if sampler == "heun" else 1
+    )
 
 
 def test_guidance_moves_the_estimate_away_from_the_one_without_a_source():
@@ -296,7 +298,7 @@ def train(model, make_batch, steps: int, rate: float = 6e-3) -> None:
 
 def judge_pairs(tokens: torch.Tensor, model) -> tuple[float, int]:
     """The share of texts that the grammar allows, and how many different ones there are."""
-    rows = [tuple(model.words(row)) for row in tokens.tolist()]
+    rows = [tuple(model.lengths.words(row)) for row in tokens.tolist()]
     good = [row for row in rows if len(row) == 4 and row[:2] == row[2:]]
     return len(good) / len(rows), len({*good})
 
@@ -334,7 +336,8 @@ def test_a_class_is_a_source_of_one_word_and_is_obeyed():
     steering = Steering(source=label + 5, source_mask=torch.ones(64, 1, dtype=torch.bool))
     *_, made = model.stream(noise_of(64), torch.full((64,), 5), 5, replace(model.sampling, steps=10), steering)
     words = [
-        (model.words(row), wanted) for row, wanted in zip(made.tokens.tolist(), label.flatten().tolist(), strict=True)
+        (model.lengths.words(row), wanted)
+        for row, wanted in zip(made.tokens.tolist(), label.flatten().tolist(), strict=True)
     ]
     obeyed = [len(row) == 2 and all((word - 5) // 4 == wanted for word in row) for row, wanted in words]
     assert sum(obeyed) / len(obeyed) > 0.9 and len({tuple(row) for row, _ in words}) > 8

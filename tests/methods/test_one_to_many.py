@@ -56,7 +56,7 @@ def measure(model: LanguageModel, tokenizer: Tokenizer, each: int, **changes: An
     sampling, steering = replace(model.sampling, **changes), Steering(source=source, source_mask=mask)
     *_, last = model.stream(noise, lengths, 8, sampling, steering)
     rows = zip(last.tokens.tolist(), lengths.tolist(), strict=True)
-    made = [tokenizer.decode(model.words(row[:length])) for row, length in rows]
+    made = [tokenizer.decode(model.lengths.words(row[:length])) for row, length in rows]
     groups = zip(range(0, len(made), each), ANSWERS.values(), strict=True)
     valid = [[text for text in made[k : k + each] if text in answers] for k, answers in groups]
     return sum(map(len, valid)) / len(made), sum(len({*some}) for some in valid) / sum(map(len, ANSWERS.values()))

@@ -109,7 +109,7 @@ def run(
 ) -> list[list[int]]:
     inference = twin if isinstance(twin, Inference) else Inference(twin)
     *_, last = inference.stream(Noise(seed, torch.arange(count)), torch.full((count,), width), width, sampling)
-    return [inference.model.words(row) for row in last.tokens.tolist()]
+    return [inference.model.lengths.words(row) for row in last.tokens.tolist()]
 
 
 def test_a_text_costs_a_call_for_each_word_and_its_end(twin):
@@ -226,8 +226,8 @@ def test_the_rarest_word_is_drawn_as_often_as_it_should():
 
 
 def test_words_end_where_the_text_does(twin):
-    assert twin.words([4, 5, END, 6, PAD]) == [4, 5]
-    assert twin.words([4, 5, 6]) == [4, 5, 6]
+    assert twin.lengths.words([4, 5, END, 6, PAD]) == [4, 5]
+    assert twin.lengths.words([4, 5, 6]) == [4, 5, 6]
     assert math.isinf(float(truncate_logits(SHARES.log(), Sampling(top_k=1))[0, 0]))
 
 
@@ -240,7 +240,7 @@ def begun(twin: Autoregressive, begins: list[list[int]], sampling: Sampling, see
         known[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
     noise, lengths = Noise(seed, torch.arange(len(begins))), torch.full((len(begins),), 5)
     *_, last = Inference(twin).stream(noise, lengths, 5, sampling, Steering(known))
-    return [twin.words(row) for row in last.tokens.tolist()]
+    return [twin.lengths.words(row) for row in last.tokens.tolist()]
 
 
 def test_a_text_goes_on_from_the_words_that_were_given(twin):
@@ -378,7 +378,7 @@ def test_texts_under_a_ban_follow_the_renormalised_model(twin):
     for row, told in zip(last.tokens[:200].tolist(), last.confidence[:200].tolist(), strict=True):
         for i in range(len(row[: row.index(END) + 1] if END in row else row)):
             assert told[i] == pytest.approx(float(steps[tuple(row[:i])][row[i]]), abs=1e-5)
-    found = [tuple(twin.words(row)) for row in last.tokens.tolist()]
+    found = [tuple(twin.lengths.words(row)) for row in last.tokens.tolist()]
     assert banned not in {word for text in found for word in text}
     heads, gap = [text[:2] for text in found], 0.0
     for text in [(a,) for a in words] + list(itertools.product(words, repeat=2)):
@@ -399,7 +399,7 @@ def test_a_rule_that_forces_a_prefix_writes_what_a_known_prefix_does(twin):
         return ban(END)(words, logits, caches) if words.shape[1] == len(prefix) else logits
 
     frames = list(left_to_right(twin, Noise(3, torch.arange(50)), 5, Sampling(), [force]))
-    texts = [twin.words(row) for row in frames[-1].tokens.tolist()]
+    texts = [twin.lengths.words(row) for row in frames[-1].tokens.tolist()]
     assert texts == begun(twin, [prefix] * 50, Sampling(), seed=3)
     assert all(
         torch.equal(words, frame.tokens[:, :i]) for i, (words, frame) in enumerate(zip(asked, frames, strict=True))
@@ -424,7 +424,7 @@ def test_a_rule_can_read_the_last_word_again(twin):
 
     noise = Noise(0, torch.arange(20))
     *_, last = left_to_right(twin, noise, 5, Sampling(), [reread])
-    assert seen == 5 and [twin.words(row) for row in last.tokens.tolist()] == run(twin, Sampling(), 20)
+    assert seen == 5 and [twin.lengths.words(row) for row in last.tokens.tolist()] == run(twin, Sampling(), 20)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
@@ -432,7 +432,7 @@ def test_inference_obeys_rules(twin, dtype):
     steering = Steering(prefix_rules=[ban(WORDS[0]), lambda prefix, logits, caches: logits.index_fill(1, PADS, 9.0)])
     noise, lengths = Noise(0, torch.arange(40)), torch.full((40,), 5)
     *_, last = Inference(twin, dtype).stream(noise, lengths, 5, Sampling(), steering)
-    found = {word for row in last.tokens.tolist() for word in twin.words(row)}
+    found = {word for row in last.tokens.tolist() for word in twin.lengths.words(row)}
     assert found == {WORDS[1], WORDS[2]}  # nor can a rule bring in what no text contains
 
 

@@ -61,7 +61,7 @@ def run(
         Noise(3, torch.arange(count)), torch.full((count,), width), width, sampling, told
     )
     *_, last = frames
-    return [model.words(row) for row in last.tokens.tolist()]
+    return [model.lengths.words(row) for row in last.tokens.tolist()]
 
 
 # -- likelihood -------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_a_batch_of_sources_is_each_of_them_alone(sampling):
     for k, source in enumerate(sources):
         noise, told = Noise(3, torch.tensor([k])), steering([source], len(source))
         *_, last = model.stream(noise, torch.tensor([10]), 10, sampling, told)
-        assert model.words(last.tokens[0].tolist()) == together[k]
+        assert model.lengths.words(last.tokens[0].tolist()) == together[k]
     assert len({tuple(text) for text in together}) > 6  # the source decides
 
 
@@ -258,7 +258,7 @@ def test_a_narrow_beam_keeps_what_it_should(beams, alpha, seed):
         expected.append(search_by_hand(chances, beams, alpha, 10))
     noise, sampling = Noise(0, torch.arange(3)), Sampling(beams=beams, length_penalty=alpha)
     (frame,) = Inference(model).stream(noise, torch.full((3,), 10), 10, sampling, steering(SOURCES))
-    assert [model.words(row) for row in frame.tokens.tolist()] == [text for text, _ in expected]
+    assert [model.lengths.words(row) for row in frame.tokens.tolist()] == [text for text, _ in expected]
     assert frame.calls.tolist() == [calls for _, calls in expected]
 
 

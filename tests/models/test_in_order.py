@@ -134,7 +134,7 @@ def test_under_an_automaton_each_word_is_drawn_among_those_that_can_still_be_fol
     follow((), 1.0)
     found = draw(model, (), room, [join_prefix_rules([(slice(0, DRAWS), rule)])])
     compare(found, wanted)
-    assert all(model.words([*text]) == [t for t in text if t >= 4] for text in found[:50])
+    assert all(model.lengths.words([*text]) == [t for t in text if t >= 4] for text in found[:50])
     assert not any(text[0] in (4, 6, 7) for text in found)  # no text begins with a small letter, a full stop or a blank
 
 

@@ -237,7 +237,7 @@ class LeftToRight(BothSides):
             with torch.no_grad():
                 *_, last = self.lm.inference.stream(noise, lengths, width, sampling, Steering(known.to(device)))
             for k, row in zip(chosen, last.tokens.tolist(), strict=True):
-                text = self.lm.tokenizer.decode(model.words(row)[len(prompts[k]) :][:MOST_WORDS])
+                text = self.lm.tokenizer.decode(model.lengths.words(row)[len(prompts[k]) :][:MOST_WORDS])
                 words = split_words(text if self.answers else sentences(text)[0])
                 made[k] = [word for word in words if not self.answers or word not in (BLANK, ANSWER)]
             say(doing, start + len(chosen), len(order))

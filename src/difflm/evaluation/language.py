@@ -145,7 +145,7 @@ def write_samples(lm: TextDiffusion, changes: Json, n: int, seed: int, doing: st
 def write_random(lm: TextDiffusion, model: LatentDiffusion, n: int, seed: int) -> Texts:
     """What the decoder of a model writes from random latents: a fluent decoder makes texts without any diffusion."""
     samples = torch.arange(n, device=lm.device).split(CHUNK)
-    ids = [model.words(row) for some in samples for row in model.write_random(Noise(seed, some)).tolist()]
+    ids = [model.lengths.words(row) for some in samples for row in model.write_random(Noise(seed, some)).tolist()]
     return Texts([lm.tokenizer.decode(row) for row in ids], ids, lm.tokenizer, lm.config["method"])
 
 
@@ -246,7 +246,7 @@ def reconstructed_share(lm: TextDiffusion, rows: list[list[int]]) -> float:
         chosen = rows[start : start + CHUNK]
         ids, lengths = pad_token_rows(chosen)
         back = lm.model.reconstruct(Batch(ids.to(lm.device), lengths.to(lm.device))).tolist()
-        for row, found in zip(chosen, map(lm.model.words, back), strict=True):
+        for row, found in zip(chosen, map(lm.model.lengths.words, back), strict=True):
             same += sum(a == b != UNK for a, b in zip(row, found, strict=False))
             total += max(len(row), len(found)) - row.count(UNK)
     return same / total

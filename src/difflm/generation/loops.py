@@ -133,7 +133,7 @@ class Progress:
         seats, found = self.seats[part], list[FinishedRow]()
         counted = [None] * len(seats) if self.calls is None else self.calls[part].tolist()
         for seat, tokens, calls in zip(seats, self.tokens[part].tolist(), counted, strict=True):
-            ids = self.model.words(tokens[: seat.row.layout.positions])
+            ids = self.model.lengths.words(tokens[: seat.row.layout.positions])
             cost, asked = self.model.calls(job.sampling, len(ids)) if calls is None else calls * seat.cost, 0
             if job.plan is not None:
                 given = job.given.get(seat.row.sample, {})

@@ -111,7 +111,7 @@ class TextDiffusion(Reader):
         asked = {head: folder for folder, some in known.items() for head in (heads or set()) & (some or set())}
         all_asked = heads is None or heads > asked.keys()
         chosen = [f for f, some in known.items() if all_asked or some is None or f in asked.values()]
-        return [self._load_classifier(folder) for folder in chosen]
+        return [self._classifiers.get(folder) or self._load_classifier(folder) for folder in chosen]
 
     @property
     def labellings(self) -> dict[str, Labelling]:

@@ -110,13 +110,6 @@ def close_slots(target: Tensor, mask: Tensor, found: Tensor, stop: int, pad: int
     return closed, marks.bool()
 
 
-class EditModel(WordModel):
-    """A model that edits texts in rounds, on canvases with room for the longest one."""
-
-    def words(self, row: list[int]) -> list[int]:
-        return [token for token in row if token != PAD]
-
-
 def between_ends(batch: Batch) -> Tensor:
     """START words END PAD …, [B, L + 2]."""
     return put_between_ends(batch.ids, batch.lengths, 1, batch.ids.shape[1] + 2)
@@ -154,7 +147,7 @@ BANNED = (START, END, UNK, PAD)  # tokens that never fill a hole
 DELETED = 32  # the random stream that deletes words in training
 
 
-class LevenshteinModel(EditModel):
+class LevenshteinModel(WordModel):
     """START words END on a canvas. One decoder with three heads reads a text three times in each round of
 
     Training imitates the fewest edits (`align`). Insertions are learned from texts with a random share of their words

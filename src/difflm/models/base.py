@@ -213,10 +213,6 @@ class LanguageModel(Trainable):
     def write(self, batch: TextBatch, runner: Runner) -> Iterator[Frame]:
         """Yield the frames of a batch."""
 
-    def words(self, row: list[int]) -> list[int]:
-        """The word ids of one finished row."""
-        return self.lengths.words(row)
-
     def calls(self, sampling: Sampling, words: int) -> int:
         """The number of network calls for a text of this many words."""
         return sampling.steps

@@ -76,7 +76,7 @@ class BlockLengths(DrawnLength):
         positions = self.positions(words)
         return positions, {words: END} | dict.fromkeys(range(words + 1, positions), PAD)
 
-    nats, words = LengthPolicy.nats, LengthPolicy.words  # END is on the canvas like a word
+    nats = LengthPolicy.nats  # END is on the canvas like a word
 
 
 class BlockDenoiser(Denoiser):

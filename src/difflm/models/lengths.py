@@ -59,7 +59,7 @@ class LengthPolicy(nn.Module):
         return torch.zeros(lengths.shape, device=lengths.device)
 
     def words(self, row: list[int]) -> list[int]:
-        """The word ids of one finished row."""
+        """The word ids of one finished row. A text that is written in order may end before its canvas does."""
         row = row[: row.index(END)] if END in row else row
         return [i for i in row if i not in (START, PAD)]
 
@@ -147,10 +147,6 @@ class DrawnLength(LengthPolicy):
         if (chances := self.chances_given(condition, self.counts.double())) is not None:
             return -chances.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1).log().float()
         return -(self.counts.double() / self.counts.double().sum()).log()[lengths - 1].float()
-
-    def words(self, row: list[int]) -> list[int]:
-        """A text that is written in order may end before its canvas does."""
-        return row[: row.index(END)] if END in row else row
 
 
 def observed_counts(smoothed: Tensor) -> Tensor:

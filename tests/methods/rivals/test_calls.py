@@ -55,7 +55,7 @@ def test_delorean_gives_its_candidates_in_turn_and_repeats_come_last(judge):
     assert torch.equal(found[0], search.decode(gaps))
     assert torch.equal(found.where(known != FREE, FREE), known.expand(4, -1, -1))
     for row in range(2):
-        texts = [judge.model.words(ids) for ids in found[:, row].tolist()]
+        texts = [judge.model.lengths.words(ids) for ids in found[:, row].tolist()]
         distinct = list(dict.fromkeys(map(tuple, texts)))
         assert list(map(tuple, texts))[: len(distinct)] == distinct and len(distinct) > 1
         assert (judge.score_ids([list(one) for one in distinct]).diff() > -1e-3).all()

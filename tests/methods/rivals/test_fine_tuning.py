@@ -253,7 +253,7 @@ def test_a_wide_beam_finds_the_likeliest_text_of_the_product():
     assert len(best) > 1 and best != likeliest(twin, [NOTHING_TOLD], [1.0])
     experts = Experts(twin, [[prompt] for prompt in prompts], weights)
     *_, last = left_to_right(experts, Noise(0, torch.arange(2)), 4, Sampling(beams=39))
-    assert [twin.words(row) for row in last.tokens.tolist()] == [best] * 2
+    assert [twin.lengths.words(row) for row in last.tokens.tolist()] == [best] * 2
 
 
 # -- the front doors --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from difflm.diffusion.samplers.loop import Frame, Steering
 from difflm.methods import levt as editing
 from difflm.methods.diffuser.process import EditProcess
 from difflm.methods.levt import DELETE, EDITS, IMPOSSIBLE, INSERT, KEEP, REPLACE
-from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, source_of
+from difflm.models.base import Capabilities, Losses, Runner, Sampling, TextBatch, WordModel, source_of
 from difflm.models.lengths import DrawnLength
 from difflm.networks import EncoderDecoder, Transformer
 from difflm.networks.cache import Memory, Slots
@@ -41,7 +41,7 @@ class Revision:
     log_p: Tensor  # of all edits of a text, [R]
 
 
-class EditDiffusion(editing.EditModel):
+class EditDiffusion(WordModel):
     """START words END on a canvas. A round of editing calls the tagger once, and the generator for each word of the new
     text, including the kept ones, since what it writes must follow them.
 
