@@ -87,7 +87,7 @@ def test_an_unknown_column_is_told_with_the_known_ones(complaint, tiny_runs, tmp
 def test_a_text_longer_than_the_model(complaint, tiny_runs, tmp_path, method, room):
     (tmp_path / "long.txt").write_text("A pub.\n" + "pub " * 30 + "\n")
     said = complaint(2, "score", tiny_runs[method], tmp_path / "long.txt")
-    assert f"text 2 has 30 tokens; this model takes {room} at most" in said
+    assert f"text 2 has 30 tokens; this model reads at most {room}" in said
 
 
 # -- labelled texts ---------------------------------------------------------------------------------------------------

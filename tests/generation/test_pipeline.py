@@ -57,7 +57,7 @@ def test_room_is_what_encode_accepts(models):
     }
     for lm in models.values():
         assert len(lm.encode(["pub " * lm.model.max_words])[0]) == lm.model.max_words
-        with pytest.raises(UsageError, match=f"takes {lm.model.max_words} at most"):
+        with pytest.raises(UsageError, match=f"reads at most {lm.model.max_words}"):
             lm.encode(["pub " * (lm.model.max_words + 1)])
 
 
