@@ -183,9 +183,11 @@ class GenerationJob:
         ready = sorted(k for k, own in self.waiting.items() if len(own) == self.each)
         groups = [[one for _, one in sorted(self.waiting.pop(k).items())] for k in ready]
         ids = [[row.ids for row, _ in group] for group in groups]
+        if not ready:
+            return {}
         begun, texts = time.perf_counter(), dict[int, Generation]()
-        best = self.choose(ready, ids, [[decode for _, decode in group] for group in groups]) if ready else []
-        seconds = time.perf_counter() - begun if ready else 0.0
+        best = self.choose(ready, ids, [[decode for _, decode in group] for group in groups])
+        seconds = time.perf_counter() - begun
         for k, group, chosen in zip(ready, groups, best, strict=True):
             text, checks = group[chosen.index][1](ids=chosen.ids), [*chosen.checks]
             if self.plan and not self.hides:
