@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from difflm.errors import UsageError
 from difflm.player.frames import Draft, PlayedText, made_of_pieces, pack_drafts, written
-from difflm.runtime.files import Json
+from difflm.runtime.files import Json, write_atomic
 
 MOST_TEXTS = 100  # few enough for a browser
 MOST_FRAMES = 250  # the most drafts of a text; of more steps, only every second, third … is kept
@@ -57,9 +57,13 @@ class Recording:
         return next((drafts for drafts in every if drafts and count_spelling(drafts[-1], made.text)), every[0])
 
 
-def page(texts: Sequence[PlayedText], about: Mapping[str, object]) -> bytes:
-    """Make the page. `about` says where the texts come from: "model" and "command" have fields on the page, other
+def write_player(path: Path, texts: Sequence[PlayedText], about: Mapping[str, object]) -> None:
+    """Write the page. `about` says where the texts come from: "model" and "command" have fields on the page, other
     entries are listed by name."""
+    write_atomic(path, page(texts, about))
+
+
+def page(texts: Sequence[PlayedText], about: Mapping[str, object]) -> bytes:
     table, style = dict[str, int](), read_asset("look.css") + read_asset("player.css")
     packed = [pack_text(played, table) for played in texts]
     module, script = join_modules(["player.js", "parts.js", "time.js"]), join_modules(["player-page.js"])

@@ -15,7 +15,7 @@ from difflm.app.studio.animation import check_animation, draw_animation
 from difflm.errors import UsageError
 from difflm.generation.requests import Request, generation_to_json, read_requests
 from difflm.models.sampling import SETTINGS, option_name
-from difflm.player.page import Recording, page
+from difflm.player.page import Recording, write_player
 from difflm.runtime.files import check_place, write_atomic
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def generate(
     given = [(before, one) for before, one in pairwise(["", *sys.argv[1:]]) if one.partition("=")[0] not in FILES]
     line = shlex.join(["difflm", *(one for before, one in given if before not in FILES)])  # without these files
     if html and recording:
-        write_atomic(html, page(recording.texts(kept), {"model": model, "command": line}))
+        write_player(html, recording.texts(kept), {"model": model, "command": line})
         note(f"{html}: open it in a browser.")
     if svg and recording:
         write_atomic(svg, draw_animation(recording.texts(kept), line))
