@@ -97,9 +97,6 @@ class ClassifierOutput:
     features: Tensor
     mask: Tensor
 
-    def head(self, name: str, part: str = "") -> nn.Module:
-        return self.classifier.heads[self.classifier.numbers[name] + part]
-
     @cached_property
     def pooled(self) -> Tensor:
         at = self.mask.unsqueeze(-1)
@@ -109,18 +106,19 @@ class ClassifierOutput:
 
     def text(self, name: str) -> Tensor:
         """log p(label | x_t), [B, labels]."""
-        return F.log_softmax(self.head(name)(self.pooled).float(), -1)
+        return F.log_softmax(self.classifier.heads[self.classifier.numbers[name]](self.pooled).float(), -1)
 
     def tags(self, name: str) -> Tensor:
         """The same at every position, [B, L, labels]."""
-        return F.log_softmax(self.head(name)(self.features).float(), -1)
+        return F.log_softmax(self.classifier.heads[self.classifier.numbers[name]](self.features).float(), -1)
 
     def spans(self, name: str) -> Tensor:
         """The same for every pair of a first and a last position, [B, L, L, labels]."""
+        heads, number = self.classifier.heads, self.classifier.numbers[name]
         around = F.pad(self.features, (0, 0, 1, 1))  # an end of a span is between two words: both are used
-        first = self.head(name, "-first")(torch.cat([around[:, :-2], self.features], -1))
-        last = self.head(name, "-last")(torch.cat([self.features, around[:, 2:]], -1))
-        return F.log_softmax(self.head(name)(torch.tanh(first.unsqueeze(2) + last.unsqueeze(1))).float(), -1)
+        first = heads[f"{number}-first"](torch.cat([around[:, :-2], self.features], -1))
+        last = heads[f"{number}-last"](torch.cat([self.features, around[:, 2:]], -1))
+        return F.log_softmax(heads[number](torch.tanh(first.unsqueeze(2) + last.unsqueeze(1))).float(), -1)
 
     def nats(self, name: str, labels: Tensor, whole: bool = True) -> Tensor:
         """−log p(labels | x_t) of each text, summed over positions, [B]; NOTHING is ignored. `whole`: pairs of

@@ -371,8 +371,11 @@ class ControlPlan:
         mask = torch.arange(batch.width, device=batch.lengths.device) < batch.lengths.unsqueeze(1)
         canvas = Canvas(mask, self.info.first, batch.known)
         imposed = join_own(parts, canvas, lambda plan, own: plan.token_rules(own) + plan.word_rules(own))
-        wanted = [plan.targets(canvas.rows(part)) if plan else [] for plan, part in parts]
-        targets = merge_targets(wanted, [part.stop - part.start for _, part in parts])
+        if len(parts) == 1:
+            targets = self.targets(canvas)
+        else:
+            wanted = [plan.targets(canvas.rows(part)) if plan else [] for plan, part in parts]
+            targets = merge_targets(wanted, [part.stop - part.start for _, part in parts])
         readers = [target for target in targets if target.classifier.reads_words]
         targets = [target for target in targets if not target.classifier.reads_words]
         guidance = Guidance(targets, self.denoiser, mask, self.guidance) if targets else None
@@ -381,7 +384,7 @@ class ControlPlan:
         if readers:  # after the rules: it cannot make forbidden words possible, and reads what the imposed leave
             imposed = [*imposed, rules.ClimbEnergy(partial(read_labels, readers), mask, self.guidance.size)]
         # Required words come last: no other rule may change their positions.
-        imposed = [*imposed, *join_own(parts, canvas, lambda plan, own: plan.last_rules(own))]
+        imposed = [*imposed, *join_own(parts, canvas, lambda plan, own: plan.last_rules(own) if plan.automaton else [])]
         return Steering(batch.known, batch.begin, rules=imposed, guide=guidance)
 
     def token_rules(self, canvas: Canvas) -> list[Transform]:
@@ -441,7 +444,8 @@ class ControlPlan:
             if control.head in self.classifiers:
                 classifier = self.classifiers[control.head]
                 labels = torch.tensor([control.wanted(self.info)] * len(canvas.mask), device=canvas.mask.device)
-                labels = labels_on_canvas(classifier.labellings[control.head], labels, width, canvas.first)
+                if (labelling := classifier.labellings[control.head]).kind != "text":
+                    labels = labels_on_canvas(labelling, labels, width, canvas.first)
                 found.append(GuidanceTarget(classifier, control.head, labels, control.whole))
         return found
 
@@ -498,6 +502,8 @@ def join_own(
     parts: Sequence[Part], canvas: Canvas, make: Callable[[ControlPlan, Canvas], list[Transform]]
 ) -> list[Transform]:
     """The rules that the plans of a batch make for their rows of a canvas."""
+    if len(parts) == 1 and (plan := parts[0][0]):
+        return make(plan, canvas)
     return rules.join_rules([(part, make(plan, canvas.rows(part)) if plan else []) for plan, part in parts], canvas)
 
 

@@ -359,8 +359,6 @@ class ImposePattern:
 def join_rules(parts: Sequence[tuple[slice, list[Transform]]], canvas: Canvas) -> list[Transform]:
     """Join the rules of parts of the rows. Adjacent parts that only have to stay inside their texts become one: a
     thousand gaps would be as many parts."""
-    if len(parts) == 1:
-        return parts[0][1]
     merged: list[tuple[slice, list[Transform]]] = []
     for rule, run in groupby(parts, lambda part: type(part[1][0]) if len(part[1]) == 1 else None):
         found = list(run)
