@@ -239,6 +239,14 @@ def test_a_recipe_whose_model_is_empty_or_odd(complaint, tmp_path, capsys):
         assert "model" in complaint(2, "train", path, *changes, "--dry-run")
 
 
+@pytest.mark.parametrize("key", ["1", "on"])  # which YAML reads as a number, and as true
+@pytest.mark.parametrize("changes", [[], ["method=mdlm"], ["init=e2e"]])
+def test_a_recipe_whose_key_is_no_text(complaint, tmp_path, key, changes):
+    path = tmp_path / "my.yaml"
+    path.write_text(f"method: difflm\ndata: my.txt\nsteps: 3\n{key}: 2\n")
+    assert "unknown key" in complaint(2, "train", path, *changes, "--dry-run")
+
+
 def test_a_file_that_is_no_recipe(complaint, tmp_path):
     (tmp_path / "odd.yaml").write_text("a: [1\n")
     assert "not a readable recipe" in complaint(2, "train", tmp_path / "odd.yaml", "--out", tmp_path / "run")

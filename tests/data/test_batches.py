@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,15 @@ def test_a_batch_depends_on_its_step_alone(steps: list[int], seed: int) -> None:
         here, fresh = used.batch(step), Batches(tokens, 8, seed, (4, 7)).batch(step)
         assert np.array_equal(here.ids, fresh.ids)
         assert np.array_equal(here.lengths, fresh.lengths)
+
+
+def test_threads_may_ask_for_batches_of_different_groups() -> None:
+    tokens = numbered(333)
+    used, alone = Batches(tokens, 8, 0, (7,)), Batches(tokens, 8, 0, (7,))
+    steps = [step for k in range(100) for step in (k % 20, 400 + k % 20)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda step: texts_of(used.batch(step)), steps))
+    assert found == [texts_of(alone.batch(step)) for step in steps]
 
 
 def test_another_seed_gives_another_order() -> None:

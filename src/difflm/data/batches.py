@@ -163,9 +163,10 @@ class Batches:
     def batch(self, step: int) -> Batch:
         """The batch of a step, as narrow as the allowed widths and its longest text and source permit."""
         group, number = divmod(step, self._group_size)
-        if self._cached[0] != group:
-            self._cached = group, self._group(group)
-        chosen = self._cached[1][number]
+        cached = self._cached  # which another thread may replace
+        if cached[0] != group:
+            cached = self._cached = group, self._group(group)
+        chosen = cached[1][number]
         width = smallest_width(self.widths, self.tokens.lengths[chosen])
         sources: tuple[Ints | None, Ints | None] = (None, None)
         if (column := self.tokens.sources) is not None:

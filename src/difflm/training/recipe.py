@@ -196,7 +196,7 @@ def _drop_foreign(values: Json, given: Json) -> list[str]:
 
 def flatten(values: Mapping[str, object]) -> Json:
     """Values by their whole keys: {"model": {"hidden": 256}} is model.hidden."""
-    found: Json = {key: value for key, value in values.items() if key != "model"}
+    found: Json = {str(key): value for key, value in values.items() if key != "model"}  # YAML's keys: any kind
     sizes = values.get("model") or {}  # may be empty in a file
     if not isinstance(sizes, Mapping):
         raise UsageError(f"recipe: `model` should hold `key: value` lines, not {type(sizes).__name__}.")
@@ -282,7 +282,7 @@ def check(values: Mapping[str, object]) -> Recipe:
         raise UsageError(
             "this recipe trains on your own texts: give data=FILE, such as data=my.txt (a classifier: my.jsonl)."
         )
-    given = {str(key): value for key, value in flatten(values).items()}
+    given = flatten(values)
     sizes = {key.removeprefix("model."): given.pop(key) for key in [*given] if key.startswith("model.")}
     try:
         recipe = Recipe(**given, model=sizes)

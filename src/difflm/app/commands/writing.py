@@ -145,7 +145,8 @@ def refuse_by_config(name: str, guides: Sequence[Path], request: Request) -> Non
     by_words = bool(STEP_RULES.get(family)) and family not in WHOLE_TEXTS
     if by_words and request.method is None:
         controls, edit = request.controls(), request.edited()
-        found = [read_checked(one / "config.json").get("labels") for one in (*find_run(name).glob("guide*/"), *guides)]
+        folders = *sorted(find_run(name).glob("guide*/")), *guides
+        found = [read_checked(one / "config.json").get("labels") for one in folders]
         labels = {one["name"]: Labelling(**one) for own in found for one in own or ()}
         # A classifier that does not list its own labels may know any.
         for control in controls if None not in found and not {"base", "labels"} & config.keys() else ():
