@@ -133,7 +133,16 @@ class KeepApart:
 
     def unspaced(self, known: Tensor) -> Tensor:
         """Whether tokens are known and do not begin with white space."""
-        return (known >= 0) & ~self.codec.token_mask(self.spaced)[known.clamp(min=0)]
+        return (known >= 0) & self.joining[known.clamp(min=0)]
+
+    # Masks are kept here, as long as a captured step that reads them: those of the codec are replaced by others.
+    @cached_property
+    def joining(self) -> Tensor:
+        return ~self.codec.token_mask(self.spaced)
+
+    @cached_property
+    def unprinted(self) -> Tensor:
+        return self.codec.token_mask((START, UNK, PAD))  # what follows one of them touches the phrase
 
     @cached_property
     def masks(self) -> list[tuple[Tensor, Tensor]]:
@@ -166,8 +175,7 @@ class KeepApart:
         (glued, closing), width = self.masks[n], logits.shape[1]
         rows, there = torch.arange(len(logits), device=logits.device), (begin >= 0) & (end < width)
         here, next_ = end.clamp(0, width - 1), (end + 1).clamp(0, width - 1)
-        unprinted = self.codec.token_mask((START, UNK, PAD))  # what follows one of them touches the phrase
-        own = logits[rows, here].masked_fill(glued | unprinted, float("-inf"))
+        own = logits[rows, here].masked_fill(glued | self.unprinted, float("-inf"))
         best = torch.where(known[rows, here] >= 0, known[rows, here], own.argmax(-1))
         closes = there & closing[best] & ~self.unspaced(known[rows, next_])
         own = own.masked_fill(closing, float("-inf"))
@@ -175,7 +183,7 @@ class KeepApart:
         own = torch.where(closes.unsqueeze(-1), sure, own)
         logits = logits.index_put((rows, here), torch.where(there.unsqueeze(-1), own, logits[rows, here]))
         inside = (closes & (end + 1 < width)).unsqueeze(-1)
-        touching = inside & (unprinted | ~self.codec.token_mask(self.spaced))
+        touching = inside & (self.unprinted | self.joining)
         behind = logits[rows, next_].masked_fill(touching, float("-inf"))
         return logits.index_put((rows, next_), torch.where(inside, behind, logits[rows, next_]))
 
