@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +22,7 @@ from difflm.evaluation.corpora import Corpus, corpus_for
 from difflm.evaluation.language import evaluate_language
 from difflm.evaluation.options import TELL, Options
 from difflm.evaluation.reports import LANGUAGE
-from difflm.evaluation.shared import load_judge, ratio, score
+from difflm.evaluation.shared import DividedTextDiffusion, load_judge, ratio, score
 from difflm.generation.pipeline import TextDiffusion
 from difflm.models.base import Capabilities, LanguageModel, Sampling
 from difflm.models.lengths import LengthPolicy
@@ -78,6 +79,16 @@ def held_out(texts, training=()):
 
 
 @pytest.mark.long
+def test_the_seconds_of_divided_jobs_do_not_include_what_is_done_with_their_texts():
+    lm = DividedTextDiffusion.from_pretrained("e2e", "cpu")
+    jobs = [lm.make_job(1, seed, steps=1) for seed in range(3)]
+    found = []
+    for *_, seconds in lm.finished_rows(jobs):
+        found.append(seconds)
+        time.sleep(0.01)
+    assert len(found) == 3 and len({*found}) == 1
+
+
 def test_samples_that_are_real_text_measure_as_real_text(grammar, judge):
     texts = grammar[:60]
     model = recorded(random.Random(1).sample(texts, 60), judge.tokenizer)

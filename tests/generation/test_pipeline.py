@@ -107,6 +107,8 @@ def test_a_misspelt_setting_is_named_with_its_neighbour(models):
         models["difflm"].generate(stepz=3)
     with pytest.raises(UsageError, match="Known: sampler"):
         models["difflm"].generate(qqqq=3)
+    with pytest.raises(UsageError, match=r"'visual'\. Known: sampler"):  # not an argument that only the command gives
+        models["difflm"].generate(visual=3)
 
 
 def test_a_sampler_of_another_family_is_refused(models):

@@ -14,7 +14,7 @@ from difflm.data.words import join_words
 from difflm.errors import UsageError, speak_command
 from difflm.generation.jobs import Generation
 from difflm.player.frames import SIGNS, Draft, spaces
-from difflm.player.page import MOST_FRAMES, MOST_TEXTS, Recording, page
+from difflm.player.page import MOST_FRAMES, MOST_TEXTS, Recording, page, write_player
 from tests.support.drafts import ABOUT, STEPS, WORDS, drafts, four_texts, text_of
 
 
@@ -110,6 +110,11 @@ def test_the_page_refers_to_nothing_outside():
     assert not any({"src", "href", "style"} & set(attributes) for _, attributes in tags)
     policy = next(a["content"] for tag, a in tags if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None and policy.startswith("default-src 'none';") and "unsafe" not in policy
+
+
+def test_the_page_is_written_to_a_file(tmp_path):
+    write_player(tmp_path / "player.html", [text_of(WORDS)], ABOUT)
+    assert (tmp_path / "player.html").read_bytes() == page([text_of(WORDS)], ABOUT)
 
 
 def test_the_same_texts_give_the_same_page():

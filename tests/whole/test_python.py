@@ -56,6 +56,7 @@ MISTAKES = {
     "a control as an argument": (lambda lm: lm.generate(length=14), r"give controls=\[Length\(…\)\]"),
     "a word as a control": (lambda lm: lm.generate(controls="French"), r"a list of controls, such as \[Length\(14\)\]"),
     "a number among controls": (lambda lm: lm.generate(controls=[14]), "14 is not a control"),
+    "an edit among controls": (lambda lm: lm.generate(controls=[Edit("a pub")]), "Edit(.*) is not a control"),
     "too many steps": (lambda lm: lm.generate(steps=10**6), "steps must (be|lie) between 1 and 10,000"),
     "an adverb for steps": (lambda lm: lm.generate(steps="fast"), "steps must (be|lie) between 1 and 10,000, not fast"),
     "an unknown sampler": (lambda lm: lm.generate(sampler="magic"), "Known: "),

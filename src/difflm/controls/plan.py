@@ -381,7 +381,7 @@ class ControlPlan:
         guidance = Guidance(targets, self.denoiser, mask, self.guidance) if targets else None
         if guidance and self.denoiser.codec.holds_tokens:  # tokens have no gradient: the belief is reweighted
             imposed, guidance = [GuidedBelief(guidance), *imposed], None
-        if readers:  # after the rules: it cannot make forbidden words possible, and reads what the imposed leave
+        if readers:  # after the rules: it cannot make forbidden words possible, and reads what the rules leave
             imposed = [*imposed, rules.ClimbEnergy(partial(read_labels, readers), mask, self.guidance.size)]
         # Required words come last: no other rule may change their positions.
         imposed = [*imposed, *join_own(parts, canvas, lambda plan, own: plan.last_rules(own) if plan.automaton else [])]

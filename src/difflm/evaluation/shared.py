@@ -56,8 +56,9 @@ class DividedTextDiffusion(TextDiffusion):
         for owner, row, given in (one for own in current().gather_json(told) for one in own):
             found[owner].append(FinishedRow(**row))
             jobs[owner].given[row["sample"]] = dict(given)
+        seconds = time.perf_counter() - begun
         for owner, rows in enumerate(found):
-            yield owner, sorted(rows, key=lambda one: one.sample), time.perf_counter() - begun
+            yield owner, sorted(rows, key=lambda one: one.sample), seconds
 
 
 def load_model(name: str, device: str) -> TextDiffusion:

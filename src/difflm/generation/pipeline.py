@@ -146,7 +146,7 @@ class TextDiffusion(Reader):
         if unknown := [name for name in changes if name not in SETTINGS]:
             if (name := unknown[0]) in CONTROLS:
                 raise UsageError(f"{name} is a control: give controls=[{CONTROLS[name].__name__}(…)].")
-            raise explain_setting(name, ["n", "seed", "progress", "frames", *ARGUMENTS])
+            raise explain_setting(name, ["n", "seed", "progress", "frames", *(ARGUMENTS - {"usual"})])
         sampling = self.model.sampling.change(changes)
         checks.check_sampling(sampling, self.model)
         return sampling
