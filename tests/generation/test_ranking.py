@@ -742,10 +742,11 @@ def test_a_filling_with_an_unknown_spelling_must_be_likelier_by_the_margin(monke
         SimpleNamespace(capabilities=Capabilities(reads_in_order=True)),
     )
     tokenizer = SimpleNamespace(decode=lambda row: texts[row[0]])
-    writer: Any = SimpleNamespace(lexicon=words, tokenizer=tokenizer, model=model, gaps={"restates": "gleeby"})
+    writer: Any = SimpleNamespace(lexicon=words, tokenizer=tokenizer, model=model, gaps={})
     for nats, best in (([1, 1.1 + UNKNOWN_SPELLING, 99], 0), ([1, 0.9 + UNKNOWN_SPELLING, 99], 1), ([1, 9, 1.1], 2)):
         monkeypatch.setattr(ranking, "read_in_order", lambda _, rows, nats=nats: nats)
         (chosen,) = GapFit(writer, 0, 0, given="Zizzi's ___ pub")([0], [[[0], [1], [2]]])
         assert chosen.index == best
+    writer.gaps["restates"] = "gleeby"
     monkeypatch.setattr(ranking, "read_in_order", lambda _, rows: [1, 9 + UNKNOWN_SPELLING, 99])
     assert GapFit(writer, 0, 0)([0], [[[0], [1], [2]]])[0].index == 1  # nobody asked for other words

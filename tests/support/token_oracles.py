@@ -6,9 +6,9 @@ from itertools import product
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from difflm.diffusion.base import Belief, Times
+from difflm.diffusion.base import Belief, Network, Times
 from difflm.diffusion.codecs import Tokens
 from difflm.diffusion.denoiser import Denoiser
 from difflm.diffusion.processes import DiscreteProcess, Interpolating
@@ -24,7 +24,7 @@ class ExactTokens(Denoiser):
     which is what the processes ask of a network."""
 
     def __init__(self, process: DiscreteProcess, joint: Tensor = JOINT) -> None:
-        super().__init__(nn.Identity(), Tokens(3, 2, process.states), process)
+        super().__init__(Network(), Tokens(3, 2, process.states), process)
         self.log_joint = joint.log()
 
     def view(self, x: Tensor, t: Times) -> Tensor:
