@@ -124,3 +124,10 @@ def test_a_wording_stands_where_its_tags_fit():
     lm = TextDiffusion.from_pretrained("e2e")
     for text in lm.generate(2, steps=12, controls=[Field("family friendly", "yes"), Tags(tuple(tags.split()))]):
         assert text.text.endswith(("It is kid-friendly.", "It is kids-friendly.", "It is child-friendly."))
+
+
+def test_what_is_asked_for_twice_is_said_once(setting):
+    field = Field("area", "riverside")
+    once = told(setting, field, worded=True)
+    assert len(once) == 1 and len(once[0]) > 1
+    assert told(setting, field, Field("area", "riverside"), worded=True) == once

@@ -73,9 +73,11 @@ def choose_phrases(
     found = Phrases([[text] for text in find_required(controls, info, known)], info)
     if worded and not known:
         avoided = {c.forbids.strip().lower() for c in controls if c.forbids}
-        ways = [[text for text in c.wordings(info) if not any(has_phrase(text, w) for w in avoided)] for c in controls]
-        plain = find_required([c for c, own in zip(controls, ways, strict=True) if not own], info, known)
-        more = [own for own in ways if own and not any(has_phrase(one, text) for text in own for one in plain)]
+        ways = {
+            c: [text for text in c.wordings(info) if not any(has_phrase(text, w) for w in avoided)] for c in controls
+        }
+        plain = find_required([c for c, own in ways.items() if not own], info, known)
+        more = [own for own in ways.values() if own and not any(has_phrase(one, text) for text in own for one in plain)]
         every = Phrases([*([text] for text in plain), *more], info)
         if len(every.asked) <= MOST and every.needed <= (info.max_words if words is None else words):
             found = every
