@@ -235,7 +235,7 @@ def test_candidates_of_several_lengths_and_under_control_are_ranked_too():
 
 def test_what_the_twin_cannot_hold_is_last():
     lm, twin = build("mdlm"), build("encoder-decoder")
-    twin.model.longest = 3
+    twin.model.lengths.max_words = 3
     job = lm.make_job(1, source=ASKED[0], candidates=3, rank=twin)
     long, short, empty = [4] * 4, [5, 6], []
     assert [one.index for one in job.choose([0, 0], [[long, empty, short], [empty, long, long]], [])] == [2, 0]

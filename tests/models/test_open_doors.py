@@ -292,7 +292,7 @@ def test_models_and_tokenizers_come_from_the_hub(tmp_path, monkeypatch):
     write_tokenizer(words, rows=90, marks=False)
     asked = {}
 
-    def snapshot_download(name, allow_patterns):
+    def snapshot_download(name, revision, allow_patterns):
         asked[name] = allow_patterns
         return str({"kuleshov-group/mdlm-owt": model, "openai-community/gpt2": words}[name])
 
