@@ -300,7 +300,7 @@ def test_a_deadline_ends_the_preparing(
     with running(lm, Limits(seconds=1)) as server:
         late = httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE)
         assert late.status_code == 503 and "time limit of 1 s" in late.json()["error"]["message"]
-        wait_for(lambda: server.engine._bound is None)
+        wait_for(lambda: server.engine._binder.moved is None)
 
 
 @pytest.mark.long

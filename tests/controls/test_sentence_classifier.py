@@ -200,7 +200,7 @@ def test_pieces_of_words_are_spelt_as_they_stand_in_a_text(mood):
 
 
 def complaint(capsys, *argv: object) -> str:
-    assert main(["generate", *map(str, argv), "--steps", "2"]) == 2
+    assert main(["generate", *map(str, argv)]) == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
     return err

@@ -24,7 +24,7 @@ def call(*argv: object) -> int:
     [
         pytest.param(name, marks=[] if name in ("mdlm", "diffuseq", "cdcd", "encoder-decoder") else pytest.mark.long)
         for name, method in METHODS.items()
-        if method.task != "text"
+        if method.task != "text" and method.kind != "adapter"
     ],
 )
 def test_every_method_with_sources_learns_from_it_and_translates(method, multi30k, capsys):
