@@ -104,6 +104,8 @@ def run_side_by_side(
     until it is `ready`, which others may have to see to; its place is kept meanwhile. What fails, or is killed by
     others, is begun once more, after the rest: a GPU that many share may be full for a while."""
     until = time.time() + seconds
+    place = Path(sys.argv[0]).with_suffix("").as_posix().rpartition("/benchmarks/")[2]
+    module = f"benchmarks.{place.replace('/', '.')}"
     waiting, working, failed = list(names), dict[str, subprocess.Popen[bytes]](), set[str]()
     while waiting or working:
         first = waiting[: jobs - len(working)] if working else waiting
@@ -113,7 +115,6 @@ def run_side_by_side(
             return
         for name in free[: jobs - len(working)]:
             waiting.remove(name)
-            module = f"benchmarks.{Path(sys.argv[0]).stem}"
             command = [sys.executable, "-m", module, *words, "--one", name, "--until", str(until)]
             with (out / f"{name}.log").open("a") as log:
                 env = os.environ | (environment or {})
