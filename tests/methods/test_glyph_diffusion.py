@@ -122,7 +122,7 @@ def test_texts_that_are_wider_than_a_picture_are_left_out_and_counted(tmp_path, 
     assert main([*argv, "model.token_cells=3"]) == 0
     said = capsys.readouterr()
     assert "4 of 12 texts have more than 2 tokens or are wider than a picture and are left out" in said.out + said.err
-    assert len(load_run(tmp_path / "run")[0].pieces) == 7  # blank, abcd, the unknown word and the end of a line
+    assert len(load_run(tmp_path / "run")[0].lengths.pieces) == 7  # blank, abcd, the unknown word and the end of a line
 
 
 def test_a_word_that_nobody_knows_is_read_as_the_nearest_of_its_length():

@@ -15,7 +15,7 @@ import torch
 from difflm.data.batches import Batch
 from difflm.diffusion.noise import Noise
 from difflm.methods import METHODS, TextSpec
-from difflm.methods.d3pm import Axes, Matrix
+from difflm.methods.d3pm import Matrix
 from difflm.models.base import LanguageModel
 from difflm.models.diffusion import DiffusionModel
 from difflm.runtime.delayed_flag import DelayedFlag
@@ -41,7 +41,7 @@ def built(method: str, source_longest: int = 0) -> LanguageModel:
     process = getattr(model, "process", None)
     if isinstance(process, Matrix):
         square = torch.empty(WORDS, WORDS, device="meta")
-        process.flow = lambda dtype: Axes(square[0].to(dtype), square.to(dtype))
+        process.axes = lambda dtype: (square[0].to(dtype), square.to(dtype))
     return model
 
 

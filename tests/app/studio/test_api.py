@@ -337,7 +337,7 @@ def test_words_of_a_text_are_weighed_given_all_others(client: httpx.Client, lm: 
         shares = [one["p"] for one in word["likely"]]
         assert shares == sorted(shares, reverse=True) and len(shares) == 5 and sum(shares) <= 1.001
         assert all(one["p"] == word["p"] for one in word["likely"] if one["word"] == word["word"])
-    for body, said in (({"text": " "}, "empty"), ({"text": "pub " * 99}, "24 at most"), ({}, "text")):
+    for body, said in (({"text": " "}, "empty"), ({"text": "pub " * 99}, "at most 24"), ({}, "text")):
         refused = client.post("/api/alternatives", json=body)
         assert refused.status_code == 422 and said in refused.json()["error"]["message"]
 
