@@ -563,8 +563,7 @@ def write_drafts(
     `inside`, [B]. Required words and patterns decide what is written, not how likely it is."""
     denoiser, mask_id, total = lead.denoiser, lead.denoiser.process.mask_id, torch.zeros(len(x), device=x.device)
     bans = BanTokens(denoiser.codec.token_mask(lead.model.lengths.forbidden))
-    first: list[Transform] = [bans, *join_own(parts, canvas, lambda plan, own: plan.token_rules(own))]
-    placed = join_own(parts, canvas, lambda plan, own: plan.word_rules(own))
+    first, placed = list[Transform](), list[Transform]()
     for step in range(steps):
         left, there = x == mask_id, canvas.mask & (x != mask_id)
         open_ = (canvas.mask & left).any(-1)
@@ -574,6 +573,9 @@ def write_drafts(
         if len(belief.logits) < len(x):
             logits = belief.logits.new_zeros(len(x), *belief.logits.shape[1:])
             belief = replace(belief, logits=logits.masked_scatter(open_[:, None, None], belief.logits))
+        if step == 0:  # a GPU computes its first answer meanwhile
+            first = [bans, *join_own(parts, canvas, lambda plan, own: plan.token_rules(own))]
+            placed = join_own(parts, canvas, lambda plan, own: plan.word_rules(own))
         for rule in first:
             belief = rule(belief, x, t)
         plain, written = belief.logits, Canvas(canvas.mask, canvas.first, torch.where(there, x, FREE))

@@ -80,7 +80,7 @@ def check_request(
             raise UsageError(f"{name} must be a whole number, not {value!r}.")
         if not low <= value <= high:
             raise UsageError(f"{'-n' if name == 'n' else f'--{name}'} must be between {low} and {high:,}, not {value}.")
-    if wrong := [one for one in controls or () if not isinstance(one, Control) or type(one) is Edit]:
+    if wrong := [one for one in controls or () if not isinstance(one, Control) or one.name == Edit.name]:
         raise UsageError(f"controls must be a list of controls, such as [Length(14)]; {wrong[0]!r} is not a control.")
     if candidates > 1 and mbr > 1:
         raise UsageError("--candidates and --mbr both choose among candidates: give one of them.")

@@ -129,7 +129,7 @@ class GenerationJob:
     repairs: int = 0
     method: str | None = None
     messages: Sequence[Message] | None = None
-    settings: dict[str, Any] = field(default_factory=dict)  # those of `Sampling`
+    settings: Json = field(default_factory=dict)  # those of `Sampling`
 
     told: list[Ids] = field(default_factory=list)  # the sources
     sources: Sequence[Ids] = ()  # one for each text: its source, or the messages
@@ -233,7 +233,7 @@ class FinishedRow:
     classifier_calls: int = 0
 
 
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: Json = {
     "progress": False,
     "frames": False,
     **{one.name: one.default for one in fields(GenerationJob)},

@@ -3,11 +3,9 @@ when the method is asked for.
 
 Methods of other packages join through the entry points `difflm.methods`, or by `difflm.methods.register`."""
 
-from typing import Any
-
 from difflm.methods.base import LISTED, Method, Row
 from difflm.methods.base import TextSpec as TextSpec
-from difflm.runtime.files import read_own_table
+from difflm.runtime.files import Json, read_own_table
 from difflm.runtime.registry import Registry
 
 OWN = {name: f"{__name__}.{row['class']}" for name, row in LISTED.items()}
@@ -21,6 +19,6 @@ def list_methods() -> dict[str, Row]:
     return {name: {**plain, **LISTED[name]} if name in LISTED else METHODS[name].describe() for name in METHODS}
 
 
-def read_measured() -> dict[str, dict[str, Any]]:
+def read_measured() -> Json:
     """What was measured of each method, and of each claim of a paper: `measured.yaml`, made from the great table."""
     return read_own_table("measured.yaml", __file__)
