@@ -1,4 +1,4 @@
-"""Two trees of the code on one machine: each builds its cases in a process of its own, and calls alternate between them.
+"""Two trees of the code on one machine: each builds its cases in a process of its own, and their calls alternate.
 
   python benchmarks/speed/trees.py OLD NEW --only "e2e, " --seconds 200
 

@@ -157,7 +157,7 @@ def test_a_gap_that_must_hold_words_is_large_enough(pieces: TextDiffusion) -> No
 def test_gaps_of_which_more_is_asked_are_sized_by_the_model_too(pieces: TextDiffusion, more: list[Control]) -> None:
     plan = pieces.plan_controls([Infill("The ___ pub."), *more])
     assert isinstance(plan, ControlPlan) and plan.gap_sizes is not None
-    assert plan.gap_sizes.shares and all(len(own) <= MOST_SIZES for own in plan.gap_sizes.options)
+    assert share_sizes([plan.gap_sizes])[0] and all(len(own) <= MOST_SIZES for own in plan.gap_sizes.options)
 
 
 def test_gaps_share_the_words_that_a_length_leaves(pieces: TextDiffusion) -> None:

@@ -89,6 +89,7 @@ class GapSizes:
     options: Sequence[Sequence[int]]
     usual: Sequence[int]  # sizes that fit together
     fits: Callable[[Sequence[int]], bool]
+    shares: Sequence[Tensor] = ()  # of each gap, when they are known
 
     @cached_property
     def drafts(self) -> list[tuple[Layout, int, int, float]]:
@@ -100,10 +101,6 @@ class GapSizes:
             first = self.plan.info.first + sum(map(len, self.known.parts[: gap + 1])) + sum(self.usual[:gap])
             found.append((layout, first, first + size, float(self.words[gap] or size)))
         return found
-
-    @cached_property
-    def shares(self) -> list[Tensor]:
-        return share_sizes([self])[0]
 
     def next_rows(self, scores: Tensor) -> list[int]:
         """The rows to score next, given −∞ for those without a score: first FIRST_SIZES of each gap, then all of a gap
@@ -119,7 +116,7 @@ class GapSizes:
 
     def draw(self, u: Sequence[float]) -> Sequence[int]:
         """Draw sizes by uniform numbers, again as long as they do not fit together and numbers are left."""
-        gaps = len(self.options)
+        gaps, self.shares = len(self.options), self.shares or share_sizes([self])[0]
         for k in range(0, len(u) - gaps + 1, gaps):
             drawn = [
                 sizes[int(torch.searchsorted(own.cumsum(0), one * float(own.sum())))]
@@ -562,7 +559,6 @@ def write_drafts(
     """Write all masks of texts x, the surer half in each step, and return the log-probabilities of what is written
     `inside`, [B]. Required words and patterns decide what is written, not how likely it is."""
     denoiser, mask_id, total = lead.denoiser, lead.denoiser.process.mask_id, torch.zeros(len(x), device=x.device)
-    bans = BanTokens(denoiser.codec.token_mask(lead.model.lengths.forbidden))
     first, placed = list[Transform](), list[Transform]()
     for step in range(steps):
         left, there = x == mask_id, canvas.mask & (x != mask_id)
@@ -574,6 +570,7 @@ def write_drafts(
             logits = belief.logits.new_zeros(len(x), *belief.logits.shape[1:])
             belief = replace(belief, logits=logits.masked_scatter(open_[:, None, None], belief.logits))
         if step == 0:  # a GPU computes its first answer meanwhile
+            bans = BanTokens(denoiser.codec.token_mask(lead.model.lengths.forbidden))
             first = [bans, *join_own(parts, canvas, lambda plan, own: plan.token_rules(own))]
             placed = join_own(parts, canvas, lambda plan, own: plan.word_rules(own))
         for rule in first:
