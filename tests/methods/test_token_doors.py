@@ -23,7 +23,9 @@ from difflm.methods.d3pm import Matrix, nearest_rate
 from tests.support.tiny import train_quietly
 
 FAMILIES = ("masked", "uniform", "hybrid", "matrix")
-DISCRETE = [name for name, one in METHODS.items() if one.family in FAMILIES and one.task != "seq2seq"]
+DISCRETE = [
+    k for k, one in METHODS.items() if one.family in FAMILIES and one.kind != "adapter" and one.task != "seq2seq"
+]
 
 
 QUICK = ("bert-mouth", "d3pm-absorbing", "mdlm", "udlm", "gidd", "block-diffusion")  # one of each family
