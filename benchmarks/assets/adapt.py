@@ -81,17 +81,16 @@ PROMPTS = Path(__file__).with_name("teacher_prompts.yaml")
 UNFIT = re.compile(r"\[|\bAI\b|SmolLM|language model|Here(?:'s| is| are)|\*\*|#|```", re.IGNORECASE)
 SENTENCES, RECORDS, PAIRS = "tatoeba", 24_000, 50_000  # of whose sentences pairs are made; how many of each
 SHOWN = 8  # texts of each kind that are shown
-# What differs from the recipe `english`: a larger model, which is trained already. Passages are learned whole, with up
-# to three gaps, and one in four from left to right, as the teacher was: by this the model judges its own texts.
+# What differs from the recipe `english`: a larger model, which is trained already. Passages are learned whole, by masks
+# with up to three gaps, and one in four from left to right, as the teacher was: by this the model judges its own texts.
 CHANGES = (
     "batch_size=1024",
     "lr=6e-4",
     "warmup=300",
     "ema=0.999",
     "widths=[16,24,32,40,56,80,104,128]",
-    "model.gaps=3",
-    "model.in_order=0.25",
 )
+OF_MASKS = ("model.gaps=3", "model.in_order=0.25")  # which blocks do not know
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
@@ -574,7 +573,8 @@ def main() -> None:
         make_some(asked.data, Tokenizer.load(asked.tokens / "tokenizer.json"), asked.tokens)
         pack(asked.tokens)
     elif asked.what == "train":
-        changes = [f"init={asked.teacher}", *CHANGES, *asked.given]
+        own = () if "method=block-diffusion" in asked.given else OF_MASKS
+        changes = [f"init={asked.teacher}", *CHANGES, *own, *asked.given]
         done = english.train(asked.tokens, asked.out, asked.minutes, asked.seconds, changes, asked.device)
         print("done" if done else "not finished: the same command continues")
     elif asked.what == "measure":

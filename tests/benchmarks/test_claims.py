@@ -31,6 +31,7 @@ from benchmarks.tables.stats import (
 )
 from difflm.methods import read_measured
 from difflm.runtime.files import append_line
+from difflm.training import fit
 from difflm.training.recipe import load_recipe
 
 UNSTARRED = {"ROWS"}
@@ -302,6 +303,7 @@ def tiny_ledger(path: Path) -> Ledger:
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     write_corpora(tmp_path / "data")
+    monkeypatch.setattr(fit, "Trainer", fit.Trainer)  # which a run replaces
     monkeypatch.setattr(measures, "TEMPERATURES", {"pairs": (0.8, 1.0), "language": (0.9, 1.0)})
     monkeypatch.setattr(measures, "BUDGETS", {"pairs": (2, 3), "language": (2,)})
     for name, value in (("WRITTEN", 6), ("SCORED", 6), ("DRAWS", 2), ("FEATURE_TEXTS", 20)):
