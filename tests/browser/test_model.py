@@ -164,7 +164,7 @@ def pages(
     }
     made = {}
     for name, (run, sampling) in runs.items():
-        lm = TextDiffusion.from_pretrained(run)
+        lm = TextDiffusion.from_pretrained(run, dtype=torch.float32)
         lm.model.sampling = replace(lm.model.sampling, **sampling)
         if name == "pieces":  # gaps between words are filled otherwise than whole texts are written
             lm.config["gaps"] = lm.gaps = {"sampler": "confidence", "temperature": 0.5}
