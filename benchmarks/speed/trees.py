@@ -147,6 +147,8 @@ def main() -> None:
         return serve(asked.only)
     if len(asked.trees) != 2:
         parser.error("give two checkouts: the old one and the new one.")
+    if missing := [str(root) for root in asked.trees if not (root / "src" / "difflm").is_dir()]:
+        parser.error(f"no checkout of difflm: {', '.join(missing)}.")
     begun, trees = time.monotonic(), (Tree(asked.trees[0], asked.only), Tree(asked.trees[1], asked.only))
     known = [tree.read().split("|") for tree in trees]
     print(f"{'':<44}{'before, ms':>12}{'after, ms':>12}{'change':>10}{'spread':>9}", flush=True)
